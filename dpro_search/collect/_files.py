@@ -1,0 +1,50 @@
+"""Outputs appear whole or not at all: they are written under a temporary name and renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpro_search.errors import InputError, MissingCapabilityError
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill; it gets its name when the block ends, and is removed when the block fails.
+
+    Raises `InputError` if the name is taken, `MissingCapabilityError` if the disk cannot take it.
+    """
+    if folder.exists():
+        raise InputError(f"{folder}: exists already; remove it or choose another --out")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise MissingCapabilityError(f"{folder}: cannot be written ({error.strerror})") from error
+    try:
+        yield tmp
+        tmp.chmod(0o755)
+        os.rename(tmp, folder)
+    except OSError as error:
+        raise MissingCapabilityError(f"{folder}: cannot be written ({error.strerror}); nothing was kept") from error
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file, replacing an older one in a single step.
+
+    Raises `MissingCapabilityError` if the disk cannot take it; the older file is then untouched.
+    """
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp.write_bytes(data)
+        os.replace(tmp, path)
+    except OSError as error:
+        tmp.unlink(missing_ok=True)
+        raise MissingCapabilityError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,245 @@
+"""The `Trace`: everything recorded of one job, in columns, as one folder on disk (``trace.npz`` and ``meta.json``)."""
+
+from __future__ import annotations
+
+import enum
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect._files import written_folder
+from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+TRACE_VERSION = 1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class EventKind(enum.IntEnum):
+    """What an event is. `COMM` and all later kinds carry a tensor, but for `CYCLE`."""
+
+    OP = 0  # a computation op that ran on a rank
+    COMM = 1  # a tensor's communication as its rank sees it: from the enqueue to the completion callback
+    NEGOTIATE = 2  # from the first rank that posted the tensor to the last
+    QUEUE = 3  # ready on every rank, waiting for its turn
+    MEMCPY_IN = 4  # copy into the fusion buffer
+    ALLREDUCE = 5  # the transfer and the reduction
+    MEMCPY_OUT = 6  # copy out of the fusion buffer
+    CYCLE = 7  # an instant: the communication thread of the recording rank woke up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """n events, one entry a column. Times are microseconds on the aligned clock."""
+
+    name: Ints  # index into Trace.names
+    kind: Ints  # EventKind
+    rank: Ints
+    stream: Ints  # thread or device stream within the rank
+    start_us: Floats
+    end_us: Floats
+    step: Ints  # index of the training step; -1: outside any
+    tensor: Ints  # index into Trace.tensors; -1: none
+    collective: Ints  # events of one number moved in the same (fused) collective; -1: none
+    size_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def select(self, mask: npt.NDArray[Any]) -> Events:
+        """The events under a boolean mask or an index array."""
+        return Events(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """m training steps of all ranks (rank-major): the ground truth, measured around the step call by the hook."""
+
+    rank: Ints
+    index: Ints
+    start_us: Floats
+    end_us: Floats
+    traced: npt.NDArray[np.bool_]  # False: no profiler ran, so the duration is the truth
+    compute_cpu_us: Floats  # CPU time of the process's threads but the communication's, from this step's start to the next's
+    comm_cpu_us: Floats  # CPU time of the communication library's threads, likewise
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def select(self, mask: npt.NDArray[Any]) -> Steps:
+        """The steps under a boolean mask or an index array."""
+        return Steps(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGraph:
+    """The executed graph of a rank: v nodes and their inputs (data and control) in CSR form."""
+
+    name: tuple[str, ...]
+    op: tuple[str, ...]  # op type, "MatMul"
+    input_ptr: Ints  # [v + 1]
+    input_idx: Ints  # [edges], indices of the producing nodes
+
+
+class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A gradient that is communicated."""
+
+    name: str  # the communication library's name, equal on every rank
+    node: str  # the graph node that posts it
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class CommSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication library's knobs as recorded."""
+
+    fusion_threshold_bytes: int
+    cycle_time_us: float
+    groups: tuple[tuple[str, ...], ...] | None = None  # tensor names of exact groups; None: dynamic fusion
+
+
+class ClockReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks' clocks were aligned: what was subtracted, and what stays unknown."""
+
+    offset_us: tuple[float, ...]  # per rank, 0 for rank 0
+    residual_us: tuple[float, ...]  # per rank: half-width of a 95 % interval of the offset
+    method: str
+
+
+class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """Provenance and settings of a recording."""
+
+    version: int = TRACE_VERSION
+    framework: str
+    comm: str
+    ranks: int
+    hosts: tuple[str, ...]  # host of each rank
+    cores: tuple[int, ...]  # core of each rank, -1 where not pinned
+    rate_bps: float | None = None  # shaped link rate per host and direction; None: not shaped
+    settings: CommSettings
+    clock: ClockReport
+    versions: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+    machine: str = ""
+    recorded_at: str = ""
+    overhead_pct: float | None = None  # traced over untraced steps
+    peak_rss_bytes: int | None = None  # largest of all ranks
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One recorded job. `graph_of_rank[r]` indexes `graphs`: ranks that run the same graph share it."""
+
+    meta: TraceMeta
+    names: tuple[str, ...]
+    events: Events
+    steps: Steps
+    tensors: tuple[TensorInfo, ...]
+    graphs: tuple[NodeGraph, ...]
+    graph_of_rank: tuple[int, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
+        with written_folder(folder) as tmp:
+            columns = {f"events.{f.name}": _packed(getattr(self.events, f.name)) for f in fields(Events)}
+            columns |= {f"steps.{f.name}": _packed(getattr(self.steps, f.name)) for f in fields(Steps)}
+            for i, graph in enumerate(self.graphs):
+                columns[f"graph{i}.input_ptr"] = _packed(graph.input_ptr)
+                columns[f"graph{i}.input_idx"] = _packed(graph.input_idx)
+            strings = _Strings(
+                names=self.names,
+                tensors=self.tensors,
+                graph_of_rank=self.graph_of_rank,
+                graphs=tuple(_GraphStrings(name=g.name, op=g.op) for g in self.graphs),
+            )
+            columns["strings"] = np.frombuffer(msgspec.json.encode(strings), dtype=np.uint8)
+            np.savez_compressed(tmp / "trace.npz", **columns)  # type: ignore[arg-type]
+            (tmp / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.meta), indent=1) + b"\n")
+
+    @staticmethod
+    def load(folder: Path) -> Trace:
+        """Read a folder written by `save`.
+
+        Raises
+        ------
+        InputError
+            The folder or one of its files is missing.
+        TraceVersionError
+            Written by another version.
+        TraceFormatError
+            A file is damaged.
+        """
+        for name in ("meta.json", "trace.npz"):
+            if not (folder / name).is_file():
+                raise InputError(f"{folder}: not a trace folder, {name} is missing; make one with 'dpro-search collect'")
+        raw = (folder / "meta.json").read_bytes()
+        try:
+            version = msgspec.json.decode(raw, type=_Version).version
+            if version != TRACE_VERSION:
+                raise TraceVersionError(
+                    f"{folder}/meta.json: trace version {version}, this program reads {TRACE_VERSION}; record it again"
+                )
+            meta = msgspec.json.decode(raw, type=TraceMeta)
+        except msgspec.MsgspecError as error:
+            raise TraceFormatError(f"{folder}/meta.json: {error}") from error
+        try:
+            with np.load(folder / "trace.npz", allow_pickle=False) as data:
+                columns = {key: data[key] for key in data.files}
+            strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
+            events = Events(**{f.name: _widened(columns[f"events.{f.name}"]) for f in fields(Events)})
+            steps = Steps(**{f.name: _widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
+            graphs = tuple(
+                NodeGraph(
+                    name=g.name,
+                    op=g.op,
+                    input_ptr=_widened(columns[f"graph{i}.input_ptr"]),
+                    input_idx=_widened(columns[f"graph{i}.input_idx"]),
+                )
+                for i, g in enumerate(strings.graphs)
+            )
+        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+            raise TraceFormatError(f"{folder}/trace.npz: damaged or cut off ({error}); record it again") from error
+        return Trace(
+            meta=meta,
+            names=strings.names,
+            events=events,
+            steps=steps,
+            tensors=strings.tensors,
+            graphs=graphs,
+            graph_of_rank=strings.graph_of_rank,
+        )
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _GraphStrings(msgspec.Struct, frozen=True):
+    name: tuple[str, ...]
+    op: tuple[str, ...]
+
+
+class _Strings(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+    tensors: tuple[TensorInfo, ...]
+    graph_of_rank: tuple[int, ...]
+    graphs: tuple[_GraphStrings, ...]
+
+
+def _packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us (below the clocks' resolution) for compression."""
+    if column.dtype.kind == "i" and (column.size == 0 or np.abs(column).max() < 2**31):
+        return column.astype(np.int32)
+    return np.round(column, 2) if column.dtype.kind == "f" else column
+
+
+def _widened(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return column.astype(np.int64) if column.dtype.kind == "i" else column

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds the environment of a framework, apart from the core package because its pins are old.
+#
+#   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo)
+#
+# Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
+# The environments live outside the checkout, in $DPRO_SEARCH_ENVS (default ~/.cache/dpro-search/envs).
+# Needs Python 3.11 (or 3.9-3.10), a C++ compiler and CMake.
+set -euo pipefail
+
+framework=${1:?usage: scripts/make_env.sh tensorflow}
+root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
+python=${DPRO_SEARCH_PYTHON:-python3.11}
+
+fail() { echo "make_env: $*" >&2; exit 1; }
+
+install_tensorflow() {
+    command -v cmake >/dev/null || fail "cmake is missing; install it (Debian: apt-get install cmake g++)"
+    command -v g++ >/dev/null || fail "g++ is missing; install it (Debian: apt-get install g++)"
+    "$1/bin/pip" install -q -U pip wheel "setuptools<70" packaging
+    "$1/bin/pip" install -q tensorflow-cpu==2.15.1 psutil cloudpickle pyyaml cffi
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 MAKEFLAGS=-j2 CMAKE_BUILD_PARALLEL_LEVEL=2 \
+        "$1/bin/pip" install -q --no-build-isolation horovod==0.28.1
+    "$1/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()'
+}
+
+case $framework in
+    tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow)" ;;
+esac
+
+env=$root/$framework
+stamp=$env/.dpro-search-pins
+mkdir -p "$root"
+exec 9>"$root/.$framework.lock"
+flock 9
+if [ "$(cat "$stamp" 2>/dev/null)" != "$pins" ]; then
+    command -v "$python" >/dev/null || fail "$python is missing; set DPRO_SEARCH_PYTHON to a Python 3.9-3.11"
+    echo "make_env: building $env (about 4 minutes)" >&2
+    rm -rf "$env"
+    "$python" -m venv "$env"
+    "install_$framework" "$env" >&2
+    echo "$pins" >"$stamp"
+fi
+echo "$env/bin/python"

@@ -131,6 +131,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str = ""
     overhead_pct: float | None = None  # traced over untraced steps
     peak_rss_bytes: int | None = None  # largest of all ranks
+    idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     warnings: tuple[str, ...] = ()
 
 

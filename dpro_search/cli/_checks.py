@@ -1,0 +1,162 @@
+"""The checks of `dpro-search doctor`; each looks at the real thing and never raises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dpro_search
+from dpro_search.cli import _output
+from dpro_search.errors import DproSearchError
+
+_PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "protobuf")
+_FRAMEWORKS = ("tensorflow",)
+_REPORT = {
+    "tensorflow": "import tensorflow as tf, horovod, horovod.tensorflow as hvd; "
+    "print('TensorFlow', tf.__version__, '+ Horovod', horovod.__version__, '(gloo)' if hvd.gloo_built() else '(no gloo)')",
+}
+_REPORT_TIMEOUT_S = 120
+_HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset")
+_MIN_FREE_BYTES = 2 * 2**30
+_MAX_CLOCK_READ_NS = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding. `needed`: every verb fails without it, rather than some."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    needed: bool = False
+
+
+def check_machine() -> Iterator[Check]:
+    """All that does not depend on a trace."""
+    yield _python()
+    yield _packages()
+    for framework in _FRAMEWORKS:
+        yield _framework(framework)
+    yield _shaped_hosts()
+    yield _cores()
+    yield _disk()
+    yield _clock()
+
+
+def check_trace(folder: Path | None) -> Check:
+    """Whether a trace can be read; None: the bundled sample."""
+    samples = Path(dpro_search.__file__).parent / "samples"
+    if folder is None:
+        folder = next(iter(sorted(meta.parent for meta in samples.glob("*/meta.json"))), None)
+        if folder is None:
+            fix = "install the package again"
+            return Check(name="sample trace", ok=False, detail=f"none in {samples}", fix=fix, needed=True)
+    try:
+        from dpro_search.collect.trace import Trace
+
+        trace = Trace.load(folder)
+    except (DproSearchError, ImportError, OSError) as error:
+        return Check(name="trace", ok=False, detail=str(error), fix="record it again: dpro-search collect", needed=True)
+    meta = trace.meta
+    detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(trace.events)} events"
+    return Check(name="trace", ok=True, detail=detail, needed=True)
+
+
+def _python() -> Check:
+    return Check(
+        name="Python",
+        ok=sys.version_info >= (3, 11),
+        detail=f"{platform.python_version()} ({sys.executable})",
+        fix="install Python 3.11 or later",
+        needed=True,
+    )
+
+
+def _packages() -> Check:
+    found, missing = [], []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    detail = f"missing: {', '.join(missing)}" if missing else ", ".join(found)
+    return Check(name="packages", ok=not missing, detail=detail, fix=f"pip install {' '.join(missing)}", needed=True)
+
+
+def _framework(framework: str) -> Check:
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    interpreter = root / framework / "bin" / "python"
+    fix = f"scripts/make_env.sh {framework} (to record and to validate; not for replay and search)"
+    if not interpreter.is_file():
+        return Check(name=framework, ok=False, detail=f"no environment at {interpreter.parent.parent}", fix=fix)
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _REPORT[framework]],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            capture_output=True,
+            text=True,
+            timeout=_REPORT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(name=framework, ok=False, detail=f"{interpreter}: {error}", fix=f"remove {root / framework}, then {fix}")
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or ["no answer"]
+    return Check(
+        name=framework,
+        ok=done.returncode == 0,
+        detail=f"{lines[-1]} ({interpreter})",
+        fix=f"remove {root / framework}, then {fix}",
+    )
+
+
+def _shaped_hosts() -> Check:
+    missing = [tool for tool in _HOST_TOOLS if shutil.which(tool) is None]
+    problems = ([f"no {', '.join(missing)}"] if missing else []) + ([] if os.geteuid() == 0 else ["not root"])
+    return Check(
+        name="shaped hosts",
+        ok=not problems,
+        detail="; ".join(problems) or f"root, {', '.join(_HOST_TOOLS)}",
+        fix="run as root with iproute2 and util-linux installed (for --hosts and --rate)",
+    )
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    return Check(
+        name="cores", ok=cores >= 2, detail=f"{cores} usable", fix="allow this process one core for each rank to record"
+    )
+
+
+def _disk() -> Check:
+    free_bytes = shutil.disk_usage(Path.cwd()).free
+    return Check(
+        name="disk",
+        ok=free_bytes >= _MIN_FREE_BYTES,
+        detail=f"{_output.size(free_bytes)} free in {Path.cwd()}",
+        fix=f"free {_output.size(_MIN_FREE_BYTES)} for traces, or work in another folder",
+    )
+
+
+def _clock() -> Check:
+    reads = 10_000
+    start_ns = time.perf_counter_ns()
+    for _ in range(reads):
+        time.time_ns()
+    read_ns = (time.perf_counter_ns() - start_ns) / reads
+    source_file = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = source_file.read_text().strip() if source_file.is_file() else "unknown source"
+    return Check(
+        name="clock",
+        ok=read_ns < _MAX_CLOCK_READ_NS,
+        detail=f"{source}, {read_ns:.0f} ns to read",
+        fix="a slow clock distorts short ops; choose tsc or kvm-clock as the kernel's clocksource",
+    )

@@ -1,0 +1,183 @@
+"""`dpro-search run`: searches the best plans for a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dpro_search.search import SearchResult, Trial
+    from dpro_search.space.plan import Plan, Prediction
+
+
+class SamplerName(StrEnum):
+    """Ways to choose the next plan."""
+
+    AUTO = "auto"
+    OPTUNA = "optuna"
+    MCMC = "mcmc"
+
+
+def run(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="TRACE", help="Folder made by 'collect' or 'import'; left out: the bundled sample."),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Plans to price.")] = 500,
+    sampler: Annotated[SamplerName, typer.Option("--sampler", help="How plans are chosen.")] = SamplerName.AUTO,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same plans.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="RUN", help="Run folder; one that exists is continued.", show_default="in runs/"),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop after this time.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search the best plans for a trace: predict many, keep the fastest.
+
+    Ctrl-C stops the search and keeps what it found; the same command continues it, and so does one with more trials.
+
+    Example: dpro-search run --trials 500 --seed 1
+    """
+    from dpro_search.cli._output import print_json, stderr_console, stdout_console
+    from dpro_search.collect.sample import sample_trace_path
+    from dpro_search.collect.trace import Trace
+    from dpro_search.replay import Predictor
+    from dpro_search.search import run_search
+
+    folder = sample_trace_path() if trace is None else trace
+    if out is None:
+        out = Path("runs") / f"{folder.resolve().name}-{sampler}-seed{seed}"
+    objective = Predictor.from_trace(Trace.load(folder))
+    with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
+        result = run_search(
+            objective,
+            trials=trials,
+            sampler=sampler.value,
+            seed=seed,
+            out=out,
+            trace=str(folder),
+            trace_digest=digest_of(folder),
+            on_trial=on_trial,
+            timeout_s=timeout,
+        )
+    if as_json:
+        print_json(result.summary())
+    else:
+        print_result(stdout_console(), result)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt(
+            f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}"
+        )
+
+
+def digest_of(trace: Path) -> str:
+    """SHA-256 of a trace folder's content, wherever it lies."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name in ("meta.json", "trace.npz"):
+        with (trace / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+@contextmanager
+def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable[[Trial], None]]:
+    """A bar with rate and best so far, on a terminal only; it is gone when the block ends."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from dpro_search.cli._output import microseconds
+
+    columns = (
+        *(TextColumn("searching"), BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
+        *(TimeRemainingColumn(compact=True), TextColumn("best {task.fields[best]}")),
+    )
+    shown = shown and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("search", total=trials, rate="", best="-")
+        best_us = float("inf")
+
+        def advance(trial: Trial) -> None:
+            nonlocal best_us
+            best_us = min(best_us, trial.prediction.iteration_us)
+            speed = bar.tasks[task].speed
+            bar.update(task, advance=1, best=microseconds(best_us), rate=f"{speed:.0f}/s" if speed else "")
+
+        yield advance
+
+
+def print_result(console: Console, result: SearchResult) -> None:
+    """The best plans as a table, what they are worth, and where they are."""
+    from dpro_search.cli._output import microseconds
+
+    console.print(result_table(result))
+    best = result.plans[0]
+    if not result.gain_certain:
+        console.print(
+            "Nothing to gain here: no plan is faster than the recorded setting by more than the predictions' intervals.",
+            style="yellow",
+        )
+    else:
+        console.print(
+            f"Best plan: {microseconds(best.prediction.iteration_us)} instead of"
+            f" {microseconds(result.baseline.iteration_us)}, predicted speed-up {best.speedup:.2f}x."
+        )
+    note = {"finished": "", "timeout": " (stopped by --timeout)", "interrupted": " (interrupted)"}[result.stopped]
+    console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
+
+
+def result_table(result: SearchResult) -> Table:
+    """Plans by predicted iteration time, the recorded setting last; a question mark where the intervals overlap."""
+    from rich import box
+    from rich.table import Table
+
+    from dpro_search.space.plan import Plan
+
+    doubtful = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
+    caption = "? = not certain: overlaps the interval of the recorded setting" if doubtful else None
+    table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("plan", ratio=1)
+    for title in ("iteration", "interval", "speed-up"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for rank, ranked in enumerate(result.plans):
+        if ranked.plan == Plan():
+            continue  # it has its row at the end
+        speedup = f"{ranked.speedup:.2f}x" + ("  " if ranked.gain_certain else " ?")
+        style = "green" if ranked.gain_certain else ""
+        table.add_row(str(rank), describe(ranked.plan), *_times(ranked.prediction), speedup, style=style)
+    table.add_row("", "as recorded", *_times(result.baseline), "1.00x  ")
+    return table
+
+
+def _times(prediction: Prediction) -> tuple[str, str]:
+    from dpro_search.cli._output import microseconds
+
+    low, high = map(microseconds, prediction.interval_us)
+    low = low.removesuffix(high[high.index(" ") :])  # a unit that both share is said once
+    return microseconds(prediction.iteration_us), f"{low} - {high}"
+
+
+def describe(plan: Plan) -> str:
+    """A plan in a few words: "12 groups, cycle 2.5 ms"."""
+    from dpro_search.cli._output import microseconds, size
+
+    words = []
+    if plan.tensor_groups is not None:
+        count = len(plan.tensor_groups)
+        words.append(f"{count} group{'' if count == 1 else 's'}")
+    if plan.fusion_threshold_bytes is not None:
+        words.append(f"fusion {size(plan.fusion_threshold_bytes)}" if plan.fusion_threshold_bytes else "no fusion")
+    if plan.cycle_time_us is not None:
+        words.append(f"cycle {microseconds(plan.cycle_time_us)}")
+    return ", ".join(words) or "as recorded"

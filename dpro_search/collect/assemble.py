@@ -1,0 +1,395 @@
+"""Raw files of a recorded TensorFlow + Horovod job -> `Trace`.
+
+A raw folder holds ``rank{r}/{hook.json,run_metadata.pb,xplane.pb}`` of every rank and ``horovod_timeline.json`` of rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
+from dpro_search.collect.trace import (
+    ClockReport,
+    CommSettings,
+    EventKind,
+    Events,
+    Floats,
+    Ints,
+    NodeGraph,
+    Steps,
+    TensorInfo,
+    Trace,
+    TraceMeta,
+)
+from dpro_search.errors import InputError, TraceFormatError
+
+_KIND_OF_PHASE = {
+    Phase.NEGOTIATE: EventKind.NEGOTIATE,
+    Phase.QUEUE: EventKind.QUEUE,
+    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
+    Phase.TRANSFER: EventKind.ALLREDUCE,
+    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
+}
+
+
+class GradientRecord(msgspec.Struct):
+    """A gradient as the hook noted it while the step was traced."""
+
+    name: str
+    op: str
+    horovod: str
+
+
+class IdleComm(msgspec.Struct):
+    """What the communication's threads cost while nothing was to be sent."""
+
+    wall_ns: tuple[int, int]
+    comm_cpu_ns: int
+
+
+class HookFile(msgspec.Struct):
+    """``hook.json`` of one rank. A step is [start ns, end ns, compute CPU ns so far, communication CPU ns so far, traced]."""
+
+    rank: int
+    host: str
+    machine: str  # equal for ranks that share a kernel's clock
+    cores: list[int]
+    steps: list[tuple[int, int, int, int, bool]]
+    peak_rss_bytes: int
+    versions: dict[str, str]
+    gradients: list[GradientRecord]
+    command: list[str]
+    idle_comm: IdleComm | None = None
+
+
+def read_hook(path: Path) -> HookFile:
+    """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    if not path.is_file():
+        raise InputError(f"{path}: missing: this rank wrote nothing; did its process end by itself?")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HookFile)
+    except msgspec.MsgspecError as error:
+        raise TraceFormatError(f"{path}: {error}; record the job again") from error
+
+
+@dataclass(frozen=True)
+class _Rank:
+    hook: HookFile
+    profile: XPlaneRank
+    graph: NodeGraph
+    comm_nodes: tuple[CommNode, ...]
+    origin_residual_us: float
+
+
+def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trace:
+    """Build the trace of one job.
+
+    Parameters
+    ----------
+    raw
+        The folder of raw files.
+    settings
+        The knobs that the job ran with.
+    meta
+        Further fields of `TraceMeta` that only the launcher knows: rate, hosts, time, machine.
+
+    Raises
+    ------
+    InputError
+        A rank is missing, or the job all-reduced no gradient in the traced steps.
+    TraceFormatError
+        A file is damaged.
+    """
+    found = [_read_rank(raw / f"rank{r}") for r in range(ranks)]
+    timeline = read_horovod_timeline(raw / "horovod_timeline.json")
+    base_ns = found[0].hook.steps[0][0]
+    tensors, tensor_of_horovod = _tensors(found[0], timeline)
+    steps = _steps([rank.hook for rank in found], base_ns)
+    names: dict[str, int] = {}
+    per_rank = [_rank_events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(found)]
+    phases = _phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
+    events = _joined([*per_rank, phases])
+    events = _with_collectives(events)
+    hosts = tuple(rank.hook.host for rank in found)
+    clock = _aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
+    events, steps = _shifted(events, steps, clock)
+    graphs, graph_of_rank = _shared_graphs([rank.graph for rank in found])
+    return Trace(
+        meta=TraceMeta(
+            framework="tensorflow",
+            comm="horovod",
+            ranks=ranks,
+            hosts=hosts,
+            cores=tuple(rank.hook.cores[0] if len(rank.hook.cores) == 1 else -1 for rank in found),
+            settings=settings,
+            clock=clock,
+            versions=found[0].hook.versions,
+            command=tuple(found[0].hook.command),
+            overhead_pct=_overhead_pct(steps),
+            peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
+            warnings=_warnings(found, timeline),
+            idle_cycle_cpu_us=_idle_cycle_cpu_us(found[0].hook, timeline),
+            **meta,
+        ),
+        names=tuple(names),
+        events=events,
+        steps=steps,
+        tensors=tensors,
+        graphs=graphs,
+        graph_of_rank=graph_of_rank,
+    )
+
+
+def _read_rank(folder: Path) -> _Rank:
+    hook = read_hook(folder / "hook.json")
+    if not hook.steps:
+        raise InputError(
+            f"{folder}/hook.json: no training step was seen; a step is a call of a tf.function that all-reduces with Horovod"
+        )
+    traced = np.array([step[:2] for step in hook.steps if step[4]], dtype=np.int64).reshape(-1, 2)
+    if not len(traced):
+        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    graph, comm_nodes = read_partition_graph(folder / "run_metadata.pb")
+    profile, residual_us = epoch_origin(read_xplane(folder / "xplane.pb"), traced)
+    return _Rank(hook, profile, graph, comm_nodes, residual_us)
+
+
+def _tensors(rank: _Rank, timeline: HorovodTimeline) -> tuple[tuple[TensorInfo, ...], dict[str, int]]:
+    """The gradients, and their indices by Horovod's name. Those that the hook could not name keep Horovod's name."""
+    sizes = {tensor.name: tensor for tensor in timeline.tensors}
+    names = {_tail(record.horovod): record.name for record in rank.hook.gradients}
+    tensors, index = [], {}
+    for node in rank.comm_nodes:
+        for horovod in node.tensor_names:
+            seen = sizes.get(horovod.replace("/", "_")) or sizes.get(horovod)
+            if seen is None or seen.size_bytes < 0:
+                raise InputError(f"horovod_timeline.json: no all-reduce of '{horovod}', which the graph has; was the job ended early?")
+            index[seen.name] = len(tensors)
+            tensors.append(
+                TensorInfo(
+                    name=names.get(_tail(horovod), horovod),
+                    node=node.name,
+                    dtype=seen.dtype,
+                    shape=seen.shape,
+                    size_bytes=seen.size_bytes,
+                )
+            )
+    return tuple(tensors), index
+
+
+def _tail(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _steps(hooks: Sequence[HookFile], base_ns: int) -> Steps:
+    """All steps but each rank's last, whose distance to the next is unknown."""
+    rows = []
+    for rank, hook in enumerate(hooks):
+        for i, (step, following) in enumerate(zip(hook.steps, hook.steps[1:], strict=False)):
+            rows.append((rank, i, step[0], step[1], step[4], following[2] - step[2], following[3] - step[3]))
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        raise InputError("hook.json: fewer than two steps ran; nothing can be measured")
+    return Steps(
+        rank=np.array(columns[0], dtype=np.int64),
+        index=np.array(columns[1], dtype=np.int64),
+        start_us=(np.array(columns[2], dtype=np.int64) - base_ns) / 1e3,
+        end_us=(np.array(columns[3], dtype=np.int64) - base_ns) / 1e3,
+        traced=np.array(columns[4], dtype=np.bool_),
+        compute_cpu_us=np.array(columns[5], dtype=np.float64) / 1e3,
+        comm_cpu_us=np.array(columns[6], dtype=np.float64) / 1e3,
+    )
+
+
+def _step_of(steps: Steps, rank: int, start_us: Floats) -> Ints:
+    """Step in which each instant of a rank lies (a step lasts until the next one starts), -1 outside."""
+    mine = steps.rank == rank
+    begin, index = steps.start_us[mine], steps.index[mine]
+    position = np.searchsorted(begin, start_us, side="right") - 1
+    last_end = steps.end_us[mine][-1]
+    inside = (position >= 0) & (start_us <= last_end)
+    return np.where(inside, index[np.maximum(position, 0)], -1)
+
+
+def _rank_events(
+    rank: _Rank, number: int, base_ns: int, steps: Steps, tensors: Sequence[TensorInfo], names: dict[str, int]
+) -> Events:
+    """Ops and communication spans of one rank; a node that carries a group has one span for each of its tensors."""
+    assert rank.profile.origin_ns is not None
+    shift_us = (rank.profile.origin_ns - base_ns) / 1e3
+    ops, comm, nodes = rank.profile.ops, rank.profile.comm, rank.profile.nodes
+    name_of = np.array([names.setdefault(node, len(names)) for node in nodes], dtype=np.int64)
+    lines = {int(line): i for i, line in enumerate(np.unique(ops.line))}
+    start = ops.start_us + shift_us
+    op_events = _events(
+        name=name_of[ops.node],
+        kind=EventKind.OP,
+        rank=number,
+        stream=np.array([lines[int(line)] for line in ops.line], dtype=np.int64),
+        start_us=start,
+        end_us=ops.end_us + shift_us,
+        step=_step_of(steps, number, start),
+    )
+    carried: dict[str, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        carried.setdefault(tensor.node, []).append(i)
+    pairs = [(i, tensor) for i, node in enumerate(comm.node) for tensor in carried.get(nodes[node], ())]
+    which = np.array([i for i, _ in pairs], dtype=np.int64)
+    tensor = np.array([t for _, t in pairs], dtype=np.int64)
+    start = comm.start_us[which] + shift_us
+    comm_events = _events(
+        name=name_of[comm.node[which]],
+        kind=EventKind.COMM,
+        rank=number,
+        start_us=start,
+        end_us=comm.end_us[which] + shift_us,
+        step=_step_of(steps, number, start),
+        tensor=tensor,
+        size_bytes=np.array([tensors[t].size_bytes for t in tensor], dtype=np.int64),
+    )
+    return _joined([op_events, comm_events])
+
+
+def _phase_events(
+    timeline: HorovodTimeline, base_ns: int, steps: Steps, tensor_of_horovod: dict[str, int], names: dict[str, int]
+) -> Events:
+    """Horovod's phases within the steps, as rank 0 wrote them."""
+    shift_us = (timeline.origin_ns - base_ns) / 1e3
+    tensor_of = np.array([tensor_of_horovod.get(tensor.name, -1) for tensor in timeline.tensors], dtype=np.int64)
+    kind_of = np.full(max(Phase) + 1, -1, dtype=np.int64)
+    for phase, kind in _KIND_OF_PHASE.items():
+        kind_of[phase] = kind
+    start = timeline.start_us + shift_us
+    keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (_step_of(steps, 0, start) >= 0)
+    kind_names = np.zeros(max(EventKind) + 1, dtype=np.int64)
+    for kind in (*_KIND_OF_PHASE.values(), EventKind.CYCLE):
+        kind_names[kind] = names.setdefault(f"horovod {kind.name.lower()}", len(names))
+    kinds = kind_of[timeline.phase[keep]]
+    phases = _events(
+        name=kind_names[kinds],
+        kind=kinds,
+        start_us=start[keep],
+        end_us=timeline.end_us[keep] + shift_us,
+        step=_step_of(steps, 0, start[keep]),
+        tensor=tensor_of[timeline.tensor[keep]],
+        collective=timeline.collective[keep],
+        size_bytes=timeline.size_bytes[keep],
+    )
+    cycle = timeline.cycle_us + shift_us
+    cycle = cycle[_step_of(steps, 0, cycle) >= 0]
+    marks = _events(
+        name=kind_names[EventKind.CYCLE], kind=EventKind.CYCLE, start_us=cycle, end_us=cycle, step=_step_of(steps, 0, cycle)
+    )
+    return _joined([phases, marks])
+
+
+def _events(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events:
+    """Columns with defaults; a scalar fills its column."""
+    defaults: dict[str, Any] = {"rank": 0, "stream": 0, "tensor": -1, "collective": -1, "size_bytes": 0}
+    filled = {key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()}
+    return Events(start_us=start_us, end_us=end_us, **filled)
+
+
+def _joined(parts: Sequence[Events]) -> Events:
+    fields = Events.__dataclass_fields__
+    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+
+
+def _with_collectives(events: Events) -> Events:
+    """Give every rank's communication span the number of the collective that its tensor travelled in at that step."""
+    transfer = (events.kind == EventKind.ALLREDUCE) & (events.step >= 0)
+    key = {
+        (int(step), int(tensor)): int(number)
+        for step, tensor, number in zip(events.step[transfer], events.tensor[transfer], events.collective[transfer], strict=True)
+    }
+    collective = events.collective.copy()
+    for i in np.flatnonzero(events.kind == EventKind.COMM):
+        collective[i] = key.get((int(events.step[i]), int(events.tensor[i])), -1)
+    columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
+    return Events(**{**columns, "collective": collective})
+
+
+def _aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Sequence[float]) -> ClockReport:
+    """Offsets from the collectives of the traced steps: a collective is posted by a rank's last tensor and ends with its first."""
+    comm = events.select((events.kind == EventKind.COMM) & (events.collective >= 0))
+    numbers, row = np.unique(comm.collective, return_inverse=True)
+    post = np.full((len(numbers), len(machines)), -np.inf)
+    end = np.full((len(numbers), len(machines)), np.inf)
+    size = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(post, (row, comm.rank), comm.start_us)
+    np.minimum.at(end, (row, comm.rank), comm.end_us)
+    np.add.at(size, row[comm.rank == 0], comm.size_bytes[comm.rank == 0])
+    whole = np.isfinite(post).all(axis=1) & np.isfinite(end).all(axis=1)
+    if not whole.any():
+        raise InputError("no all-reduce was seen on every rank in the traced steps; record more steps")
+    family = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
+    report = align_clocks(CommSpans(post_us=post[whole], end_us=end[whole], family=family[whole]), machines)
+    placed = tuple(float(np.hypot(a, b)) for a, b in zip(report.residual_us, origin_residual_us, strict=True))
+    return msgspec.structs.replace(report, residual_us=placed)
+
+
+def _shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, Steps]:
+    offset = np.array(clock.offset_us)
+    event_columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
+    step_columns = {name: getattr(steps, name) for name in Steps.__dataclass_fields__}
+    for columns in (event_columns, step_columns):
+        columns["start_us"] = columns["start_us"] - offset[columns["rank"]]
+        columns["end_us"] = columns["end_us"] - offset[columns["rank"]]
+    return Events(**event_columns), Steps(**step_columns)
+
+
+def _shared_graphs(graphs: Sequence[NodeGraph]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:
+    kept: list[NodeGraph] = []
+    of_rank = []
+    for graph in graphs:
+        same = next((i for i, other in enumerate(kept) if _equal(graph, other)), len(kept))
+        if same == len(kept):
+            kept.append(graph)
+        of_rank.append(same)
+    return tuple(kept), tuple(of_rank)
+
+
+def _equal(a: NodeGraph, b: NodeGraph) -> bool:
+    return a.name == b.name and a.op == b.op and np.array_equal(a.input_idx, b.input_idx) and np.array_equal(a.input_ptr, b.input_ptr)
+
+
+def _overhead_pct(steps: Steps) -> float | None:
+    """Traced over untraced steps: medians of the distance between step starts on rank 0, without the steps at the borders."""
+    mine = steps.rank == 0
+    start, traced = steps.start_us[mine], steps.traced[mine]
+    distance = np.diff(start)
+    steady: npt.NDArray[np.bool_] = traced[:-1] == traced[1:]
+    untraced = distance[steady & ~traced[:-1]][5:]
+    with_tracing = distance[steady & traced[:-1]]
+    if len(untraced) < 3 or len(with_tracing) < 3:
+        return None
+    return float(np.median(with_tracing) / np.median(untraced) - 1) * 100
+
+
+def _idle_cycle_cpu_us(hook: HookFile, timeline: HorovodTimeline) -> float | None:
+    if hook.idle_comm is None:
+        return None
+    cycle_ns = timeline.origin_ns + timeline.cycle_us * 1e3
+    count = int(((cycle_ns >= hook.idle_comm.wall_ns[0]) & (cycle_ns < hook.idle_comm.wall_ns[1])).sum())
+    return hook.idle_comm.comm_cpu_ns / 1e3 / count if count else None
+
+
+def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> tuple[str, ...]:
+    found = []
+    if timeline.truncated:
+        found.append("horovod_timeline.json is cut off; the last record was left out")
+    for number, rank in enumerate(ranks):
+        unpaired = rank.profile.dropped.get("unpaired", 0)
+        if unpaired:
+            found.append(f"rank {number}: {unpaired} all-reduces without start or end were left out of the profile")
+    return tuple(found)

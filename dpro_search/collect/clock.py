@@ -1,0 +1,212 @@
+"""Aligning the ranks' clocks from what all of them saw: the collectives.
+
+Method: dPRO (MLSys 2022, section 4.2), for all-reduce. Ranks on one host share a clock; host h's clock is ahead of host 0's by
+theta_h. Two facts fix it:
+
+* Causality. A collective completes nowhere before its last rank has posted, so theta_h - theta_k <= end_h - post_k for every
+  collective and every two ranks. These bounds are hard but wide: a whole transfer lies between them.
+* Regularity. A collective completes on all ranks at almost the same moment, and collectives of one size class take about
+  equally long, counted from the last post (dPRO's clipped duration). Theta is fitted to both by a robust (Huber) regression.
+  Both are the sharper the shorter the collective: completions cannot lie further apart than the clipped duration. So each
+  equation is scaled by it. dPRO's term for ranks of one machine is met exactly by sharing theta.
+
+What stays unknown: regularity cannot tell an offset from a delay that one host's completions always have. Such a delay is taken
+to be no larger than completions usually scatter: the residual that is reported is the sampling error (bootstrap over
+collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which
+does not shrink with the number of collectives. It is never wider than what causality leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.collect.trace import ClockReport, Floats, Ints
+from dpro_search.errors import InputError
+
+_MIN_COLLECTIVES = 8  # fewer: only causality speaks
+_MOST_COLLECTIVES = 2000  # the regression takes at most so many, evenly spread: more add cost, not accuracy
+_VIOLATIONS = 0.005  # share of collectives that may contradict causality (mismatched or torn records)
+_HUBER = 1.345  # 95 % efficiency on normal noise (Huber 1964)
+_ROUNDS = 10
+_RESAMPLES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommSpans:
+    """m collectives on R ranks, each on its rank's own clock. A fused collective is one row, not one per tensor.
+
+    Attributes
+    ----------
+    post_us
+        When each rank posted the collective, [m, R].
+    end_us
+        When it completed on each rank, [m, R].
+    family
+        Size class: collectives of one number should take about equally long, [m].
+    """
+
+    post_us: Floats
+    end_us: Floats
+    family: Ints
+
+
+def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
+    """Offset of each rank's clock from rank 0's; aligned time = raw time - offset.
+
+    Clocks are taken to run equally fast while recorded: a drift widens the residual.
+
+    Parameters
+    ----------
+    spans
+        Collectives that all ranks completed.
+    hosts
+        Host of each rank, [R]; ranks of one host share a clock.
+
+    Returns
+    -------
+    ClockReport
+        `residual_us` is the half-width of a 95 % interval of the offset; with fewer than 8 collectives, what causality leaves.
+
+    Raises
+    ------
+    InputError
+        Several hosts but no collective, or collectives that contradict each other (not of one run, or wrongly matched).
+    """
+    ranks = len(hosts)
+    names = list(dict.fromkeys(hosts))
+    if len(names) == 1:
+        return ClockReport(offset_us=(0.0,) * ranks, residual_us=(0.0,) * ranks, method="one host, one clock")
+    if len(spans.post_us) == 0:
+        raise InputError(
+            "clocks of several hosts cannot be aligned without a collective that all ranks completed; record more steps"
+        )
+    host = np.array([names.index(name) for name in hosts], dtype=np.int64)
+    # Epoch microseconds have no digits to spare: work relative to the first post of each host's first rank.
+    origin = spans.post_us[0, [hosts.index(name) for name in hosts]]
+    post, end = spans.post_us - origin, spans.end_us - origin
+    highest = _causal_limits(post, end, host, names)
+    theta, residual, method = _fit(post, end, spans.family, host, highest)
+    offset = theta[host] + origin - origin[0]
+    return ClockReport(
+        offset_us=tuple(float(value) for value in offset),
+        residual_us=tuple(float(value) for value in residual[host]),
+        method=method,
+    )
+
+
+def _causal_limits(post: Floats, end: Floats, host: Ints, names: list[str]) -> Floats:
+    """Largest theta_h - theta_k that causality allows, [H, H]."""
+    count = len(names)
+    allowed = int(_VIOLATIONS * len(post))
+    limits = np.zeros((count, count))
+    for h in range(count):
+        first_end = end[:, host == h].min(axis=1)
+        for k in range(count):
+            if h != k:
+                limits[h, k] = np.partition(first_end - post[:, host == k].max(axis=1), allowed)[allowed]
+    # Going through a third host can be tighter (shortest paths, Floyd and Warshall); a negative way back is a contradiction.
+    for via in range(count):
+        limits = np.minimum(limits, limits[:, [via]] + limits[[via], :])
+    loops = limits.diagonal()
+    if loops.min() < 0:
+        raise InputError(
+            f"clocks of hosts {', '.join(name for name, loop in zip(names, loops, strict=True) if loop < 0)}: "
+            "collectives complete before they are posted, whatever the offset; are all recordings of the same run?"
+        )
+    return limits
+
+
+def _fit(post: Floats, end: Floats, family: Ints, host: Ints, highest: Floats) -> tuple[Floats, Floats, str]:
+    """Offset and residual of each host, [H], and the method's name."""
+    low, high = -highest[0, :], highest[:, 0]
+    if len(post) < _MIN_COLLECTIVES:
+        theta = _made_causal((low + high) / 2, highest)
+        return theta, np.maximum(high - theta, theta - low), "causality only"
+    some = np.linspace(0, len(post) - 1, min(len(post), _MOST_COLLECTIVES)).astype(np.int64)
+    theta, sampling, blur = _regression(post[some], end[some], family[some], host)
+    theta = _made_causal(theta, highest)
+    on_host = np.stack([end[some][:, host == h].mean(axis=1) for h in range(len(theta))], axis=1)
+    spread = np.array([_half_range(on_host[:, h] - on_host[:, 0], blur**-2) for h in range(len(theta))])
+    residual = np.minimum(1.96 * sampling + spread, np.maximum(high - theta, theta - low))
+    return theta, residual, "completion and clipped duration, Huber regression within causal bounds"
+
+
+def _half_range(values: Floats, weight: Floats) -> float:
+    """Half the distance of the weighted 10 % and 90 % quantiles."""
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    first, last = np.searchsorted(below, np.array([0.1, 0.9]) * below[-1])
+    return float(values[order[last]] - values[order[first]]) / 2
+
+
+def _made_causal(theta: Floats, highest: Floats) -> Floats:
+    """Theta moved as little as needed, host by host, into theta_h - theta_k <= highest[h, k]; host 0 stays."""
+    theta = theta.copy()
+    for h in range(1, len(theta)):
+        known = np.arange(h)
+        theta[h] = np.clip(theta[h], (theta[known] - highest[known, h]).max(), (theta[known] + highest[h, known]).min())
+    return theta
+
+
+def _regression(post: Floats, end: Floats, family: Ints, host: Ints) -> tuple[Floats, Floats, Floats]:
+    """Robust estimate of theta and its standard error, [H] each, and the scale of each collective's equations, [m].
+
+    Each collective gives R - 1 equations from its completions, end_r - end_0 = theta_h(r), and one from its duration,
+    mean(end) - post_last = mean(theta) - theta_h(last) + (its family's duration). Which rank posted last depends on theta, so
+    it is found anew in each round; the families' durations are taken out by centring the equations within each family.
+    """
+    m, ranks = end.shape
+    group = np.unique(family, return_inverse=True)[1]
+    one_hot = np.eye(int(host.max()) + 1)[host]  # [R, H]
+    wanted = slice(1, None)  # theta_0 = 0 is known
+    rows = np.empty((m, ranks, one_hot.shape[1] - 1))  # the last of a collective's equations is its duration's
+    rows[:, :-1] = one_hot[1:, wanted]  # rank 0 is on host 0
+    right = np.empty((m, ranks))
+    right[:, :-1] = end[:, 1:] - end[:, :1]
+    theta = np.array([np.median((end[:, host == h] - end[:, :1]).mean(axis=1)) for h in range(one_hot.shape[1])])
+    theta[0] = 0.0
+    share = np.ones(m)
+    for _ in range(_ROUNDS):
+        last = (post - theta[host]).argmax(axis=1)
+        rows[:, -1] = _centred((one_hot.mean(axis=0) - one_hot[last])[:, wanted], group, share)
+        right[:, -1] = _centred((end.mean(axis=1) - post[np.arange(m), last])[:, None], group, share)[:, 0]
+        clipped = (end - theta[host]).max(axis=1) - (post - theta[host]).max(axis=1)
+        sharpest = max(_MIN_COLLECTIVES, m // 10) - 1  # so many set the scale, lest one collective decides
+        blur = np.maximum(clipped, max(float(np.partition(clipped, sharpest)[sharpest]), 1.0))
+        weight = _weights(right - rows @ theta[wanted], blur)
+        share = weight[:, -1]
+        normal = np.einsum("irp,ir,irq->ipq", rows, weight, rows)
+        moment = np.einsum("irp,ir,ir->ip", rows, weight, right)
+        theta[wanted] = np.linalg.solve(normal.sum(axis=0), moment.sum(axis=0))
+    return theta, np.concatenate([[0.0], _standard_error(normal, moment)]), blur
+
+
+def _centred(values: Floats, group: Ints, weight: Floats) -> Floats:
+    """Values [m, n] less the weighted mean of their group."""
+    total = np.bincount(group, weights=weight)
+    means = np.stack([np.bincount(group, weights=weight * column) / total for column in values.T], axis=1)
+    centred: Floats = values - means[group]
+    return centred
+
+
+def _weights(left_over: Floats, blur: Floats) -> Floats:
+    """Weight of each equation, [m, R]: Huber's, over the variance of its kind (completion, duration) and collective."""
+    relative = np.abs(left_over) / blur[:, None]
+    weight = np.empty_like(left_over)
+    for kind in (slice(None, -1), slice(-1, None)):
+        size = relative[:, kind]
+        scale = max(1.4826 * float(np.median(size)), 1e-3)
+        weight[:, kind] = np.minimum(1.0, _HUBER * scale / np.maximum(size, 1e-9)) / (scale * blur[:, None]) ** 2
+    return weight
+
+
+def _standard_error(normal: Floats, moment: Floats) -> Floats:
+    """Bootstrap over collectives of the solution of their normal equations; the weights are kept."""
+    rng = np.random.default_rng(0)
+    m = len(normal)
+    times = rng.multinomial(m, np.full(m, 1.0 / m), size=_RESAMPLES).astype(np.float64)
+    matrices, vectors = np.tensordot(times, normal, axes=1), times @ moment
+    error: Floats = np.linalg.solve(matrices, vectors[:, :, None])[:, :, 0].std(axis=0)
+    return error

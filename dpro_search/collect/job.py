@@ -1,0 +1,179 @@
+"""Run a TensorFlow + Horovod job under the recorder: `record_job` makes a trace of it, `time_job` only measures its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dpro_search.collect.assemble import assemble, read_hook
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
+from dpro_search.collect.trace import CommSettings, Floats, Trace
+from dpro_search.errors import InputError, JobError
+
+_MODULES = ("tensorflow", "horovod.tensorflow")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Which steps are skipped, timed, profiled; those after that are timed again."""
+
+    warmup: int = 5
+    untraced: int = 8
+    traced: int = 10
+
+    def __post_init__(self) -> None:
+        if self.warmup < 2 or self.untraced < 0 or self.traced < 2:
+            raise InputError("--warmup must be at least 2 and --traced at least 2")
+
+    def hook(self, mode: str) -> dict[str, str]:
+        """Settings of the recorder."""
+        numbers = {"WARMUP": self.warmup, "UNTRACED": self.untraced, "TRACED": self.traced}
+        return {"MODE": mode, **{key: str(value) for key, value in numbers.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Measured iterations of one run, without tracing.
+
+    Attributes
+    ----------
+    iteration_us
+        Distance between the starts of consecutive steps on rank 0 after the warm-up, [steps].
+    compute_cpu_us, comm_cpu_us
+        CPU time per step, mean over ranks, [steps].
+    """
+
+    iteration_us: Floats
+    compute_cpu_us: Floats
+    comm_cpu_us: Floats
+
+    @property
+    def median_us(self) -> float:
+        """Median iteration time."""
+        return float(np.median(self.iteration_us))
+
+
+@contextlib.contextmanager
+def shaped_hosts(count: int, rate_bps: float | None, shaped: bool) -> Iterator[ShapedHosts | None]:
+    """Hosts behind limited links, or None where the job is to run on this machine as it is."""
+    if not shaped:
+        yield None
+        return
+    with ShapedHosts(count, rate_bps) as hosts:
+        yield hosts
+
+
+def settings_of(env: Mapping[str, str]) -> CommSettings:
+    """Horovod's knobs under an environment: its own defaults where a variable is not set."""
+    try:
+        threshold = int(env.get("HOROVOD_FUSION_THRESHOLD", 128 * _MIB))
+        cycle_ms = float(env.get("HOROVOD_CYCLE_TIME", 1))
+    except ValueError as error:
+        raise InputError(f"HOROVOD_FUSION_THRESHOLD or HOROVOD_CYCLE_TIME is not a number ({error})") from error
+    return CommSettings(fusion_threshold_bytes=threshold, cycle_time_us=cycle_ms * 1000)
+
+
+def record_job(
+    spec: JobSpec,
+    out: Path,
+    *,
+    rate_bps: float | None = None,
+    shaped: bool = False,
+    schedule: Schedule | None = None,
+    keep_raw: Path | None = None,
+) -> Trace:
+    """Run a job with the hooks on and write its trace to the new folder `out`.
+
+    Parameters
+    ----------
+    shaped
+        Give every rank a host of its own with links of `rate_bps` (None: not limited); needs root.
+    keep_raw
+        Where to leave the raw files as well.
+
+    Raises
+    ------
+    InputError
+        `out` exists, or the job holds nothing to record.
+    JobError
+        The job failed.
+    MissingCapabilityError
+        The framework, a permission or disk space is missing.
+    """
+    if out.exists():
+        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    schedule = schedule or Schedule()
+    require_framework(spec.interpreter, _MODULES)
+    raw = keep_raw or Path(tempfile.mkdtemp(prefix="dpro-search-raw-"))
+    raw.mkdir(parents=True, exist_ok=True)
+    try:
+        timeline = {"HOROVOD_TIMELINE": str((raw / "horovod_timeline.json").resolve()), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+        recorded = replace(spec, env={**spec.env, **timeline})
+        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+            run_job(recorded, raw, hosts=hosts, hook=schedule.hook("record"))
+        trace = assemble(
+            raw,
+            spec.ranks,
+            settings_of({**os.environ, **spec.env}),
+            rate_bps=rate_bps,
+            machine=machine(),
+            recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        trace.save(out)
+        return trace
+    finally:
+        if keep_raw is None:
+            shutil.rmtree(raw, ignore_errors=True)
+
+
+def time_job(
+    spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5, log: Path | None = None
+) -> StepTimes:
+    """Run a job and measure its steps; the recorder only reads the clock.
+
+    Parameters
+    ----------
+    log
+        Folder for the ranks' output; removed afterwards if None.
+
+    Raises
+    ------
+    JobError
+        The job failed or ran too few steps.
+    """
+    folder = log or Path(tempfile.mkdtemp(prefix="dpro-search-time-"))
+    try:
+        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+            run_job(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
+        rows = [np.array(read_hook(folder / f"rank{rank}" / "hook.json").steps, dtype=np.float64) for rank in range(spec.ranks)]
+        if min(len(row) for row in rows) < warmup + 3:
+            raise JobError(f"the job ran {min(len(row) for row in rows)} steps; at least {warmup + 3} are needed to measure it")
+        distances = [np.diff(row, axis=0)[warmup:] / 1e3 for row in rows]
+        return StepTimes(
+            iteration_us=distances[0][:, 0],
+            compute_cpu_us=np.mean([row[:, 2] for row in distances], axis=0),
+            comm_cpu_us=np.mean([row[:, 3] for row in distances], axis=0),
+        )
+    finally:
+        if log is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine() -> str:
+    """This machine in a line: processor, cores, kernel."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        platform.processor(),
+    )
+    return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}"

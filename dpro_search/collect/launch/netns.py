@@ -1,0 +1,180 @@
+"""Hosts on one machine: network namespaces behind a bridge, with a bandwidth limit on every link.
+
+Needs root, `ip` and `tc`. Names are unique per process, and `ShapedHosts` removes what it made when it ends: on exit, on an
+exception, on SIGTERM and SIGHUP; after a SIGKILL the next start on this machine removes what the dead process left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from dpro_search.errors import InputError, MissingCapabilityError
+
+_PREFIX = "dps"
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
+
+def parse_rate(text: str) -> float | None:
+    """Bits a second of ``500mbit``, ``2gbit``, ``1e9``; None for ``unlimited``.
+
+    Raises `InputError` for anything else.
+    """
+    if text == "unlimited":
+        return None
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmg]?bit)?", text.strip().lower())
+    if not match or float(match[1]) <= 0:
+        raise InputError(f"rate '{text}': write it like 500mbit, 2gbit or unlimited")
+    return float(match[1]) * _UNITS[match[2] or "bit"]
+
+
+class ShapedHosts:
+    """N hosts ``h0 .. hN-1``, each with its own address on one bridge; a context manager.
+
+    Parameters
+    ----------
+    count
+        Number of hosts.
+    rate_bps
+        Limit of every link in each direction, bits a second; None: not shaped.
+    """
+
+    def __init__(self, count: int, rate_bps: float | None = None) -> None:
+        if not 1 <= count <= 200:
+            raise InputError(f"--hosts {count}: between 1 and 200")
+        self.names = tuple(f"h{i}" for i in range(count))
+        self._tag = f"{_PREFIX}{os.getpid()}"
+        self._subnet = f"10.{77 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
+        self._rate_bps = rate_bps
+        self._old_handlers: dict[int, object] = {}
+        self._hosts_file = Path(tempfile.gettempdir()) / f"{self._tag}.hosts"
+
+    @property
+    def bridge_address(self) -> str:
+        """Address at which the hosts reach this process."""
+        return f"{self._subnet}.254"
+
+    def address(self, host: int) -> str:
+        """Address of a host on the bridge."""
+        return f"{self._subnet}.{host + 1}"
+
+    def __enter__(self) -> ShapedHosts:
+        _require_tools()
+        remove_leftovers()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(ValueError):  # not in the main thread: the caller's own handling stays
+                self._old_handlers[number] = signal.signal(number, _raise_exit)
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _create(self) -> None:
+        bridge = f"{self._tag}b"
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.bridge_address}/24", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for i in range(len(self.names)):
+            space, outer = self._space(i), self._outer(i)
+            _run("ip", "netns", "add", space)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _run("ip", "link", "set", outer, "master", bridge, "up")
+            _run("ip", "-n", space, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+            _run("ip", "-n", space, "link", "set", "eth0", "up")
+            _run("ip", "-n", space, "link", "set", "lo", "up")
+        lines = ["127.0.0.1 localhost", *(f"{self.address(i)} {name}" for i, name in enumerate(self.names))]
+        self._hosts_file.write_text("\n".join(lines) + "\n")
+        self.set_rate(self._rate_bps)
+
+    def set_rate(self, rate_bps: float | None) -> None:
+        """Change the limit of every link now, in each direction; None lifts it."""
+        self._rate_bps = rate_bps
+        for i in range(len(self.names)):
+            for prefix in (("tc",), ("tc", "-n", self._space(i))):
+                device = self._outer(i) if len(prefix) == 1 else "eth0"
+                if rate_bps is None:
+                    _run(*prefix, "qdisc", "del", "dev", device, "root", check=False)
+                    continue
+                burst = max(128 * 1024, int(rate_bps / 8 * 0.0005))
+                limit = 4 * 1024 * 1024 + burst
+                shape = ["tbf", "rate", f"{int(rate_bps)}bit", "burst", str(burst), "limit", str(limit)]
+                _run(*prefix, "qdisc", "replace", "dev", device, "root", *shape)
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        """`command` wrapped so that it runs on a host, with the host's name and a hosts file of all of them."""
+        script = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+        wrapped = ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", self.names[host], str(self._hosts_file)]
+        return ["ip", "netns", "exec", self._space(host), *wrapped, *command]
+
+    def sent_bytes(self, host: int) -> int:
+        """Bytes that the host has put on its link so far."""
+        output = _run("ip", "netns", "exec", self._space(host), "cat", "/sys/class/net/eth0/statistics/tx_bytes")
+        return int(output)
+
+    def close(self) -> None:
+        """Remove namespaces, links and the hosts file; processes that still run on a host are killed."""
+        _remove(self._tag)
+        self._hosts_file.unlink(missing_ok=True)
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._old_handlers.clear()
+
+    def _space(self, host: int) -> str:
+        return f"{self._tag}h{host}"
+
+    def _outer(self, host: int) -> str:
+        return f"{self._tag}v{host}"
+
+
+def remove_leftovers() -> list[str]:
+    """Remove hosts whose creator was killed; returns their tags."""
+    tags = {m[1] for m in re.finditer(rf"\b({_PREFIX}\d+)[hbv]", _run("ip", "netns", "list") + _run("ip", "-o", "link"))}
+    dead = [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX):]}").exists()]
+    for tag in dead:
+        _remove(tag)
+        (Path(tempfile.gettempdir()) / f"{tag}.hosts").unlink(missing_ok=True)
+    return dead
+
+
+def _remove(tag: str) -> None:
+    for line in _run("ip", "netns", "list", check=False).splitlines():
+        space = line.split()[0] if line.split() else ""
+        if re.fullmatch(rf"{tag}h\d+", space):
+            for pid in _run("ip", "netns", "pids", space, check=False).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _run("ip", "netns", "del", space, check=False)
+    for device in re.findall(rf"^\d+: ({tag}[bv]\d*)", _run("ip", "-o", "link", check=False), re.MULTILINE):
+        _run("ip", "link", "del", device, check=False)
+
+
+def _require_tools() -> None:
+    missing = [tool for tool in ("ip", "tc", "unshare") if not shutil.which(tool)]
+    if missing:
+        raise MissingCapabilityError(f"shaped hosts need {', '.join(missing)}: install iproute2 and util-linux")
+    if os.geteuid() != 0:
+        raise MissingCapabilityError("shaped hosts need root (network namespaces); run as root or leave out --rate")
+
+
+def _run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise MissingCapabilityError(f"'{' '.join(command)}' failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

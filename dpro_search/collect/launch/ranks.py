@@ -1,0 +1,183 @@
+"""Start a Horovod job's ranks, without ssh and without horovodrun, on this machine or on shaped hosts; wait; leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
+
+HOOKS = Path(__file__).parent.parent / "hooks"
+_TAIL_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job to start.
+
+    Attributes
+    ----------
+    command
+        The training command; its first word decides which Python runs the rendezvous server.
+    ranks
+        Number of ranks; each has a host of its own on `hosts`, or all are on this machine.
+    cores
+        Core of each rank; empty: not pinned.
+    env
+        Variables on top of this process's environment, equal for all ranks.
+    """
+
+    command: tuple[str, ...]
+    ranks: int = 2
+    cores: tuple[int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InputError("no command given: write it after '--', like '-- python train.py'")
+        if self.ranks < 1:
+            raise InputError(f"--hosts {self.ranks}: at least 1")
+
+    @property
+    def interpreter(self) -> str:
+        """The Python that runs the job: the command's first word if it is one, else `python3` on the path."""
+        first = self.command[0]
+        name = first if Path(first).name.startswith("python") else "python3"
+        found = shutil.which(name)
+        if found is None:
+            raise InputError(f"'{name}': no such interpreter; name the one of the framework's environment")
+        return found
+
+
+def default_cores(ranks: int) -> tuple[int, ...]:
+    """Spread the ranks over the cores that this process may use, one core each."""
+    available = sorted(os.sched_getaffinity(0))
+    return tuple(available[r % len(available)] for r in range(ranks))
+
+
+def require_framework(interpreter: str, modules: Sequence[str]) -> None:
+    """Raise `MissingCapabilityError` unless the interpreter imports the modules."""
+    code = "import importlib.util as u, sys; sys.exit(next((m for m in sys.argv[1:] if u.find_spec(m) is None), 0))"
+    done = subprocess.run([interpreter, "-c", code, *modules], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        missing = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "nothing"
+        raise MissingCapabilityError(
+            f"{interpreter}: cannot import {missing}; build the environment with 'scripts/make_env.sh tensorflow' and use its python"
+        )
+
+
+def run_job(
+    spec: JobSpec,
+    out: Path,
+    *,
+    hosts: ShapedHosts | None = None,
+    hook: Mapping[str, str] | None = None,
+    timeout_s: float = 3600,
+    on_poll: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the job to its end; output of rank r goes to ``out/rank{r}/log``.
+
+    Parameters
+    ----------
+    hook
+        Settings of the recorder (``MODE``, ``WARMUP``, ...); None: the job runs without it.
+
+    Raises
+    ------
+    JobError
+        A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
+    """
+    interpreter = spec.interpreter
+    names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
+    slots = ",".join(f"{name}:1" for name in names) if hosts else f"localhost:{spec.ranks}"
+    server = subprocess.Popen(
+        [interpreter, str(HOOKS / "rendezvous.py"), slots, str(spec.ranks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        assert server.stdout is not None and server.stderr is not None
+        port = server.stdout.readline().strip()
+        if not port:
+            raise JobError(f"{interpreter}: the rendezvous server did not start: {server.stderr.read().strip()[-300:]}")
+        for rank in range(spec.ranks):
+            folder = out / f"rank{rank}"
+            folder.mkdir(parents=True, exist_ok=True)
+            command = list(spec.command)
+            if spec.cores:
+                command = ["taskset", "-c", str(spec.cores[rank]), *command]
+            if hosts:
+                command = hosts.command(rank, command)
+            env = {**os.environ, **spec.env, **_horovod_env(rank, spec.ranks, hosts, port)}
+            if hook is not None:
+                env |= {f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}
+                env["DPRO_SEARCH_HOOK_OUT"] = str(folder.resolve())
+                env["PYTHONPATH"] = os.pathsep.join(p for p in (str(HOOKS), env.get("PYTHONPATH", "")) if p)
+            with (folder / "log").open("wb") as log:
+                processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+        _wait(processes, out, timeout_s, on_poll)
+    finally:
+        for process in processes:
+            _end(process)
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait()
+
+
+def _horovod_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) -> dict[str, str]:
+    alone = hosts is not None
+    values = {
+        "HOSTNAME": hosts.names[rank] if hosts else "localhost",
+        "RANK": rank,
+        "SIZE": ranks,
+        "LOCAL_RANK": 0 if alone else rank,
+        "LOCAL_SIZE": 1 if alone else ranks,
+        "CROSS_RANK": rank if alone else 0,
+        "CROSS_SIZE": ranks if alone else 1,
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_IFACE": "eth0" if alone else "lo",
+        "GLOO_RENDEZVOUS_ADDR": hosts.bridge_address if hosts else "127.0.0.1",
+        "GLOO_RENDEZVOUS_PORT": port,
+    }
+    return {f"HOROVOD_{key}": str(value) for key, value in values.items()}
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], out: Path, timeout_s: float, on_poll: Callable[[], None]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), None)
+        if failed is not None:
+            raise JobError(f"rank {failed} ended with code {codes[failed]}: {_tail(out / f'rank{failed}' / 'log')}")
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > deadline:
+            raise JobError(f"the job took longer than {timeout_s:.0f} s and was ended; see {out}/rank0/log")
+        on_poll()
+        time.sleep(0.1)
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-_TAIL_LINES:])[-400:] or "no output"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a rank and what it started: its whole process group."""
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()

@@ -1,0 +1,50 @@
+"""Raw bytes of a file that may be compressed with gzip and may have been cut off."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from dpro_search.errors import InputError, TraceFormatError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a file, decompressed where it is gzip whatever its name.
+
+    Raises
+    ------
+    InputError
+        The file cannot be opened.
+    TraceFormatError
+        Its compressed stream is damaged or ends in the middle.
+    """
+    data, cut = read_available(path)
+    if cut:
+        raise TraceFormatError(f"{path}: the compressed file ends in the middle; copy or record it again")
+    return data
+
+
+def read_available(path: Path) -> tuple[bytes, bool]:
+    """What can be read of a file, and whether its compressed stream ended in the middle.
+
+    Raises as `read_whole` does, but returns what a cut stream still gives.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if not raw.startswith(_GZIP_MAGIC):
+        return raw, False
+    parts = []
+    while raw.startswith(_GZIP_MAGIC):  # gzip files may be concatenated
+        stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        try:
+            parts.append(stream.decompress(raw) + stream.flush())
+        except zlib.error as error:
+            raise TraceFormatError(f"{path}: damaged gzip data ({error}); copy or record it again") from error
+        if not stream.eof:
+            return b"".join(parts), True
+        raw = stream.unused_data
+    return b"".join(parts), False

@@ -1,0 +1,291 @@
+"""Horovod's timeline: the phases of every tensor's all-reduce, and which tensors travelled together.
+
+A Chrome trace in which each tensor is a process. Per all-reduce it holds the pairs B/E of NEGOTIATE_ALLREDUCE, then
+ALLREDUCE > [INIT_FUSION_BUFFER] > MEMCPY_IN_FUSION_BUFFER > {GLOO,MPI,NCCL}_ALLREDUCE > MEMCPY_OUT_FUSION_BUFFER; an E has no
+name and closes the last B of its process. The E of ALLREDUCE tells dtype and shape. A killed job leaves a file without its end.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.errors import TraceFormatError
+
+_ITEM_BYTES = {
+    "uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "float32": 4, "int64": 8, "float64": 8,
+}  # fmt: skip
+
+
+class Phase(enum.IntEnum):
+    """What a row of the timeline is."""
+
+    NEGOTIATE = 0  # from the first rank that posted the tensor to the last
+    QUEUE = 1  # from there to the first copy or transfer: waiting for earlier collectives and the fusion buffer
+    MEMCPY_IN = 2
+    TRANSFER = 3  # the all-reduce itself
+    MEMCPY_OUT = 4
+    WHOLE = 5  # the span ALLREDUCE: from the start of the collective's operation to the tensor's completion callback
+
+
+class TimelineTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that was all-reduced; dtype and shape are empty and the size -1 where no all-reduce of it was completed."""
+
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    size_bytes: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorovodTimeline:
+    """n phases in the order of their ends in the file; times are microseconds since `origin_ns`.
+
+    Attributes
+    ----------
+    origin_ns
+        Nanoseconds since the Unix epoch.
+    tensor
+        Index into `tensors`, [n].
+    phase
+        `Phase`, [n].
+    collective
+        Phases of one number belong to one (fused) collective, [n]; -1: its transfer had not begun.
+    cycle_us
+        Instants at which the communication thread woke up (only with HOROVOD_TIMELINE_MARK_CYCLES=1).
+    unfinished
+        Phases that were begun but not ended in the file; they are not among the rows.
+    skipped
+        Number of spans of other operations (BROADCAST, INIT_FUSION_BUFFER...), by name; they are not among the rows.
+    truncated
+        The file ends in the middle of a record, which was left out. One that only lacks its closing bracket is not truncated.
+    """
+
+    origin_ns: int
+    tensors: tuple[TimelineTensor, ...]
+    tensor: Ints
+    phase: Ints
+    start_us: Floats
+    end_us: Floats
+    collective: Ints
+    cycle_us: Floats
+    unfinished: int
+    skipped: dict[str, int]
+    truncated: bool
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each row's tensor, [n]; -1 where unknown."""
+        return np.array([tensor.size_bytes for tensor in self.tensors], dtype=np.int64)[self.tensor]
+
+
+def read_horovod_timeline(path: Path) -> HorovodTimeline:
+    """Read a timeline (gzip or not), also of a job that was killed.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    TraceFormatError
+        Not a timeline of Horovod, or damaged elsewhere than at its end.
+    """
+    data, cut = read_available(path)
+    records, truncated = _records(data, path)
+    return _Reader(path).read(records, truncated or cut)
+
+
+class _Record(msgspec.Struct, gc=False):
+    ph: str
+    name: str = ""
+    pid: int = 0
+    ts: float = 0.0
+    args: dict[str, str | int | float] | None = None
+
+
+_DECODER = msgspec.json.Decoder(list[_Record])
+
+
+def _records(data: bytes, path: Path) -> tuple[list[_Record], bool]:
+    """All whole records, and whether a part of one was left out."""
+    data = data.strip()
+    if not data.startswith(b"["):
+        raise TraceFormatError(f"{path}: not a Horovod timeline (expected a JSON list of events, beginning with '[')")
+    try:
+        return _DECODER.decode(data), False
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _records_of_killed_job(data[1:], path)
+
+
+def _records_of_killed_job(data: bytes, path: Path) -> tuple[list[_Record], bool]:
+    """Line by line, for the end is missing or damaged; every line but the last must be whole."""
+    records: list[_Record] = []
+    lines = data.splitlines()
+    for number, line in enumerate(lines, start=1):
+        text = line.strip().rstrip(b"], \t")
+        try:
+            records += _DECODER.decode(b"[" + text + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if number < len(lines):
+                raise TraceFormatError(f"{path}: line {number} is not a list of timeline events ({error})") from error
+            return records + _whole_prefix(text, path, number), True
+    return records, False
+
+
+def _whole_prefix(text: bytes, path: Path, number: int) -> list[_Record]:
+    """The records before the one in which the text ends. A record nests at most once, so few of its braces end no record."""
+    end = len(text)
+    for _ in range(8):
+        end = text.rfind(b"}", 0, end)
+        if end < 0:
+            return []
+        try:
+            return _DECODER.decode(b"[" + text[: end + 1] + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    raise TraceFormatError(f"{path}: line {number} is not a list of timeline events; the file is damaged")
+
+
+class _Reader:
+    """Matches B and E of every process with a stack, and makes a row of each phase when it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names: dict[int, str] = {}
+        self._index: dict[int, int] = {}  # process -> tensor, in the order of first rows
+        self._shapes: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._rows: list[tuple[int, int, float, float]] = []
+        self._collective: list[int] = []
+        self._run: dict[int, _Run] = {}  # the all-reduce under way of each process
+        self._collectives = 0
+        self._transfer_ended = True  # the next transfer opens a new collective
+        self._cycles: list[float] = []
+        self._skipped: dict[str, int] = {}
+
+    def read(self, records: list[_Record], truncated: bool) -> HorovodTimeline:
+        origin_us = None
+        stacks: dict[int, list[_Record]] = {}
+        for record in records:
+            if record.ph == "B":
+                stack = stacks.setdefault(record.pid, [])
+                stack.append(record)
+                self._begin(record, stack)
+            elif record.ph == "E":
+                stack = stacks.get(record.pid, [])
+                if not stack:
+                    raise TraceFormatError(
+                        f"{self._path}: a span of process {record.pid} ends at {record.ts:g} us, but none began; "
+                        "the file is damaged"
+                    )
+                self._end(stack.pop(), record, stack)
+            elif record.ph == "i" and record.name == "CYCLE_START":
+                self._cycles.append(record.ts)
+            elif record.ph == "M" and record.name == "process_name" and record.args is not None:
+                origin_us = record.args.get("start_time_since_epoch_in_micros", origin_us)
+                if "name" in record.args:
+                    self._names[record.pid] = str(record.args["name"])
+        if not isinstance(origin_us, int):
+            raise TraceFormatError(
+                f"{self._path}: not a Horovod timeline (no record with start_time_since_epoch_in_micros); "
+                "expected the file that HOROVOD_TIMELINE names"
+            )
+        return self._result(origin_us * 1000, sum(map(len, stacks.values())), truncated)
+
+    def _begin(self, record: _Record, stack: list[_Record]) -> None:
+        if len(stack) == 1 and record.name == "NEGOTIATE_ALLREDUCE":
+            self._run[record.pid] = _Run()
+        elif len(stack) == 1 and record.name == "ALLREDUCE":
+            run = self._run.setdefault(record.pid, _Run())
+            run.ready_us = record.ts if math.isnan(run.ready_us) else run.ready_us
+        elif len(stack) == 2 and stack[0].name == "ALLREDUCE":
+            phase = _phase(record.name)
+            run = self._run[record.pid]
+            if phase is not None and not run.queued:
+                run.queued = True
+                self._row(record.pid, Phase.QUEUE, run.ready_us, record.ts)
+            if phase is Phase.TRANSFER:
+                # One thread runs one collective at a time: it begins the transfer of all its tensors before it ends any.
+                self._collectives += self._transfer_ended
+                self._transfer_ended = False
+                run.collective = self._collectives - 1
+                for row in run.rows:
+                    self._collective[row] = run.collective
+
+    def _end(self, begun: _Record, record: _Record, stack: list[_Record]) -> None:
+        pid = record.pid
+        if not stack and begun.name == "NEGOTIATE_ALLREDUCE":
+            self._row(pid, Phase.NEGOTIATE, begun.ts, record.ts)
+            self._run[pid].ready_us = record.ts
+        elif not stack and begun.name == "ALLREDUCE":
+            self._row(pid, Phase.WHOLE, begun.ts, record.ts)
+            del self._run[pid]
+            if record.args is not None:
+                shape = tuple(int(number) for number in re.findall(r"\d+", str(record.args.get("shape", ""))))
+                self._shapes[pid] = str(record.args.get("dtype", "")), shape
+        elif len(stack) == 1 and stack[0].name == "ALLREDUCE" and (phase := _phase(begun.name)) is not None:
+            self._row(pid, phase, begun.ts, record.ts)
+            self._transfer_ended |= phase is Phase.TRANSFER
+        else:
+            self._skipped[begun.name] = self._skipped.get(begun.name, 0) + 1
+
+    def _row(self, pid: int, phase: Phase, start_us: float, end_us: float) -> None:
+        run = self._run[pid]
+        run.rows.append(len(self._rows))
+        self._rows.append((self._index.setdefault(pid, len(self._index)), phase, start_us, end_us))
+        self._collective.append(run.collective)
+
+    def _result(self, origin_ns: int, unfinished: int, truncated: bool) -> HorovodTimeline:
+        rows: Any = list(zip(*self._rows, strict=True)) or [()] * 4
+        return HorovodTimeline(
+            origin_ns=origin_ns,
+            tensors=tuple(self._tensor(pid) for pid in self._index),
+            tensor=np.array(rows[0], dtype=np.int64),
+            phase=np.array(rows[1], dtype=np.int64),
+            start_us=np.array(rows[2], dtype=np.float64),
+            end_us=np.array(rows[3], dtype=np.float64),
+            collective=np.array(self._collective, dtype=np.int64),
+            cycle_us=np.array(self._cycles, dtype=np.float64),
+            unfinished=unfinished,
+            skipped=self._skipped,
+            truncated=truncated,
+        )
+
+    def _tensor(self, pid: int) -> TimelineTensor:
+        name = self._names.get(pid)
+        if name is None:
+            raise TraceFormatError(f"{self._path}: process {pid} has events but no name; the file is damaged")
+        if pid not in self._shapes:
+            return TimelineTensor(name=name)
+        dtype, shape = self._shapes[pid]
+        if dtype not in _ITEM_BYTES:
+            raise TraceFormatError(f"{self._path}: tensor '{name}' has the unknown dtype '{dtype}'")
+        return TimelineTensor(name=name, dtype=dtype, shape=shape, size_bytes=math.prod(shape) * _ITEM_BYTES[dtype])
+
+
+class _Run:
+    """One all-reduce of one tensor while it is read."""
+
+    __slots__ = ("collective", "queued", "ready_us", "rows")
+
+    def __init__(self) -> None:
+        self.collective = -1
+        self.queued = False
+        self.ready_us = math.nan
+        self.rows: list[int] = []
+
+
+def _phase(name: str) -> Phase | None:
+    if name == "MEMCPY_IN_FUSION_BUFFER":
+        return Phase.MEMCPY_IN
+    if name == "MEMCPY_OUT_FUSION_BUFFER":
+        return Phase.MEMCPY_OUT
+    return Phase.TRANSFER if name.endswith("_ALLREDUCE") else None

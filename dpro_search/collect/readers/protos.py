@@ -1,0 +1,78 @@
+"""The few protobuf messages that the readers need, built at run time: no generated files, no framework.
+
+Only the listed fields are decoded; the others (constants' values, most attributes, step statistics) are skipped as opaque
+bytes. Field numbers: `tsl/profiler/protobuf/xplane.proto`, `tensorflow/core/framework/{graph,node_def,attr_value}.proto` and
+`tensorflow/core/protobuf/config.proto`. A map field is, on the wire, a repeated message of `key` and `value`: so declared here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from dpro_search.errors import TraceFormatError
+
+# message -> fields as "name number type"; "*" marks a repeated field, a capitalised type is another message of the table.
+_SCHEMA: dict[str, tuple[str, ...]] = {
+    "XSpace": ("planes 1 XPlane*",),
+    "XPlane": (
+        "name 2 string",
+        "lines 3 XLine*",
+        "event_metadata 4 XEventMetadataEntry*",
+        "stat_metadata 5 XStatMetadataEntry*",
+        "stats 6 XStat*",
+    ),
+    "XLine": ("id 1 int64", "timestamp_ns 3 int64", "events 4 XEvent*"),
+    "XEvent": ("metadata_id 1 int64", "offset_ps 2 int64", "duration_ps 3 int64", "stats 4 XStat*"),
+    "XStat": (
+        "metadata_id 1 int64",
+        "uint64_value 3 uint64",
+        "int64_value 4 int64",
+        "str_value 5 string",
+        "ref_value 7 uint64",
+    ),
+    "XEventMetadataEntry": ("key 1 int64", "value 2 XMetadata"),
+    "XStatMetadataEntry": ("key 1 int64", "value 2 XMetadata"),
+    "XMetadata": ("name 2 string",),
+    "RunMetadata": ("partition_graphs 3 GraphDef*", "function_graphs 4 FunctionGraphs*"),
+    "FunctionGraphs": ("partition_graphs 1 GraphDef*",),
+    "GraphDef": ("node 1 NodeDef*",),
+    "NodeDef": ("name 1 string", "op 2 string", "input 3 string*", "attr 5 AttrEntry*"),
+    "AttrEntry": ("key 1 string", "value 2 AttrValue"),
+    "AttrValue": ("i 3 int64", "b 5 bool", "type 6 int32"),
+}
+
+_PACKAGE = "dpro_search.protos"
+
+
+def _build() -> dict[str, Any]:
+    field_type = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="dpro_search/protos.proto", package=_PACKAGE, syntax="proto2")
+    for message, rows in _SCHEMA.items():
+        descriptor = file.message_type.add(name=message)
+        for row in rows:
+            name, number, kind = row.split()
+            field = descriptor.field.add(name=name, number=int(number))
+            field.label = field_type.LABEL_REPEATED if kind.endswith("*") else field_type.LABEL_OPTIONAL
+            kind = kind.rstrip("*")
+            if kind in _SCHEMA:
+                field.type, field.type_name = field_type.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            else:
+                field.type = getattr(field_type, f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _SCHEMA}
+
+
+MESSAGES = _build()
+
+
+def parse(message: str, data: bytes, where: Path) -> Any:
+    """Decode one message; raises `TraceFormatError` naming the file `where` if the bytes are none or are cut off."""
+    try:
+        return MESSAGES[message].FromString(data)
+    except DecodeError as error:
+        raise TraceFormatError(f"{where}: not a whole {message} protobuf; record or copy the file again") from error

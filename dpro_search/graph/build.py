@@ -1,0 +1,265 @@
+"""Builds and validates the `DataflowGraph` of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, NodeGraph, Trace
+from dpro_search.errors import GraphError
+from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step
+from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release, reachable, topological_order
+from dpro_search.graph.share import communication_shares
+
+
+def build_graph(trace: Trace, steps: tuple[int, ...] | None = None) -> DataflowGraph:
+    """The graph of a job, with costs from the given traced steps (all of them if None).
+
+    Raises
+    ------
+    GraphError
+        A rank is missing, a gradient lacks producer, communication or consumer, or the dependencies have a cycle.
+    """
+    meta = trace.meta
+    if not trace.tensors:
+        raise GraphError("the trace has no gradient: the profiled steps all-reduced nothing; record a distributed job")
+    sampled = _sampled_steps(trace, steps)
+    shares = communication_shares(trace, sampled)
+    unplaced: dict[str, str] = {}
+    parts = [_RankPart(trace, rank, sampled, shares, unplaced) for rank in range(meta.ranks)]
+    order = np.argsort(np.mean([part.posted_us for part in parts], axis=(0, 1)), kind="stable")
+    first = np.concatenate(([0], np.cumsum([len(part.names) for part in parts])))
+    comm = [[int(first[r] + part.comm_node[t]) for r, part in enumerate(parts)] for t in range(len(trace.tensors))]
+    pred_ptr, pred_idx = _joined_predecessors(parts, first, comm)
+    graph = DataflowGraph(
+        op_name=tuple(name for part in parts for name in part.names),
+        op_type=tuple(kind for part in parts for kind in part.types),
+        op_rank=np.repeat(np.arange(meta.ranks), np.diff(first)),
+        op_kind=np.concatenate([part.kinds for part in parts]),
+        op_work_us=np.concatenate([part.work_us for part in parts], axis=1),
+        pred_ptr=pred_ptr,
+        pred_idx=pred_idx,
+        tensors=tuple(trace.tensors[t] for t in order),
+        placements=tuple(_placement(parts, first, comm, int(t)) for t in order),
+        profiles=tuple(part.profile(order) for part in parts),
+        steps=np.array(sampled, dtype=np.int64),
+        unplaced=unplaced,
+    )
+    validate(graph)
+    return graph
+
+
+def validate(graph: DataflowGraph) -> None:
+    """Raise `GraphError` if the graph has a cycle or a gradient that is not wired on every rank."""
+    if len(topological_order(graph.pred_ptr, graph.pred_idx)) != len(graph):
+        raise GraphError("the dependencies have a cycle; the trace is damaged or of two different graphs")
+    for tensor, placement in zip(graph.tensors, graph.placements, strict=True):
+        for rank in range(graph.ranks):
+            if placement.producer[rank] < 0:
+                raise GraphError(f"gradient '{tensor.name}' has no producer on rank {rank}")
+            if not placement.consumers[rank]:
+                raise GraphError(f"gradient '{tensor.name}' is used by no op on rank {rank}")
+
+
+def _sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Steps that are profiled on every rank; the last is left out, for the profiler stops before the next one starts."""
+    steps = trace.steps
+    common: set[int] | None = None
+    for rank in range(trace.meta.ranks):
+        mine = steps.rank == rank
+        traced = set(steps.index[mine & steps.traced].tolist())
+        if not traced:
+            raise GraphError(f"rank {rank} has no profiled step: its files are missing or its job ended early; record it again")
+        common = traced if common is None else common & traced
+    found = sorted(common or ())
+    found = found[:-1] if len(found) > 1 else found
+    chosen = found if wanted is None else [step for step in found if step in wanted]
+    if not chosen:
+        raise GraphError(f"none of the steps asked for was profiled on every rank (profiled: {found})")
+    return tuple(chosen)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Events of one rank in one step, joined to the graph's nodes."""
+
+    node: Ints
+    start_us: Floats
+    end_us: Floats
+
+
+class _RankPart:
+    """One rank: its nodes, and what each of them cost in every sampled step."""
+
+    def __init__(
+        self, trace: Trace, rank: int, steps: tuple[int, ...], shares: dict[tuple[int, int], ShareProfile], unplaced: dict[str, str]
+    ) -> None:
+        self._graph = trace.graphs[trace.graph_of_rank[rank]]
+        self.names, self.types = self._graph.name, self._graph.op
+        index = {name: i for i, name in enumerate(self.names)}
+        self.comm_node = np.array([index[tensor.node] for tensor in trace.tensors], dtype=np.int64)
+        is_comm = np.zeros(len(self.names), dtype=np.bool_)
+        is_comm[self.comm_node] = True
+        self._order = topological_order(self._graph.input_ptr, self._graph.input_idx)
+        if len(self._order) != len(self.names):
+            raise GraphError(f"rank {rank}: the recorded graph has a cycle; record it again")
+        waits = np.zeros((len(self.names), len(trace.tensors)), dtype=np.bool_)
+        waits[self.comm_node, np.arange(len(trace.tensors))] = True
+        self._waits = reachable(waits, self._graph.input_ptr, self._graph.input_idx, self._order)
+        self._waits[is_comm] = False
+        self.kinds = _kinds(self._graph, is_comm, self._waits.any(axis=1))
+        self._is_comm = is_comm
+
+        mine = trace.events.select(trace.events.rank == rank)
+        node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)
+        for name in {trace.names[i] for i in mine.name[(mine.kind == EventKind.OP) & (node_of_name[mine.name] < 0)]}:
+            unplaced[f"{name}@{rank}"] = "ran, but is not in the executed graph"
+        self._divide(trace, rank, steps, mine, node_of_name, shares)
+        never = [i for i in np.flatnonzero(~self._ran & ~is_comm) if self.types[i] not in ("Const", "_Arg", "_Retval", "NoOp")]
+        for i in never:
+            unplaced[f"{self.names[i]}@{rank}"] = f"{self.types[i]} without a time: taken as free"
+
+    def _divide(
+        self,
+        trace: Trace,
+        rank: int,
+        steps: tuple[int, ...],
+        mine: Events,
+        node_of_name: Ints,
+        shares: dict[tuple[int, int], ShareProfile],
+    ) -> None:
+        count = len(trace.tensors)
+        self.work_us = np.zeros((len(steps), len(self.names)))
+        self.posted_us = np.zeros((len(steps), count))
+        self._post_main = np.zeros((len(steps), count))
+        self._main = np.zeros(len(steps))
+        self._host = np.zeros(len(steps))
+        self._ran = np.zeros(len(self.names), dtype=np.bool_)
+        concurrency = []
+        rows = (trace.steps.rank == rank).nonzero()[0]
+        row_of_step = {int(trace.steps.index[row]): row for row in rows}
+        for i, step in enumerate(steps):
+            row = row_of_step[step]
+            begin = float(trace.steps.start_us[row])
+            events = mine.select(mine.step == step)
+            posts = _first_posts(events, count, rank, step, trace)
+            timed = (events.kind == EventKind.OP) & (node_of_name[events.name] >= 0) & (events.end_us > events.start_us)
+            ops = events.select(timed)
+            node = node_of_name[ops.name]
+            work = self._divided(ops, node, _returns(events, self.comm_node), shares[rank, step], begin)
+            np.add.at(self.work_us[i], node, work.work_us)
+            self._ran[node] = True
+            self.posted_us[i] = posts - begin
+            self._post_main[i] = work.main_until_us(posts)
+            self._main[i] = work.main_us[-1]
+            # Between the call's end and the next start the script runs; what the call does after its last op counts there too.
+            next_row = row_of_step.get(step + 1)
+            next_start = float(trace.steps.start_us[next_row]) if next_row is not None else float(trace.steps.end_us[row])
+            last_end = max(float(ops.end_us.max()), float(events.end_us[events.kind == EventKind.COMM].max()))
+            self._host[i] = max(next_start - last_end, 0.0)
+            concurrency.append(work.concurrency)
+        self._concurrency = float(np.mean(concurrency))
+        # The last profiled step is followed by the profiler's own work, which no other step has.
+        self._host = np.minimum(self._host, np.median(self._host) * 2)
+
+    def _divided(
+        self, ops: Events, node: Ints, returned: tuple[Ints, Floats], share: ShareProfile, begin_us: float
+    ) -> StepWork:
+        ended = np.full(len(self.names), -np.inf)
+        np.maximum.at(ended, node, ops.end_us)
+        np.maximum.at(ended, *returned)
+        ptr, idx = self._graph.input_ptr, self._graph.input_idx
+        ready = np.array([ended[idx[ptr[n] : ptr[n + 1]]].max(initial=-np.inf) for n in node])
+        is_main = ~self._waits[node].any(axis=1)
+        return divide_step(ops.start_us, ops.end_us, ready, is_main, share, begin_us)
+
+    def profile(self, order: Ints) -> RankProfile:
+        """Summary for the replay, with tensors in posting order."""
+        new_index = np.empty(len(order), dtype=np.int64)
+        new_index[order] = np.arange(len(order))
+        groups: dict[tuple[int, ...], Floats] = {}
+        for node in np.flatnonzero(self._waits.any(axis=1)):
+            work = self.work_us[:, node]
+            if work.any():
+                key = tuple(sorted(new_index[np.flatnonzero(self._waits[node])].tolist()))
+                groups[key] = groups.get(key, np.zeros(len(work))) + work
+        return RankProfile(
+            post_us=self._post_main[:, order],
+            main_us=self._main,
+            releases=tuple(Release(tensors=key, work_us=work) for key, work in sorted(groups.items())),
+            host_us=self._host,
+            concurrency=self._concurrency,
+        )
+
+    def predecessors(self, node: int) -> Ints:
+        """Inputs of a node within the rank."""
+        return self._graph.input_idx[self._graph.input_ptr[node] : self._graph.input_ptr[node + 1]]
+
+    def consumers(self, node: int) -> Ints:
+        """Nodes that need a node."""
+        destination = np.repeat(np.arange(len(self.names)), np.diff(self._graph.input_ptr))
+        return np.unique(destination[self._graph.input_idx == node])
+
+
+def _first_posts(events: Events, count: int, rank: int, step: int, trace: Trace) -> Floats:
+    comm = events.kind == EventKind.COMM
+    posts = np.full(count, np.inf)
+    np.minimum.at(posts, events.tensor[comm], events.start_us[comm])
+    missing = np.flatnonzero(~np.isfinite(posts))
+    if len(missing):
+        raise GraphError(
+            f"gradient '{trace.tensors[missing[0]].name}' was not communicated on rank {rank} in step {step} "
+            f"({len(missing)} of {count} missing); record the job again"
+        )
+    return posts
+
+
+def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
+    """Communication nodes, and when each of their tensors came back."""
+    comm = events.kind == EventKind.COMM
+    return comm_node[events.tensor[comm]], events.end_us[comm]
+
+
+def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
+    """COMM; UPDATE: whatever waits for communication; BACKWARD by TensorFlow's name scope; IO by op type; else FORWARD."""
+    backward = np.array(["gradient_tape/" in name or name.startswith("gradients/") for name in graph.name])
+    io = np.array([op.startswith(("Iterator", "Dataset", "Send", "_Send", "_Recv", "Recv")) for op in graph.op])
+    host = np.array([op in ("_Arg", "_Retval", "NoOp", "Const") for op in graph.op])
+    kinds = np.full(len(graph.name), int(OpKind.FORWARD), dtype=np.int64)
+    kinds[host] = OpKind.HOST
+    kinds[io] = OpKind.IO
+    kinds[backward] = OpKind.BACKWARD
+    kinds[waits] = OpKind.UPDATE
+    kinds[is_comm] = OpKind.COMM
+    return kinds
+
+
+def _joined_predecessors(parts: list[_RankPart], first: Ints, comm: list[list[int]]) -> tuple[Ints, Ints]:
+    """All ranks' dependencies; a COMM op also needs what its twins on the other ranks need."""
+    twins: dict[int, list[int]] = {}
+    for row in comm:
+        for op in row:
+            twins.setdefault(op, [])
+            twins[op] += [other for other in row if other != op and other not in twins[op]]
+    ptr, idx = [0], []
+    for rank, part in enumerate(parts):
+        for node in range(len(part.names)):
+            needs = {int(first[rank] + i) for i in part.predecessors(node)}
+            for twin in twins.get(int(first[rank] + node), ()):
+                other = int(np.searchsorted(first, twin, side="right") - 1)
+                needs |= {int(first[other] + i) for i in parts[other].predecessors(twin - int(first[other]))}
+            idx += sorted(needs)
+            ptr.append(len(idx))
+    return np.array(ptr, dtype=np.int64), np.array(idx, dtype=np.int64)
+
+
+def _placement(parts: list[_RankPart], first: Ints, comm: list[list[int]], tensor: int) -> Placement:
+    producers, consumers = [], []
+    for rank, part in enumerate(parts):
+        node = comm[tensor][rank] - int(first[rank])
+        inputs = part.predecessors(node)
+        producers.append(int(first[rank] + inputs[0]) if len(inputs) else -1)
+        consumers.append(tuple(int(first[rank] + i) for i in part.consumers(node)))
+    return Placement(producer=tuple(producers), comm=tuple(comm[tensor]), consumers=tuple(consumers))

@@ -1,0 +1,121 @@
+"""How much of each rank's core the communication took at each instant of the recorded steps.
+
+Copies into and out of the fusion buffer, and the scaling beside them, keep the communication's thread on the core. The transfer
+itself uses what is left of the measured CPU time of the communication's threads, spread evenly over its duration, and each
+wake-up its own small part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
+from dpro_search.graph.core_time import ShareProfile
+
+_DEFAULT_CYCLE_CPU_US = 100.0  # where the recording did not measure it
+_DEFAULT_CPU_US_PER_BYTE = 0.7e-3  # likewise: TCP send, receive and the sum of 4-byte floats
+
+
+def collective_spans(events: Events) -> dict[str, Floats]:
+    """One row per collective of the recording rank, sorted by start of the transfer.
+
+    Returns
+    -------
+    dict
+        ``number, step, count, size_bytes``; ``copy_in_us, start_us, end_us, done_us``: begin of the copies in (or of the transfer),
+        begin and end of the transfer, end of the copies out (or of the transfer).
+    """
+    transfer = events.select((events.kind == EventKind.ALLREDUCE) & (events.collective >= 0))
+    number, first, row = np.unique(transfer.collective, return_index=True, return_inverse=True)
+    size, count = np.zeros(len(number)), np.zeros(len(number))
+    np.add.at(size, row, transfer.size_bytes)
+    np.add.at(count, row, 1)
+    start, end = np.full(len(number), np.inf), np.full(len(number), -np.inf)
+    np.minimum.at(start, row, transfer.start_us)
+    np.maximum.at(end, row, transfer.end_us)
+    copy_in, done = start.copy(), end.copy()
+    for kind, column, keep in ((EventKind.MEMCPY_IN, copy_in, np.minimum), (EventKind.MEMCPY_OUT, done, np.maximum)):
+        copies = events.select((events.kind == kind) & np.isin(events.collective, number))
+        times = copies.start_us if kind == EventKind.MEMCPY_IN else copies.end_us
+        keep.at(column, np.searchsorted(number, copies.collective), times)
+    order = np.argsort(start, kind="stable")
+    rows = {
+        "number": number, "step": transfer.step[first], "count": count, "size_bytes": size,
+        "copy_in_us": copy_in, "start_us": start, "end_us": end, "done_us": done,
+    }  # fmt: skip
+    return {key: column[order].astype(np.float64) for key, column in rows.items()}
+
+
+def communication_shares(trace: Trace, steps: tuple[int, ...]) -> dict[tuple[int, int], ShareProfile]:
+    """The share on every rank in every step, by (rank, step)."""
+    spans = collective_spans(trace.events)
+    cycle_cpu = trace.meta.idle_cycle_cpu_us or _DEFAULT_CYCLE_CPU_US
+    cycles = trace.events.start_us[trace.events.kind == EventKind.CYCLE]
+    found = {}
+    for rank in range(trace.meta.ranks):
+        for step in steps:
+            row = np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step))[0]
+            begin = float(trace.steps.start_us[row])
+            following = np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step + 1))
+            end = float(trace.steps.start_us[following[0]]) if len(following) else float(trace.steps.end_us[row])
+            inside = (spans["start_us"] >= begin) & (spans["start_us"] < end)
+            part = {key: column[inside] for key, column in spans.items()}
+            cycle_count = int(((cycles >= begin) & (cycles < end)).sum())
+            found[rank, step] = _profile(part, begin, end, cycle_count * cycle_cpu, _comm_cpu_us(trace, rank, row))
+    return found
+
+
+def comm_cpu_us_per_byte(trace: Trace, steps: Ints) -> float:
+    """Core time of the transfers alone per byte, median over ranks and the given steps."""
+    spans = collective_spans(trace.events)
+    cycle_cpu = trace.meta.idle_cycle_cpu_us or _DEFAULT_CYCLE_CPU_US
+    cycle_step = trace.events.step[trace.events.kind == EventKind.CYCLE]
+    found = []
+    for rank in range(trace.meta.ranks):
+        for step in steps:
+            row = int(np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step))[0])
+            inside = spans["step"] == step
+            part = {key: column[inside] for key, column in spans.items()}
+            cycles_cpu = int((cycle_step == step).sum()) * cycle_cpu
+            found.append(_cpu_us_per_byte(part, cycles_cpu, _comm_cpu_us(trace, rank, row)))
+    return float(np.median(found))
+
+
+def _cpu_us_per_byte(spans: dict[str, Floats], cycles_cpu_us: float, cpu_us: float) -> float:
+    moved = float(spans["size_bytes"].sum())
+    if cpu_us <= 0 or moved <= 0:
+        return _DEFAULT_CPU_US_PER_BYTE
+    return max(cpu_us - _copying_us(spans) - cycles_cpu_us, 0.0) / moved
+
+
+def _copying_us(spans: dict[str, Floats]) -> float:
+    return float((spans["start_us"] - spans["copy_in_us"] + spans["done_us"] - spans["end_us"]).sum())
+
+
+def _comm_cpu_us(trace: Trace, rank: int, row: int) -> float:
+    """The step's own, unless it is far from the median: the profiler starts and stops between two steps, for seconds."""
+    typical = float(np.median(trace.steps.comm_cpu_us[trace.steps.rank == rank]))
+    own = float(trace.steps.comm_cpu_us[row])
+    return own if own < 1.5 * typical else typical
+
+
+def _profile(spans: dict[str, Floats], begin: float, end: float, cycles_cpu_us: float, cpu_us: float) -> ShareProfile:
+    copying = _copying_us(spans)
+    per_byte = _cpu_us_per_byte(spans, cycles_cpu_us, cpu_us)
+    transfer = spans["end_us"] - spans["start_us"]
+    idle = max(end - begin - transfer.sum() - copying, 1.0)
+    waking = min(cycles_cpu_us / idle, 0.9)
+    edges, share = [begin], []
+    for i in range(len(transfer)):
+        of_transfer = min(per_byte * spans["size_bytes"][i] / max(transfer[i], 1.0), 0.95)
+        for edge, value in (
+            (spans["copy_in_us"][i], waking),
+            (spans["start_us"][i], 1.0),
+            (spans["end_us"][i], of_transfer),
+            (spans["done_us"][i], 1.0),
+        ):
+            edges.append(max(edge, edges[-1]))
+            share.append(value)
+    edges.append(max(end, edges[-1]))
+    share.append(waking)
+    return ShareProfile(edge_us=np.array(edges), share=np.array(share))

@@ -1,0 +1,103 @@
+"""`Predictor`: prices plans of one recorded job; what the search, the command line and the validation ask."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro_search.collect.trace import CommSettings, TensorInfo, Trace
+from dpro_search.costmodel.horovod import CommCosts, fit_comm_costs
+from dpro_search.graph.build import build_graph
+from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.replay.timeline import Timeline, replay
+from dpro_search.space.apply import apply
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.plan import Plan, Prediction
+
+# Half-width of the interval beside the noise of the steps, from docs/validation.md: nine in ten errors were smaller.
+_MODEL_ERROR_RECORDED = 0.03
+_MODEL_ERROR_CHANGED = 0.06
+
+
+class Predictor:
+    """Prices of plans, deterministic by seed.
+
+    Attributes
+    ----------
+    tensors
+        The communicated tensors, in the order in which they are posted.
+    recorded
+        The knobs of the recording.
+    graph, costs, cluster
+        What the predictions are made of.
+    """
+
+    def __init__(
+        self,
+        graph: DataflowGraph,
+        costs: CommCosts,
+        recorded: CommSettings,
+        cluster: ClusterSpec,
+        peak_rss_bytes: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.recorded = recorded
+        self.cluster = cluster
+        self.tensors: tuple[TensorInfo, ...] = graph.tensors
+        self._peak_rss_bytes = peak_rss_bytes
+        self._seed = seed
+
+    @staticmethod
+    def from_trace(trace: Trace, *, steps: tuple[int, ...] | None = None, seed: int = 0) -> Predictor:
+        """Build graph and costs from a trace, from the given traced steps only if named."""
+        graph = build_graph(trace, steps)
+        return Predictor(
+            graph,
+            fit_comm_costs(trace, graph),
+            trace.meta.settings,
+            ClusterSpec.of(trace.meta),
+            trace.meta.peak_rss_bytes,
+            seed,
+        )
+
+    def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32) -> Timeline:
+        """The replay of a plan."""
+        graph = apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster)
+        return replay(graph, iterations=iterations, seed=self._seed, log=log)
+
+    def predict(self, plan: Plan, cluster: ClusterSpec | None = None) -> Prediction:
+        """The settled iteration time of a plan, with an interval."""
+        timeline = self.timeline(plan, cluster)
+        as_recorded = plan == Plan() and cluster in (None, self.cluster)
+        centre = timeline.iteration_us
+        # The median of a run varies with its steps; the model's own error comes on top.
+        noise = 1.64 * 1.2533 * float(np.std(timeline.iterations_us)) / np.sqrt(len(timeline.iterations_us))
+        model = (_MODEL_ERROR_RECORDED if as_recorded else _MODEL_ERROR_CHANGED) * centre
+        half = float(np.hypot(noise, model))
+        return Prediction(
+            iteration_us=centre,
+            interval_us=(centre - half, centre + half),
+            breakdown_us=timeline.breakdown_us,
+            peak_memory_bytes=self._memory_bytes(plan),
+            source="recorded" if as_recorded else "extrapolated",
+            settled=timeline.settled,
+        )
+
+    def _memory_bytes(self, plan: Plan) -> int | None:
+        """Measured peak of the process, with the fusion buffer of the plan in place of the recorded one."""
+        if self._peak_rss_bytes is None:
+            return None
+        return self._peak_rss_bytes + self._buffer_bytes(plan) - self._buffer_bytes(Plan())
+
+    def _buffer_bytes(self, plan: Plan) -> int:
+        """Pages of the fusion buffer that are touched: the largest collective that is possible."""
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        groups = plan.tensor_groups
+        if groups is None and plan.fusion_threshold_bytes is None:
+            groups = self.recorded.groups
+        if groups is not None:
+            return max((sum(sizes[name] for name in group) for group in groups if len(group) > 1), default=0)
+        threshold = plan.fusion_threshold_bytes
+        threshold = self.recorded.fusion_threshold_bytes if threshold is None else threshold
+        return min(threshold, sum(sizes.values()))

@@ -1,0 +1,116 @@
+"""``replay(graph) -> Timeline``: run the simulator and read the answer off its settled part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.replay import simulator
+from dpro_search.space.replay_graph import ReplayGraph
+
+_WARMUP = 2
+_DRAWS = 4096
+_SETTLED_PCT = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Result of a replay; times in microseconds.
+
+    Attributes
+    ----------
+    iteration_us
+        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
+    iterations_us
+        Each distance after the warm-up, [iterations - 1].
+    breakdown_us
+        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
+    settled
+        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
+    log
+        Rows (kind, rank, unit, collective, iteration, start, end) of the simulator, empty unless asked for.
+    """
+
+    iteration_us: float
+    iterations_us: Floats
+    breakdown_us: dict[str, float]
+    settled: bool
+    log: Floats
+
+
+def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: Ints | None = None, log: bool = False) -> Timeline:
+    """Replay a graph over several iterations.
+
+    Parameters
+    ----------
+    iterations
+        Iterations after the warm-up. Each takes the durations of a recorded step, all of them equally often.
+    seed
+        Of the order of the samples and of the negotiation times; the same seed gives the same timeline.
+    samples
+        The recorded steps to take instead, in turn, [any].
+    """
+    rng = np.random.default_rng(seed)
+    total = iterations + _WARMUP
+    if samples is None:
+        rounds = -(-total // graph.samples)
+        sample_of = np.concatenate([rng.permutation(graph.samples) for _ in range(rounds)])[:total]
+    else:
+        sample_of = np.resize(samples, total)
+    costs = graph.comm
+    rows = total * (graph.units * (graph.ranks + 5) + 2 * graph.ranks) if log else 0
+    buffer = np.zeros((rows, 7))
+    end, breakdown, used = simulator.simulate(
+        graph.core,
+        graph.main_us + graph.host_us,
+        graph.post_us + graph.host_us[:, :, None],
+        graph.post_order,
+        graph.unit_bytes,
+        graph.unit_tensors,
+        graph.release_rank,
+        graph.release_work_us,
+        graph.release_ptr,
+        graph.release_unit,
+        graph.exact_groups,
+        np.array(
+            [
+                costs.alpha_busy_us,
+                costs.alpha_idle_us,
+                costs.beta_busy_us,
+                costs.beta_idle_us,
+                costs.copy_in_us,
+                costs.copy_out_us,
+                costs.cpu_us,
+                costs.cycle_cpu_us,
+                graph.fusion_threshold_bytes,
+                graph.cycle_us,
+            ]
+        ),
+        costs.negotiate_busy_us,
+        costs.negotiate_idle_us,
+        sample_of.astype(np.int64),
+        rng.random(_DRAWS),
+        buffer,
+    )
+    distances = np.diff(end.max(axis=1)[_WARMUP - 1 :])
+    rank = int(breakdown[simulator.COMPUTE].argmax())
+    compute, contention, exposed = (float(row[rank]) / total for row in breakdown)
+    return Timeline(
+        iteration_us=float(np.median(distances)),
+        iterations_us=distances,
+        breakdown_us={"compute": compute, "contention": contention, "exposed_communication": exposed},
+        settled=_settled(distances),
+        log=buffer[:used],
+    )
+
+
+def _settled(distances: Floats) -> bool:
+    half = len(distances) // 2
+    if half < 2:
+        return True
+    first, second = distances[:half], distances[half:]
+    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
+    allowed = 2 * noise + _SETTLED_PCT / 100 * float(np.median(distances))
+    return abs(float(np.median(first) - np.median(second))) <= allowed

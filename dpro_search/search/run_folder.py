@@ -1,0 +1,184 @@
+"""The folder of a search: who it belongs to, the journal of finished trials, and the results.
+
+========================  ==================================================================================
+``run.json``              `RunInfo`: what the search depends on
+``trials.jsonl``          one `Trial` a line, in order; appended to while the search runs
+``result.json``           the result, written when a search ends or is stopped
+``topn.csv``              the best plans as a table
+``plans/plan-<n>.json``   the best plans, 0 is the best
+========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.trace import CommSettings
+from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.space.plan import Plan, Prediction
+
+RUN_VERSION = 1
+_FLUSH_S = 0.5
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search depends on. Two searches that agree in all but `trace` and `created` price the same plans."""
+
+    version: int = RUN_VERSION
+    sampler: str
+    seed: int
+    trace: str  # where the trace lay; it may move
+    trace_digest: str
+    recorded: CommSettings
+    created: str
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan that was priced."""
+
+    number: int
+    origin: str  # the sampler that proposed the plan; "recorded" for trial 0
+    plan: Plan
+    prediction: Prediction
+
+
+class Journal:
+    """The trials of a run folder: what an earlier search left, and a file that takes more.
+
+    Use as a context manager: leaving the block writes what is pending. Appending is buffered for at most half a second and the
+    trial that runs meanwhile, and never waits for the disk: a killed search loses its last few trials, and finds them again.
+
+    Attributes
+    ----------
+    trials
+        Finished trials, in order, without a last line that was cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending = bytearray()
+        self._flushed_s = time.monotonic()
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise InputError(f"{path}: another search is writing it; wait for its end or choose another --out") from error
+        try:
+            self.trials = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, trial: Trial) -> None:
+        """Write a trial down, soon."""
+        self._pending += msgspec.json.encode(trial) + b"\n"
+        if time.monotonic() - self._flushed_s >= _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending; raises `MissingCapabilityError` if the disk cannot take it."""
+        try:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
+        except OSError as error:
+            self._pending.clear()
+            raise _unwritable(self.path, error) from error
+        self._flushed_s = time.monotonic()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self.flush()
+            else:
+                with suppress(MissingCapabilityError):  # the first error is the one to report
+                    self.flush()
+        finally:
+            self._file.close()
+
+    def _read(self) -> list[Trial]:
+        """All whole lines; the rest of a line that was cut off is cut off the file as well."""
+        self._file.seek(0)
+        raw = self._file.readall()
+        whole_bytes = raw.rfind(b"\n") + 1
+        decoder = msgspec.json.Decoder(Trial)
+        trials: list[Trial] = []
+        for number, line in enumerate(raw[:whole_bytes].splitlines()):
+            try:
+                trial = decoder.decode(line)
+                if trial.number != number:
+                    raise InputError(f"trial {trial.number} where {number} belongs")
+            except (msgspec.MsgspecError, InputError) as error:
+                raise InputError(f"{self.path}: line {number + 1} is damaged ({error}); choose another --out") from error
+            trials.append(trial)
+        os.truncate(self._file.fileno(), whole_bytes)
+        return trials
+
+
+def open_run(folder: Path, info: RunInfo) -> RunInfo:
+    """Make a run folder, or check that one that exists belongs to the same search.
+
+    Returns
+    -------
+    RunInfo
+        `info`, or what the folder was made with.
+
+    Raises
+    ------
+    InputError
+        The folder is something else, or belongs to a search that differs in a field that the message names.
+    MissingCapabilityError
+        The disk cannot take it.
+    """
+    path = folder / "run.json"
+    try:
+        if not path.is_file():
+            if folder.exists() and (not folder.is_dir() or any(not entry.name.startswith(".") for entry in folder.iterdir())):
+                raise InputError(f"{folder}: exists and is not a run folder (no run.json); choose another --out")
+            write_file(path, msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+            return info
+        earlier = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path}: damaged ({error}); choose another --out") from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    for field, option in _IDENTITY.items():
+        theirs, ours = getattr(earlier, field), getattr(info, field)
+        if theirs != ours:
+            raise InputError(
+                f"{path}: a search with another {field} ('{_short(theirs)}', not '{_short(ours)}');"
+                f" {option}choose another --out"
+            )
+    return earlier
+
+
+_IDENTITY = {
+    "version": "",
+    "sampler": "give the same --sampler or ",
+    "seed": "give the same --seed or ",
+    "trace_digest": "give the same TRACE or ",
+}
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 12 else f"{text[:12]}..."
+
+
+def _unwritable(path: Path, error: OSError) -> MissingCapabilityError:
+    reason = error.strerror or str(error)
+    return MissingCapabilityError(f"{path}: cannot be written ({reason}); make room, then run the same command to continue")

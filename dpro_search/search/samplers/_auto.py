@@ -1,0 +1,120 @@
+"""A portfolio: every sampler gets a share, the one that is winning gets more."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import CommSettings, TensorInfo
+from dpro_search.search.samplers._base import HOROVOD_DEFAULT, Proposal, Sampler, as_change
+from dpro_search.search.samplers._mcmc import McmcSampler
+from dpro_search.search.samplers._optuna import OptunaSampler
+from dpro_search.space.plan import Plan, Prediction
+
+_BLOCK = 12  # trials that a sampler gets at a time
+_MEMORY = 0.5  # how much of a sampler's earlier gains still counts after each of its blocks
+_GAIN_DIGITS = 4  # smaller gains count as none
+_LOSER_EVERY = 4  # every so many blocks go to the sampler with the fewest trials
+
+
+@dataclass
+class _Member:
+    sampler: Sampler
+    trials: int = 0
+    gain: float = 1.0  # discounted relative improvement of the portfolio's best; at first what no block can reach
+
+
+class AutoSampler(Sampler):
+    """Optuna over the outer knobs and Metropolis chains over the groups, with trials going to the one that improves.
+
+    First come the library's defaults. Then members get blocks of trials: first one each, then the member whose blocks lately
+    improved the best plan most, with every fourth block for the one that had fewest trials. After a block, a new best plan is
+    shown to the other members, and tried without its cycle time, which it may owe to chance.
+    """
+
+    name = "auto"
+
+    def __init__(self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator) -> None:
+        super().__init__(tensors, recorded, rng)
+        outer, inner = rng.spawn(2)
+        self._members = [_Member(kind(tensors, recorded, r)) for kind, r in ((OptunaSampler, outer), (McmcSampler, inner))]
+        self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
+        self._wanted: set[Plan] = set()
+        self._want(as_change(HOROVOD_DEFAULT, recorded) if recorded.groups is None else Plan())
+        self._active: _Member | None = None  # None: the proposal in flight is the portfolio's own
+        self._block_of = self._members[0]
+        self._block_left = 0
+        self._blocks = 0
+        self._best: tuple[Plan, Prediction] | None = None
+        self._finder: _Member | None = None  # who found the best plan, if a member did
+        self._shown: Plan | None = None
+        self._block_start_us = math.inf
+
+    def ask(self) -> Proposal:
+        if self._own:
+            self._active = None
+            return Proposal(self._own.popleft(), self.name)
+        if self._block_left == 0:
+            self._begin_block()
+        self._active = self._block_of
+        return self._active.sampler.ask()
+
+    def tell(self, proposal: Proposal, prediction: Prediction) -> None:
+        member = self._active
+        if member is None:
+            self.observe(proposal.plan, prediction)
+            return
+        self._note(proposal.plan, prediction, member)
+        member.sampler.tell(proposal, prediction)
+        member.trials += 1
+        self._block_left -= 1
+        if self._block_left == 0:
+            self._end_block()
+
+    def observe(self, plan: Plan, prediction: Prediction) -> None:
+        self._note(plan, prediction, None)
+        for member in self._members:
+            member.sampler.observe(plan, prediction)
+
+    def _note(self, plan: Plan, prediction: Prediction, finder: _Member | None) -> None:
+        if prediction.iteration_us < self._best_us():
+            self._best, self._finder = (plan, prediction), finder
+            if finder is None:  # every member gets to see such a plan at once
+                self._shown = plan
+
+    def _best_us(self) -> float:
+        return math.inf if self._best is None else self._best[1].iteration_us
+
+    def _begin_block(self) -> None:
+        self._blocks += 1
+        fewest_first = sorted(self._members, key=lambda member: member.trials)
+        # max() takes the first of equals: without a winner, members share alike.
+        winning = max(fewest_first, key=lambda member: round(member.gain, _GAIN_DIGITS))
+        self._block_of = fewest_first[0] if self._blocks % _LOSER_EVERY == 0 else winning
+        self._block_left = _BLOCK
+        self._block_start_us = self._best_us()
+
+    def _end_block(self) -> None:
+        member = self._block_of
+        assert self._best is not None, "a block ended without a trial"
+        earlier = 0.0 if member.trials == _BLOCK else _MEMORY * member.gain
+        member.gain = 1.0 - self._best_us() / self._block_start_us + earlier
+        plan, prediction = self._best
+        if plan == self._shown:
+            return
+        self._shown = plan
+        for other in self._members:
+            if other is not self._finder:
+                other.sampler.observe(plan, prediction)
+        if plan.cycle_time_us is not None:
+            self._want(msgspec.structs.replace(plan, cycle_time_us=None))
+
+    def _want(self, plan: Plan) -> None:
+        if plan != Plan() and plan not in self._wanted:
+            self._wanted.add(plan)
+            self._own.append(plan)

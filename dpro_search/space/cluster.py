@@ -1,0 +1,48 @@
+"""`ClusterSpec`: on what a job runs. Changing it asks "what if the same job ran there"."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dpro_search.collect.trace import TraceMeta
+from dpro_search.errors import InputError
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts and links.
+
+    Attributes
+    ----------
+    cores
+        Core of each rank; ranks with one number share it. The number of ranks is its length.
+    rate_bps
+        Link rate per host and direction in bits a second; None: not limited, the processors are the limit.
+    """
+
+    cores: tuple[int, ...]
+    rate_bps: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cores:
+            raise InputError("a cluster needs at least one rank")
+        if self.rate_bps is not None and self.rate_bps <= 0:
+            raise InputError(f"rate_bps must be > 0, not {self.rate_bps}")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.cores)
+
+    @staticmethod
+    def of(meta: TraceMeta) -> ClusterSpec:
+        """The cluster of a recording; a rank that was not pinned has a core of its own."""
+        free = max((*meta.cores, -1)) + 1
+        cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(meta.cores))
+        return ClusterSpec(cores=cores, rate_bps=meta.rate_bps)
+
+    def with_ranks(self, ranks: int, physical_cores: int | None = None) -> ClusterSpec:
+        """The same with another number of ranks; they share cores round-robin if there are fewer cores than ranks."""
+        if ranks < 1:
+            raise InputError(f"ranks must be >= 1, not {ranks}")
+        count = physical_cores or ranks
+        return msgspec.structs.replace(self, cores=tuple(rank % count for rank in range(ranks)))

@@ -1,0 +1,123 @@
+"""Records and measures the workloads for docs/validation.md: recordings at three link rates, and the truth of every configuration.
+
+    python -m experiments.validation.measure --python ENV/bin/python --out DIR [--rounds 2]
+
+Resumable: what is in DIR already is not run again. Needs root. Nothing else may run on the machine meanwhile.
+Order: the recordings first; then rounds in which every configuration of a workload runs once (A B C ... A B C ...).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect.job import Schedule, record_job, time_job
+from dpro_search.collect.launch.netns import parse_rate
+from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.trace import Trace
+from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.replay import Predictor
+from dpro_search.space.moves import contiguous_groups
+from dpro_search.space.plan import Plan
+
+WORKLOADS = ("bert", "vgg16", "resnet50", "inception_v3")
+RATES = ("2gbit", "unlimited", "500mbit")
+BASE_RATE = RATES[0]
+MIB = 2**20
+TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "train.py"
+
+
+class Measured(msgspec.Struct):
+    """One run of one configuration."""
+
+    iteration_us: list[float]
+    compute_cpu_us: list[float]
+    comm_cpu_us: list[float]
+    load_before: float
+    started_at: float
+
+
+def plans(trace: Trace) -> dict[str, Plan]:
+    """The changed configurations, by name; groups are contiguous in posting order and balanced by bytes."""
+    tensors = Predictor.from_trace(trace).tensors
+    found = {f"threshold-{mib}MiB": Plan(fusion_threshold_bytes=mib * MIB) for mib in (0, 2, 16)}
+    found |= {f"cycle-{ms}ms": Plan(cycle_time_us=ms * 1000.0) for ms in (10, 50)}
+    return found | {f"groups-{n}": Plan(tensor_groups=contiguous_groups(tensors, n)) for n in (2, 4, 8, 16)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="interpreter of the TensorFlow + Horovod environment")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=26)
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
+    options = parser.parse_args()
+    for workload in options.workloads:
+        for rate in RATES:
+            _record(options, workload, rate)
+    for number in range(options.rounds):
+        for workload in options.workloads:
+            _round(options, workload, number)
+
+
+def _spec(options: argparse.Namespace, workload: str, steps: int, env: dict[str, str]) -> JobSpec:
+    command = (options.python, str(TRAIN), "--model", workload, "--steps", str(steps))
+    return JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1", **env})
+
+
+def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
+    out = options.out / workload / f"trace-{rate}"
+    if out.exists():
+        return
+    raw = options.out / workload / f"raw-{rate}"
+    shutil.rmtree(raw, ignore_errors=True)
+    started = time.time()
+    schedule = Schedule(warmup=5, untraced=8, traced=11)
+    record_job(
+        _spec(options, workload, 32, {}), out, rate_bps=parse_rate(rate), shaped=True, schedule=schedule, keep_raw=raw
+    )
+    print(f"recorded {workload} at {rate} in {time.time() - started:.0f} s", flush=True)
+
+
+def _round(options: argparse.Namespace, workload: str, number: int) -> None:
+    folder = options.out / workload
+    changed = plans(Trace.load(folder / f"trace-{BASE_RATE}"))
+    runs: list[tuple[str, str, Plan]] = [("base", BASE_RATE, Plan())]
+    runs += [(name, BASE_RATE, plan) for name, plan in changed.items()]
+    runs.insert(len(runs) // 2, ("base-again", BASE_RATE, Plan()))
+    runs += [("base", rate, Plan()) for rate in RATES[1:]]
+    for name, rate, plan in runs:
+        _measure(options, workload, name, rate, plan, folder / f"truth-{rate}" / f"{name}.{number}.json")
+
+
+def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, plan: Plan, out: Path) -> None:
+    if out.exists():
+        return
+    env = horovod_environment(plan)
+    export = out.parent / f"plan-{name}"
+    if plan.tensor_groups is not None:
+        shutil.rmtree(export, ignore_errors=True)
+        export_horovod(plan, export)
+        env["DPRO_SEARCH_PLAN"] = str(export.resolve())
+    load, started = os.getloadavg()[0], time.time()
+    times = time_job(_spec(options, workload, options.steps, env), rate_bps=parse_rate(rate), shaped=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    measured = Measured(
+        iteration_us=times.iteration_us.tolist(),
+        compute_cpu_us=times.compute_cpu_us.tolist(),
+        comm_cpu_us=times.comm_cpu_us.tolist(),
+        load_before=load,
+        started_at=started,
+    )
+    out.write_bytes(msgspec.json.encode(measured))
+    print(f"{workload:13} {rate:10} {name:16} {times.median_us / 1e3:8.1f} ms  ({time.time() - started:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

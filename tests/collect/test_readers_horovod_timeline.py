@@ -1,0 +1,264 @@
+"""Reading Horovod's timeline: phases, fused collectives, and files of killed jobs."""
+
+import functools
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.errors import InputError, TraceFormatError
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"
+recorded = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded traces, which are not part of the project")
+STEPS = 26  # of each recorded timeline; the model has 40 gradients
+
+
+def events_of_one_step(t: int) -> list[dict]:
+    """Tensors 1 and 2 travel together, then tensor 3 alone."""
+
+    def begin(name: str, ts: int, *pids: int) -> list[dict]:
+        return [{"ph": "B", "name": name, "ts": t + ts, "pid": pid} for pid in pids]
+
+    def end(ts: int, *pids: int, **args: str) -> list[dict]:
+        return [{"ph": "E", "ts": t + ts, "pid": pid} | ({"args": args} if args else {}) for pid in pids]
+
+    return [
+        *begin("NEGOTIATE_ALLREDUCE", 0, 1, 2, 3),
+        *end(100, 1, 2, 3),
+        {"ph": "i", "name": "CYCLE_START", "ts": t + 101, "s": "g"},
+        *begin("ALLREDUCE", 110, 1, 2),
+        *begin("MEMCPY_IN_FUSION_BUFFER", 120, 1, 2),
+        *end(130, 1, 2),
+        *begin("GLOO_ALLREDUCE", 131, 1),
+        *begin("GLOO_ALLREDUCE", 180, 2),  # the writer was interrupted between two tensors of one collective
+        *end(200, 1, 2),
+        *begin("MEMCPY_OUT_FUSION_BUFFER", 201, 1, 2),
+        *end(210, 1, 2),
+        *end(215, 1, dtype="float32", shape="[4, 5]"),
+        *end(216, 2, dtype="float16", shape="[]"),
+        *begin("ALLREDUCE", 220, 3),
+        *begin("GLOO_ALLREDUCE", 221, 3),
+        *end(260, 3),
+        *end(265, 3, dtype="int64", shape="[10]"),
+    ]
+
+
+def written_timeline(path: Path, steps: int = 2, tail: str = "]") -> Path:
+    events = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1_790_000_000_000_000}}
+    ]
+    for pid in (1, 2, 3):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"grad_{pid}"}})
+        events.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
+    events += [event for step in range(steps) for event in events_of_one_step(1000 * step)]
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + tail)
+    return path
+
+
+def rows(timeline: HorovodTimeline) -> list[tuple[str, int, float, float]]:
+    names = [timeline.tensors[i].name for i in timeline.tensor]
+    return list(zip(names, timeline.phase.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True))
+
+
+def transfers(timeline: HorovodTimeline) -> list[list[int]]:
+    """Rows of the transfers of each collective."""
+    of = timeline.collective[timeline.phase == Phase.TRANSFER]
+    return [np.flatnonzero(timeline.phase == Phase.TRANSFER)[of == i].tolist() for i in range(of.max() + 1)]
+
+
+@pytest.fixture
+def timeline(tmp_path):
+    return read_horovod_timeline(written_timeline(tmp_path / "timeline.json"))
+
+
+def test_phases_of_a_fused_tensor(timeline):
+    found = {Phase(phase): (start, end) for name, phase, start, end in rows(timeline) if name == "grad_1" and end < 1000}
+    assert found == {
+        Phase.NEGOTIATE: (0, 100),
+        Phase.QUEUE: (100, 120),
+        Phase.MEMCPY_IN: (120, 130),
+        Phase.TRANSFER: (131, 200),
+        Phase.MEMCPY_OUT: (201, 210),
+        Phase.WHOLE: (110, 215),
+    }
+
+
+def test_a_tensor_that_waits_for_an_earlier_collective_queues_until_its_own_begins(timeline):
+    assert ("grad_3", Phase.QUEUE, 100, 221) in rows(timeline)
+
+
+def test_a_tensor_alone_is_not_copied(timeline):
+    assert {Phase(phase) for name, phase, *_ in rows(timeline) if name == "grad_3"} == {
+        Phase.NEGOTIATE,
+        Phase.QUEUE,
+        Phase.TRANSFER,
+        Phase.WHOLE,
+    }
+
+
+def test_tensors_of_one_collective_share_its_number_in_all_their_phases(timeline):
+    members = {(int(i), timeline.tensors[t].name) for i, t in zip(timeline.collective, timeline.tensor, strict=True)}
+    assert members == {(0, "grad_1"), (0, "grad_2"), (1, "grad_3"), (2, "grad_1"), (2, "grad_2"), (3, "grad_3")}
+
+
+def test_sizes_follow_from_dtype_and_shape(timeline):
+    assert {tensor.name: tensor.size_bytes for tensor in timeline.tensors} == {"grad_1": 80, "grad_2": 2, "grad_3": 80}
+    assert timeline.tensors[0].shape == (4, 5)
+    assert len(timeline.size_bytes) == len(timeline.tensor)
+
+
+def test_times_are_relative_to_the_start_of_the_recording(timeline):
+    assert timeline.origin_ns == 1_790_000_000_000_000_000
+    assert timeline.cycle_us.tolist() == [101, 1101]
+
+
+@pytest.mark.parametrize("tail", ["", ",", ",\n", ",\n]", "\n]\n"])
+def test_the_end_of_a_killed_jobs_file_may_be_missing(tmp_path, timeline, tail):
+    found = read_horovod_timeline(written_timeline(tmp_path / "killed.json", tail=tail))
+    assert rows(found) == rows(timeline)
+    assert not found.truncated
+
+
+def test_phases_that_were_not_ended_are_counted(tmp_path):
+    tail = ',{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 5000, "pid": 1}'
+    assert read_horovod_timeline(written_timeline(tmp_path / "killed.json", tail=tail)).unfinished == 1
+
+
+def test_other_operations_are_skipped_and_counted(tmp_path):
+    tail = "".join(
+        f",{json.dumps(event)}"
+        for event in (
+            {"ph": "B", "name": "BROADCAST", "ts": 9000, "pid": 1},
+            {"ph": "B", "name": "MEMCPY_IN_FUSION_BUFFER", "ts": 9001, "pid": 1},
+            {"ph": "E", "ts": 9002, "pid": 1},
+            {"ph": "E", "ts": 9003, "pid": 1},
+        )
+    )
+    found = read_horovod_timeline(written_timeline(tmp_path / "t.json", tail=tail))
+    assert found.skipped == {"BROADCAST": 1, "MEMCPY_IN_FUSION_BUFFER": 1}
+    assert found.end_us.max() < 9000
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]']
+)
+def test_a_file_that_is_no_timeline_is_refused(tmp_path, content):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(TraceFormatError, match=r"other\.json: not a Horovod timeline"):
+        read_horovod_timeline(tmp_path / "other.json")
+
+
+def test_damage_in_the_middle_is_an_error_with_its_line(tmp_path):
+    path = written_timeline(tmp_path / "t.json")
+    lines = path.read_text().splitlines()
+    lines[11] = lines[11].replace('"ts"', "ts")
+    path.write_text("\n".join(lines))
+    with pytest.raises(TraceFormatError, match=r"t\.json: line 12 "):
+        read_horovod_timeline(path)
+
+
+def test_an_end_without_a_beginning_is_an_error(tmp_path):
+    path = written_timeline(tmp_path / "t.json", tail=',{"ph": "E", "ts": 7, "pid": 3}]')
+    with pytest.raises(TraceFormatError, match="process 3 ends at 7 us, but none began"):
+        read_horovod_timeline(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.json"):
+        read_horovod_timeline(tmp_path / "gone.json")
+
+
+def check_cut(path: Path, whole: HorovodTimeline, data: bytes, complete: int | None = None) -> None:
+    """A cut file gives the first rows of the whole one (at least `complete`), or is refused with a `TraceFormatError`."""
+    path.write_bytes(data)
+    try:
+        cut = read_horovod_timeline(path)
+    except TraceFormatError:
+        assert not complete
+        return
+    found = rows(cut)
+    assert found == rows(whole)[: len(found)]
+    assert complete is None or len(found) == complete
+
+
+@given(where=st.floats(min_value=0, max_value=1))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_cut_at_any_byte_gives_every_phase_that_was_complete(tmp_path, timeline, where):
+    data = written_timeline(tmp_path / "whole.json").read_bytes()
+    data = data[: round(where * len(data))]
+    whole_lines = [line for line in data.decode().splitlines() if line.rstrip(",]").count("{") == line.count("}") > 0]
+    check_cut(tmp_path / "cut.json", timeline, data, number_of_rows([json.loads(line.rstrip(",]")) for line in whole_lines]))
+
+
+def number_of_rows(events: list[dict]) -> int:
+    """One row when a span ends, and one when a tensor's queueing ends because its first copy or transfer begins."""
+    ends = sum(event["ph"] == "E" for event in events)
+    started = [(event["pid"], event["name"]) for event in events if event["ph"] == "B"]
+    copies = sum(name == "MEMCPY_IN_FUSION_BUFFER" for _, name in started)
+    return ends + copies + sum(name == "GLOO_ALLREDUCE" and pid == 3 for pid, name in started)
+
+
+@functools.cache
+def _recorded(setting: str) -> HorovodTimeline:
+    return read_horovod_timeline(TRACES / f"timeline_{setting}.json.gz")
+
+
+@recorded
+@given(where=st.floats(min_value=0, max_value=1), compressed=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_recorded_file_cut_at_any_byte_gives_its_beginning(tmp_path, where, compressed):
+    data = (TRACES / "timeline_groups4_nofuse.json.gz").read_bytes()
+    if not compressed:
+        data = gzip.decompress(data)
+    check_cut(tmp_path / "cut.json", _recorded("groups4_nofuse"), data[: round(where * len(data))])
+
+
+@recorded
+@pytest.mark.parametrize("setting", ["default", "fusion0", "fusion1MB", "cycle50", "groups4_nofuse"])
+def test_recorded_phases_of_a_tensor_follow_each_other(setting):
+    found = _recorded(setting)
+    assert len(found.tensors) == 40
+    assert (found.phase == Phase.NEGOTIATE).sum() == STEPS * 40
+    assert (found.end_us >= found.start_us).all()
+    for tensor in range(40):
+        of_tensor = (found.tensor == tensor) & (found.phase != Phase.WHOLE)
+        assert (np.diff(found.start_us[of_tensor]) >= 0).all()
+
+
+@recorded
+def test_without_fusion_every_collective_has_one_tensor():
+    found = _recorded("fusion0")
+    assert {len(collective) for collective in transfers(found)} == {1}
+    assert not np.isin(found.phase, (Phase.MEMCPY_IN, Phase.MEMCPY_OUT)).any()
+
+
+@recorded
+def test_four_groups_are_four_collectives_a_step():
+    collectives = transfers(_recorded("groups4_nofuse"))
+    assert len(collectives) == STEPS * 4 - 1  # the job was killed in the last one
+    assert {len(collective) for collective in collectives} == {10}
+
+
+@recorded
+@pytest.mark.parametrize(("setting", "threshold"), [("fusion1MB", 2**20), ("default", 128 * 2**20)])
+def test_a_fused_collective_stays_within_the_threshold(setting, threshold):
+    found = _recorded(setting)
+    assert max(int(found.size_bytes[collective].sum()) for collective in transfers(found)) <= threshold
+
+
+@recorded
+@pytest.mark.parametrize("setting", ["default", "fusion1MB", "cycle50", "groups4_nofuse"])
+def test_collectives_run_one_at_a_time_and_their_transfers_overlap(setting):
+    found = _recorded(setting)
+    spans = [
+        (found.start_us[c].min(), found.start_us[c].max(), found.end_us[c].min(), found.end_us[c].max())
+        for c in transfers(found)
+    ]
+    assert all(last_start <= first_end for _, last_start, first_end, _ in spans)
+    assert all(last_end <= start for (*_, last_end), (start, *_) in itertools.pairwise(spans))

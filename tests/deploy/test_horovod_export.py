@@ -1,0 +1,89 @@
+"""An exported plan is a folder that a stock Horovod job can follow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.space.plan import Plan
+
+GROUPED = Plan(tensor_groups=(("a#0", "c#2"), ("b#1",)))
+
+
+def test_the_empty_plan_sets_nothing() -> None:
+    assert horovod_environment(Plan()) == {}
+
+
+def test_settings_have_horovods_units() -> None:
+    plan = Plan(fusion_threshold_bytes=0, cycle_time_us=2500.0)
+    assert horovod_environment(plan) == {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "2.5"}
+
+
+def test_exact_groups_are_kept_from_merging() -> None:
+    assert horovod_environment(GROUPED)["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+
+
+@pytest.mark.parametrize(("threshold_bytes", "largest_bytes"), [(None, 0), (0, 0), (1024, 0), (2**20, 2**29), (2**30, 2**29)])
+def test_exact_groups_are_kept_from_splitting(threshold_bytes: int | None, largest_bytes: int) -> None:
+    plan = Plan(tensor_groups=GROUPED.tensor_groups, fusion_threshold_bytes=threshold_bytes)
+    exported = int(horovod_environment(plan, largest_group_bytes=largest_bytes)["HOROVOD_FUSION_THRESHOLD"])
+    assert exported >= max(largest_bytes, threshold_bytes or 0, 1)
+
+
+def test_a_plan_without_groups_needs_no_change_of_the_script(tmp_path: Path) -> None:
+    exported = export_horovod(Plan(cycle_time_us=5000), tmp_path / "out")
+    assert exported.files == ("README.md", "horovod.env", "plan.json")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(exported.files)
+
+
+def test_groups_are_written_as_the_plan_has_them(tmp_path: Path) -> None:
+    export_horovod(GROUPED, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "groups.json").read_text())["groups"] == [["a#0", "c#2"], ["b#1"]]
+
+
+def test_the_exported_plan_is_the_plan(tmp_path: Path) -> None:
+    export_horovod(GROUPED, tmp_path / "out")
+    assert Plan.load(tmp_path / "out" / "plan.json") == GROUPED
+
+
+def test_the_environment_file_is_understood_by_a_shell(tmp_path: Path) -> None:
+    export_horovod(GROUPED, tmp_path / "out")
+    command = f"env -i $(cat {tmp_path}/out/horovod.env) env"
+    lines = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.split()
+    assert set(lines) == {f"{key}={value}" for key, value in horovod_environment(GROUPED).items()}
+
+
+def test_the_helper_needs_nothing_of_this_package(tmp_path: Path) -> None:
+    export_horovod(GROUPED, tmp_path / "out")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import tape; "
+        "assert not [name for name in sys.modules if name.startswith('dpro_search')]"
+    )
+    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
+
+
+def test_stock_groups_are_refused_when_two_variables_have_one_name(tmp_path: Path) -> None:
+    export_horovod(Plan(tensor_groups=(("twin#0", "twin#1"),)), tmp_path / "out")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import tape; "
+        "from types import SimpleNamespace as V; tape.planned_groups([V(name='twin:0'), V(name='twin:0')])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: two variables are named 'twin:0'" in done.stderr
+
+
+def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        export_horovod(GROUPED, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((InputError, MissingCapabilityError), match="cannot be written"):
+        export_horovod(GROUPED, tmp_path / "file" / "out")

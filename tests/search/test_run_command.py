@@ -1,0 +1,143 @@
+"""`dpro-search run`: what people and programs get to see."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bus_objective import BusObjective, tensors_of
+from rich.console import Console
+
+from dpro_search.cli.run import SamplerName, describe, digest_of, print_result, progress
+from dpro_search.collect.trace import CommSettings
+from dpro_search.search import SearchResult, Trial, run_search
+from dpro_search.search.samplers import SAMPLERS
+from dpro_search.space.plan import Plan
+
+UNFUSED = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)
+
+
+def searched(tmp_path: Path, recorded: CommSettings, noise: float = 0.005) -> SearchResult:
+    objective = BusObjective(tensors_of([8_000] * 40), recorded, compute_us=50.0, noise=noise)
+    return run_search(objective, trials=60, sampler="mcmc", out=tmp_path / "run", trace_digest="bus")
+
+
+def printed(result: SearchResult) -> str:
+    text = io.StringIO()
+    print_result(Console(file=text, width=80), result)
+    return text.getvalue()
+
+
+def test_every_sampler_can_be_asked_for() -> None:
+    assert sorted(SamplerName) == sorted(SAMPLERS)
+
+
+def test_the_result_fits_80_columns_and_says_where_it_is(tmp_path: Path) -> None:
+    result = searched(tmp_path, UNFUSED)
+    text = printed(result)
+    table = text[: text.index("Best plan")]
+    assert max(map(len, table.splitlines())) <= 80
+    assert f"{result.plans[0].speedup:.2f}x" in table
+    assert "as recorded" in table
+    assert str(tmp_path / "run") in text
+    assert "\x1b" not in text, "no colours where there is no terminal"
+
+
+def test_a_search_without_a_certain_gain_says_so(tmp_path: Path) -> None:
+    result = searched(tmp_path, UNFUSED, noise=0.9)
+    assert result.plans[0].speedup > 1
+    assert "Nothing to gain here" in printed(result)
+
+
+def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
+    result = searched(tmp_path, UNFUSED)
+    summary = json.loads(json.dumps(result.summary()))
+    assert {"run", "trials", "seconds", "baseline_us", "best_us", "speedup", "plans"} <= summary.keys()
+    assert {"plan", "predicted_iteration_us", "interval_us", "peak_memory_bytes"} <= summary["plans"][0].keys()
+    assert summary["best_us"] == summary["plans"][0]["predicted_iteration_us"]
+    assert summary["speedup"] == summary["baseline_us"] / summary["best_us"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (Plan(), "as recorded"),
+        (Plan(fusion_threshold_bytes=0), "no fusion"),
+        (Plan(fusion_threshold_bytes=2**21, cycle_time_us=2500.0), "fusion 2.0 MiB, cycle 2.5 ms"),
+        (Plan(tensor_groups=(("a", "b"),)), "1 group"),
+    ],
+)
+def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:
+    assert describe(plan) == words
+
+
+@pytest.mark.parametrize(("terminal", "wanted", "shown"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_progress_is_for_terminals(terminal: bool, wanted: bool, shown: bool) -> None:
+    text = io.StringIO()
+    with progress(Console(file=text, force_terminal=terminal, width=80), 2, shown=wanted) as on_trial:
+        for number in range(2):
+            prediction = BusObjective(tensors_of([400])).predict(Plan())
+            on_trial(Trial(number=number, origin="mcmc", plan=Plan(), prediction=prediction))
+    assert ("searching" in text.getvalue()) is shown
+
+
+def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
+    for name, data in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json").write_bytes(b"{}")
+        (tmp_path / name / "trace.npz").write_bytes(data)
+    assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b") != digest_of(tmp_path / "c")
+
+
+class TestOnTheBundledSample:
+    """Real processes, the whole way from the sample to the run folder."""
+
+    @pytest.fixture(autouse=True)
+    def _sample(self) -> None:
+        sample = pytest.importorskip("dpro_search.collect.sample", reason="this checkout has no bundled sample")
+        if not sample.sample_trace_path().is_dir():
+            pytest.skip("this checkout has no bundled sample")
+
+    def command(self, *options: str) -> list[str]:
+        return [sys.executable, "-m", "dpro_search.cli", "run", "--sampler", "mcmc", *options]
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def test_one_json_object_and_nothing_else(self, tmp_path: Path) -> None:
+        done = subprocess.run(
+            self.command("--trials", "20", "--json"),
+            cwd=tmp_path,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        result = json.loads(done.stdout)
+        assert result["trials"] == 20
+        assert (tmp_path / result["run"] / "plans" / "plan-0.json").is_file()
+        assert done.stderr == ""
+
+    def test_ctrl_c_is_one_line_and_the_same_command_continues(self, tmp_path: Path) -> None:
+        command = self.command("--trials", "1000000", "--out", "r")
+        search = subprocess.Popen(command, cwd=tmp_path, env=self.environment(), stderr=subprocess.PIPE, text=True)
+        while search.poll() is None and not _has_trials(tmp_path / "r"):
+            os.sched_yield()
+        search.send_signal(signal.SIGINT)
+        assert "the same command continues r" in search.communicate(timeout=60)[1]
+        assert search.returncode == 1
+        found = SearchResult.load(tmp_path / "r").trials
+        more = self.command("--trials", str(found + 5), "--out", "r", "--json")
+        done = subprocess.run(more, cwd=tmp_path, env=self.environment(), capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["trials"] == found + 5
+
+
+def _has_trials(run: Path) -> bool:
+    journal = run / "trials.jsonl"
+    return journal.is_file() and journal.stat().st_size > 0

@@ -131,9 +131,7 @@ def _shaped_hosts() -> Check:
 
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0))
-    return Check(
-        name="cores", ok=cores >= 2, detail=f"{cores} usable", fix="allow this process one core for each rank to record"
-    )
+    return Check(name="cores", ok=cores >= 2, detail=f"{cores} usable", fix="allow this process one core for each rank to record")
 
 
 def _disk() -> Check:

@@ -65,7 +65,7 @@ def run(
             sampler=sampler.value,
             seed=seed,
             out=out,
-            trace=str(folder),
+            trace=str(folder.resolve()),
             trace_digest=digest_of(folder),
             on_trial=on_trial,
             timeout_s=timeout,
@@ -75,9 +75,7 @@ def run(
     else:
         print_result(stdout_console(), result)
     if result.stopped == "interrupted":
-        raise KeyboardInterrupt(
-            f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}"
-        )
+        raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
 
 
 def digest_of(trace: Path) -> str:

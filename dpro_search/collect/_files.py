@@ -28,7 +28,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
     try:
         yield tmp
         tmp.chmod(0o755)
-        os.rename(tmp, folder)
+        tmp.rename(folder)
     except OSError as error:
         raise MissingCapabilityError(f"{folder}: cannot be written ({error.strerror}); nothing was kept") from error
     finally:
@@ -44,7 +44,7 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tmp.write_bytes(data)
-        os.replace(tmp, path)
+        tmp.replace(path)
     except OSError as error:
         tmp.unlink(missing_ok=True)
         raise MissingCapabilityError(f"{path}: cannot be written ({error.strerror})") from error

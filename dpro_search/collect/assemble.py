@@ -6,13 +6,12 @@ A raw folder holds ``rank{r}/{hook.json,run_metadata.pb,xplane.pb}`` of every ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
@@ -68,7 +67,6 @@ class HookFile(msgspec.Struct):
     peak_rss_bytes: int
     versions: dict[str, str]
     gradients: list[GradientRecord]
-    command: list[str]
     idle_comm: IdleComm | None = None
 
 
@@ -124,7 +122,7 @@ def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trac
     clock = _aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
     events, steps = _shifted(events, steps, clock)
     graphs, graph_of_rank = _shared_graphs([rank.graph for rank in found])
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="tensorflow",
             comm="horovod",
@@ -134,8 +132,6 @@ def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trac
             settings=settings,
             clock=clock,
             versions=found[0].hook.versions,
-            command=tuple(found[0].hook.command),
-            overhead_pct=_overhead_pct(steps),
             peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
             warnings=_warnings(found, timeline),
             idle_cycle_cpu_us=_idle_cycle_cpu_us(found[0].hook, timeline),
@@ -148,6 +144,15 @@ def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trac
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=_overhead_pct(trace)))
+
+
+def _overhead_pct(trace: Trace) -> float | None:
+    """Traced over untraced iterations of the same job."""
+    traced, untraced = trace.iterations_us(traced=True), trace.iterations_us()
+    if len(traced) < 3 or len(untraced) < 3:
+        return None
+    return float(np.median(traced) / np.median(untraced) - 1) * 100
 
 
 def _read_rank(folder: Path) -> _Rank:
@@ -168,12 +173,15 @@ def _tensors(rank: _Rank, timeline: HorovodTimeline) -> tuple[tuple[TensorInfo, 
     """The gradients, and their indices by Horovod's name. Those that the hook could not name keep Horovod's name."""
     sizes = {tensor.name: tensor for tensor in timeline.tensors}
     names = {_tail(record.horovod): record.name for record in rank.hook.gradients}
-    tensors, index = [], {}
+    tensors: list[TensorInfo] = []
+    index: dict[str, int] = {}
     for node in rank.comm_nodes:
         for horovod in node.tensor_names:
             seen = sizes.get(horovod.replace("/", "_")) or sizes.get(horovod)
             if seen is None or seen.size_bytes < 0:
-                raise InputError(f"horovod_timeline.json: no all-reduce of '{horovod}', which the graph has; was the job ended early?")
+                raise InputError(
+                    f"horovod_timeline.json: no all-reduce of '{horovod}', which the graph has; was the job ended early?"
+                )
             index[seen.name] = len(tensors)
             tensors.append(
                 TensorInfo(
@@ -245,7 +253,7 @@ def _rank_events(
         carried.setdefault(tensor.node, []).append(i)
     pairs = [(i, tensor) for i, node in enumerate(comm.node) for tensor in carried.get(nodes[node], ())]
     which = np.array([i for i, _ in pairs], dtype=np.int64)
-    tensor = np.array([t for _, t in pairs], dtype=np.int64)
+    which_tensor = np.array([t for _, t in pairs], dtype=np.int64)
     start = comm.start_us[which] + shift_us
     comm_events = _events(
         name=name_of[comm.node[which]],
@@ -254,8 +262,8 @@ def _rank_events(
         start_us=start,
         end_us=comm.end_us[which] + shift_us,
         step=_step_of(steps, number, start),
-        tensor=tensor,
-        size_bytes=np.array([tensors[t].size_bytes for t in tensor], dtype=np.int64),
+        tensor=which_tensor,
+        size_bytes=np.array([tensors[t].size_bytes for t in which_tensor], dtype=np.int64),
     )
     return _joined([op_events, comm_events])
 
@@ -296,7 +304,9 @@ def _phase_events(
 def _events(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events:
     """Columns with defaults; a scalar fills its column."""
     defaults: dict[str, Any] = {"rank": 0, "stream": 0, "tensor": -1, "collective": -1, "size_bytes": 0}
-    filled = {key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()}
+    filled = {
+        key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()
+    }
     return Events(start_us=start_us, end_us=end_us, **filled)
 
 
@@ -360,20 +370,9 @@ def _shared_graphs(graphs: Sequence[NodeGraph]) -> tuple[tuple[NodeGraph, ...], 
 
 
 def _equal(a: NodeGraph, b: NodeGraph) -> bool:
-    return a.name == b.name and a.op == b.op and np.array_equal(a.input_idx, b.input_idx) and np.array_equal(a.input_ptr, b.input_ptr)
-
-
-def _overhead_pct(steps: Steps) -> float | None:
-    """Traced over untraced steps: medians of the distance between step starts on rank 0, without the steps at the borders."""
-    mine = steps.rank == 0
-    start, traced = steps.start_us[mine], steps.traced[mine]
-    distance = np.diff(start)
-    steady: npt.NDArray[np.bool_] = traced[:-1] == traced[1:]
-    untraced = distance[steady & ~traced[:-1]][5:]
-    with_tracing = distance[steady & traced[:-1]]
-    if len(untraced) < 3 or len(with_tracing) < 3:
-        return None
-    return float(np.median(with_tracing) / np.median(untraced) - 1) * 100
+    return (
+        a.name == b.name and a.op == b.op and np.array_equal(a.input_idx, b.input_idx) and np.array_equal(a.input_ptr, b.input_ptr)
+    )
 
 
 def _idle_cycle_cpu_us(hook: HookFile, timeline: HorovodTimeline) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assemble import assemble, read_hook
+from dpro_search.collect.assemble import HookFile, assemble, read_hook
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
 from dpro_search.collect.trace import CommSettings, Floats, Trace
@@ -126,6 +126,7 @@ def record_job(
             raw,
             spec.ranks,
             settings_of({**os.environ, **spec.env}),
+            command=spec.command,
             rate_bps=rate_bps,
             machine=machine(),
             recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -138,7 +139,13 @@ def record_job(
 
 
 def time_job(
-    spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5, log: Path | None = None
+    spec: JobSpec,
+    *,
+    rate_bps: float | None = None,
+    shaped: bool = False,
+    warmup: int = 5,
+    log: Path | None = None,
+    expected_groups: tuple[tuple[str, ...], ...] | None = None,
 ) -> StepTimes:
     """Run a job and measure its steps; the recorder only reads the clock.
 
@@ -146,17 +153,22 @@ def time_job(
     ----------
     log
         Folder for the ranks' output; removed afterwards if None.
+    expected_groups
+        Names of the tensors that must travel together; None: not checked.
 
     Raises
     ------
     JobError
-        The job failed or ran too few steps.
+        The job failed, ran too few steps, or does not follow the groups.
     """
     folder = log or Path(tempfile.mkdtemp(prefix="dpro-search-time-"))
     try:
         with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
             run_job(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
-        rows = [np.array(read_hook(folder / f"rank{rank}" / "hook.json").steps, dtype=np.float64) for rank in range(spec.ranks)]
+        hooks = [read_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)]
+        if expected_groups is not None:
+            _require_groups(hooks[0], expected_groups)
+        rows = [np.array(hook.steps, dtype=np.float64) for hook in hooks]
         if min(len(row) for row in rows) < warmup + 3:
             raise JobError(f"the job ran {min(len(row) for row in rows)} steps; at least {warmup + 3} are needed to measure it")
         distances = [np.diff(row, axis=0)[warmup:] / 1e3 for row in rows]
@@ -168,6 +180,19 @@ def time_job(
     finally:
         if log is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_groups(hook: HookFile, expected: tuple[tuple[str, ...], ...]) -> None:
+    """Raise `JobError` unless the job's all-reduces carry exactly the groups, beside tensors that go alone."""
+    members: dict[str, set[str]] = {}
+    for gradient in hook.gradients:
+        members.setdefault(gradient.op, set()).add(gradient.name)
+    missing = [group for group in expected if set(group) not in members.values()]
+    if missing:
+        raise JobError(
+            f"the job does not follow the plan: nothing carries the group of '{missing[0][0]}' and {len(missing[0]) - 1} more; "
+            "use planned_tape of the folder that DPRO_SEARCH_PLAN names in place of hvd.DistributedGradientTape"
+        )
 
 
 def machine() -> str:

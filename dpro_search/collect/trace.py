@@ -16,6 +16,7 @@ from dpro_search.collect._files import written_folder
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 TRACE_VERSION = 1
+SETTLING_STEPS = 4  # the first steps of a job also allocate memory and fill caches
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -147,6 +148,17 @@ class Trace:
     graphs: tuple[NodeGraph, ...]
     graph_of_rank: tuple[int, ...]
 
+    def iterations_us(self, *, traced: bool = False) -> Floats:
+        """Distances between the starts of consecutive steps on rank 0: the measured iterations, without the job's first steps.
+
+        Iterations beside a start or a stop of the profiler are left out, for they hold its own work.
+        """
+        mine = self.steps.select(self.steps.rank == 0)
+        kind = mine.traced
+        steady = (kind[:-1] == kind[1:]) & (kind[:-1] == traced) & (mine.index[:-1] >= SETTLING_STEPS)
+        distances: Floats = np.diff(mine.start_us)[steady]
+        return distances
+
     def save(self, folder: Path) -> None:
         """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
@@ -236,7 +248,7 @@ class _Strings(msgspec.Struct, frozen=True):
 
 
 def _packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us (below the clocks' resolution) for compression."""
+    """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us, below the clocks' resolution."""
     if column.dtype.kind == "i" and (column.size == 0 or np.abs(column).max() < 2**31):
         return column.astype(np.int32)
     return np.round(column, 2) if column.dtype.kind == "f" else column

@@ -2,7 +2,8 @@
 
 A ring all-reduce of n bytes on p ranks takes ``alpha + n beta`` (Thakur et al. 2005: alpha covers 2 (p - 1) messages, and
 2 (p - 1) / p n bytes cross each link). Both terms depend on whether a rank computes meanwhile: its communication threads then wait
-for the core at each of their wake-ups, of which every segment of the ring needs some. So there are terms for busy and idle ranks.
+for the core at each of their wake-ups, for up to a tick of the scheduler. A few bytes need few wake-ups; once the ring's segments
+no longer fit into the sockets' buffers there are more. So on busy ranks ``alpha = a + b (1 - exp(-n / n0))``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte
 
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
+_QUIET_US = 50.0  # no agreement between two processes on one machine is faster
+_BEFORE_US, _AFTER_US = 200.0, 500.0  # around a transfer's begin: does a rank compute then?
+_LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absolute, and relative to the wire's time
+# alpha_busy and alpha_more on one-core ranks under Linux at 250 ticks a second (means over eight recordings of four models), and
+# for how many observations they stand.
+_USUAL_ALPHA_US, _USUAL_WEIGHT = (3000.0, 2000.0), 10
+SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
+_FEW = 5  # fewer samples than this say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +36,8 @@ class CommCosts:
 
     Attributes
     ----------
-    alpha_busy_us, alpha_idle_us
-        Fixed time of an all-reduce.
+    alpha_busy_us, alpha_more_us, alpha_idle_us
+        Fixed time of an all-reduce: of a few bytes on busy ranks; what a large one takes more there; of any size on idle ranks.
     beta_busy_us, beta_idle_us
         Time per byte of the tensor.
     negotiate_busy_us, negotiate_idle_us
@@ -44,6 +53,7 @@ class CommCosts:
     """
 
     alpha_busy_us: float
+    alpha_more_us: float
     alpha_idle_us: float
     beta_busy_us: float
     beta_idle_us: float
@@ -81,18 +91,23 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     cpu = comm_cpu_us_per_byte(trace, graph.steps)
     concurrency = float(np.mean([profile.concurrency for profile in graph.profiles]))
     share = busy.fraction(spans["step"], spans["start_us"], spans["end_us"])
-    alpha_busy, alpha_idle, beta_busy, beta_idle = _fit_transfer(
-        size, duration, share, wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu, concurrency
+    begun = spans["copy_in_us"] - _BEFORE_US, spans["start_us"] + _AFTER_US
+    begun_busy = (busy.fraction(spans["step"], *begun) > 0.1).astype(np.float64)
+    alpha_busy, alpha_more, alpha_idle, beta_busy, beta_idle = fit_transfer(
+        size, duration, begun_busy, share, wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu, concurrency
     )
-    fitted = share * (alpha_busy + beta_busy * size) + (1 - share) * (alpha_idle + beta_idle * size)
+    latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_idle)
+    fitted = latency + size * (share * beta_busy + (1 - share) * beta_idle)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
     fused = spans["count"] > 1
     moved = max(float(size[fused].sum()), 1.0)
     negotiate_busy, negotiate_idle = _negotiations(trace, spans, busy)
-    idle_floor = float(np.median(negotiate_idle))
+    # An all-reduce is never faster than an agreement, which is one of a few bytes.
+    floor = float(np.median(negotiate_idle))
     return CommCosts(
-        alpha_busy_us=max(alpha_busy, idle_floor),
-        alpha_idle_us=max(alpha_idle, idle_floor),
+        alpha_busy_us=max(alpha_busy, floor),
+        alpha_more_us=alpha_more,
+        alpha_idle_us=max(alpha_idle, floor),
         beta_busy_us=beta_busy,
         beta_idle_us=beta_idle,
         negotiate_busy_us=negotiate_busy,
@@ -105,7 +120,9 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     )
 
 
-def at_cluster(costs: CommCosts, concurrency: float, recorded: tuple[float | None, int], wanted: tuple[float | None, int]) -> CommCosts:
+def at_cluster(
+    costs: CommCosts, concurrency: float, recorded: tuple[float | None, int], wanted: tuple[float | None, int]
+) -> CommCosts:
     """The terms at another link rate and number of ranks; both are given as (rate in bit/s, ranks).
 
     The wire's part of beta follows the formula; what busy ranks add to it, and the processors' part, stay per byte moved. Alpha and
@@ -125,6 +142,7 @@ def at_cluster(costs: CommCosts, concurrency: float, recorded: tuple[float | Non
     return replace(
         costs,
         alpha_busy_us=costs.alpha_busy_us * messages,
+        alpha_more_us=costs.alpha_more_us * messages,
         alpha_idle_us=costs.alpha_idle_us * messages,
         beta_busy_us=max(beta_busy, beta_idle),
         beta_idle_us=beta_idle,
@@ -134,28 +152,58 @@ def at_cluster(costs: CommCosts, concurrency: float, recorded: tuple[float | Non
     )
 
 
+def saturation(size_bytes: Floats) -> Floats:
+    """How much of the large all-reduces' latency one of a size has: 0 for a few bytes, 1 for many."""
+    return 1 - np.exp(-size_bytes / SATURATION_BYTES)
+
+
 def _volume(ranks: int) -> float:
     """Bytes that cross a rank's link per byte of the tensor."""
     return 2 * (ranks - 1) / ranks if ranks > 1 else 1.0
 
 
-def _fit_transfer(
-    size: Floats, duration: Floats, busy: Floats, wire: float, cpu: float, concurrency: float
-) -> tuple[float, float, float, float]:
-    """(alpha busy, alpha idle, beta busy, beta idle); beta cannot be below what wire and processors need."""
-    floor_idle, floor_busy = max(wire, cpu), max(wire, cpu)
-    design = np.stack([busy, 1 - busy, busy * size, (1 - busy) * size], axis=1)
-    low = np.array([0.0, 0.0, floor_busy, floor_idle])
-    start = np.array([2000.0, 200.0, floor_busy * 1.2, floor_idle * 1.05])
-    scale = np.array([1e3, 1e3, 1e-3, 1e-3])
+def fit_transfer(
+    size: Floats, duration: Floats, begun_busy: Floats, busy: Floats, wire: float, cpu: float, concurrency: float
+) -> tuple[float, float, float, float, float]:
+    """(alpha busy, alpha more, alpha idle, beta busy, beta idle); beta cannot be below what wire and processors need.
+
+    Parameters
+    ----------
+    size, duration
+        Bytes and time of each transfer, [n].
+    begun_busy
+        1 where a rank computed when the transfer began, else 0, [n].
+    busy
+        Part of the transfer during which a rank computed, [n].
+    wire, cpu
+        Time per byte of the link and of the processors.
+    concurrency
+        Executor threads that compete with the communication's on a busy rank.
+    """
+    floor = max(wire, cpu)
+    columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
+    # What varies is the waiting for the core (about as much as its mean) and the transfer (a few per cent).
+    weight = 1 / np.hypot(_LATENCY_SPREAD_US, _TRANSFER_SPREAD * floor * size)
+    design = np.stack(columns, axis=1) * weight[:, None]
+    target = duration * weight
+    # A trace of fused transfers holds few small ones, so that the parts of the busy latency lean to their usual values.
+    lean = np.eye(5)[:2] * np.sqrt(_USUAL_WEIGHT) / _LATENCY_SPREAD_US
+    design, target = np.vstack([design, lean]), np.append(target, lean @ np.array([*_USUAL_ALPHA_US, 0.0, 0.0, 0.0]))
+    low = np.array([0.0, 0.0, 0.0, floor, floor])
+    start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
+    scale = np.array([1e3, 1e3, 1e3, 1e-3, 1e-3])
     # Robust: a transfer that the machine disturbed counts linearly, not by its square.
-    fit = least_squares(lambda p: design @ p - duration, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2000.0, x_scale=scale)
-    alpha_busy, alpha_idle, beta_busy, beta_idle = (float(value) for value in fit.x)
-    if busy.mean() > 0.95:  # never seen idle: the wire alone is known
-        alpha_idle, beta_idle = 0.0, floor_idle
-    if busy.mean() < 0.05:
-        alpha_busy, beta_busy = alpha_idle, max(beta_idle, max(wire, cpu * (1 + concurrency)))
-    return alpha_busy, alpha_idle, max(beta_busy, beta_idle), beta_idle
+    fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
+    alpha_busy, alpha_more, alpha_idle, beta_busy, beta_idle = (float(value) for value in fit.x)
+    if (1 - begun_busy).sum() < _FEW:  # never seen idle: only the wire is known
+        alpha_idle = 0.0
+    if (1 - busy).sum() < _FEW / 2:
+        beta_idle = floor
+    if begun_busy.sum() < _FEW:
+        alpha_busy, alpha_more = alpha_idle, 0.0
+    if busy.sum() < _FEW / 2:
+        beta_busy = max(beta_idle, wire, cpu * (1 + concurrency))
+    return alpha_busy, alpha_more, alpha_idle, max(beta_busy, beta_idle), beta_idle
 
 
 class _BusyTime:
@@ -188,22 +236,29 @@ class _BusyTime:
 
 
 def _negotiations(trace: Trace, spans: dict[str, Floats], busy: _BusyTime) -> tuple[Floats, Floats]:
-    """Durations from a cycle's start to the first copy of its first collective: (while a rank computes, while none does)."""
-    events = trace.events
-    cycles = np.sort(events.start_us[events.kind == EventKind.CYCLE])
-    if not len(cycles):
+    """Durations of the agreement of every cycle in the sampled steps: (while a rank computes, while none does).
+
+    It ends with the first copy where something is sent. A cycle that sends nothing and outlasts the cycle time was as long as its
+    distance to the next; one that does not is taken as quiet, for its end cannot be seen.
+    """
+    cycle_us = trace.meta.settings.cycle_time_us
+    marks = trace.events.select(trace.events.kind == EventKind.CYCLE)
+    order = np.argsort(marks.start_us, kind="stable")
+    start, step = marks.start_us[order], marks.step[order].astype(np.float64)
+    if len(start) < 2:
         return np.array([1000.0]), np.array([100.0])
-    last = cycles[np.maximum(np.searchsorted(cycles, spans["copy_in_us"], side="right") - 1, 0)]
-    previous_done = np.concatenate(([-np.inf], spans["done_us"][:-1]))
-    first = (last > previous_done) & (last <= spans["copy_in_us"])
-    duration = spans["copy_in_us"][first] - last[first]
-    fraction = busy.fraction(spans["step"][first], last[first], spans["copy_in_us"][first])
-    gaps = np.diff(cycles)
-    quiet = float(np.percentile(gaps, 5)) - trace.meta.settings.cycle_time_us  # a cycle with nothing to do and nobody busy
-    while_busy, while_idle = duration[fraction > 0.5], duration[fraction <= 0.5]
-    floor = max(quiet, 20.0)
-    if len(while_busy) < 5:
-        while_busy = np.append(while_busy, np.full(5, max(floor, float(np.median(duration)) if len(duration) else floor)))
-    if len(while_idle) < 5:
-        while_idle = np.full(5, floor)
+    distance = np.diff(start)
+    sends_at = np.searchsorted(spans["copy_in_us"], start[:-1])
+    first_copy = np.append(spans["copy_in_us"], np.inf)[sends_at]
+    quiet = max(float(np.percentile(distance, 5)) - cycle_us, _QUIET_US)
+    duration = np.where(distance > 1.3 * cycle_us, distance, quiet)
+    duration = np.where(first_copy < start[1:], first_copy - start[:-1], duration)
+    sampled = np.isin(step[:-1], np.unique(spans["step"])) & (step[:-1] == step[1:])
+    start, step, duration = start[:-1][sampled], step[:-1][sampled], duration[sampled]
+    fraction = busy.fraction(step, start, start + np.maximum(duration, 1.0))
+    while_busy, while_idle = duration[fraction > 0.5], duration[fraction < 0.1]
+    if len(while_idle) < _FEW:
+        while_idle = np.array([quiet])
+    if len(while_busy) < _FEW:
+        while_busy = while_idle
     return np.sort(while_busy), np.sort(while_idle)

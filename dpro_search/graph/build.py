@@ -7,15 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, NodeGraph, Trace
+from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Ints, NodeGraph, Trace
 from dpro_search.errors import GraphError
-from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step
+from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step, scaled, without_overhead
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release, reachable, topological_order
 from dpro_search.graph.share import communication_shares
 
+_PLAUSIBLE = (0.6, 1.3)
 
-def build_graph(trace: Trace, steps: tuple[int, ...] | None = None) -> DataflowGraph:
+
+def build_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> DataflowGraph:
     """The graph of a job, with costs from the given traced steps (all of them if None).
+
+    Parameters
+    ----------
+    with_profiler
+        Keep what profiling added to the ops: for comparisons with traced steps.
 
     Raises
     ------
@@ -28,7 +35,7 @@ def build_graph(trace: Trace, steps: tuple[int, ...] | None = None) -> DataflowG
     sampled = _sampled_steps(trace, steps)
     shares = communication_shares(trace, sampled)
     unplaced: dict[str, str] = {}
-    parts = [_RankPart(trace, rank, sampled, shares, unplaced) for rank in range(meta.ranks)]
+    parts = [_RankPart(trace, rank, sampled, shares, unplaced, with_profiler) for rank in range(meta.ranks)]
     order = np.argsort(np.mean([part.posted_us for part in parts], axis=(0, 1)), kind="stable")
     first = np.concatenate(([0], np.cumsum([len(part.names) for part in parts])))
     comm = [[int(first[r] + part.comm_node[t]) for r, part in enumerate(parts)] for t in range(len(trace.tensors))]
@@ -94,7 +101,13 @@ class _RankPart:
     """One rank: its nodes, and what each of them cost in every sampled step."""
 
     def __init__(
-        self, trace: Trace, rank: int, steps: tuple[int, ...], shares: dict[tuple[int, int], ShareProfile], unplaced: dict[str, str]
+        self,
+        trace: Trace,
+        rank: int,
+        steps: tuple[int, ...],
+        shares: dict[tuple[int, int], ShareProfile],
+        unplaced: dict[str, str],
+        with_profiler: bool,
     ) -> None:
         self._graph = trace.graphs[trace.graph_of_rank[rank]]
         self.names, self.types = self._graph.name, self._graph.op
@@ -109,14 +122,15 @@ class _RankPart:
         waits[self.comm_node, np.arange(len(trace.tensors))] = True
         self._waits = reachable(waits, self._graph.input_ptr, self._graph.input_idx, self._order)
         self._waits[is_comm] = False
-        self.kinds = _kinds(self._graph, is_comm, self._waits.any(axis=1))
+        self.kinds = _kinds(self._graph, is_comm, np.asarray(self._waits.any(axis=1)))
         self._is_comm = is_comm
 
         mine = trace.events.select(trace.events.rank == rank)
         node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)
         for name in {trace.names[i] for i in mine.name[(mine.kind == EventKind.OP) & (node_of_name[mine.name] < 0)]}:
             unplaced[f"{name}@{rank}"] = "ran, but is not in the executed graph"
-        self._divide(trace, rank, steps, mine, node_of_name, shares)
+        profiler_us = 0.0 if with_profiler else _profiler_cpu_us(trace, rank)
+        self._divide(trace, rank, steps, mine, node_of_name, shares, profiler_us)
         never = [i for i in np.flatnonzero(~self._ran & ~is_comm) if self.types[i] not in ("Const", "_Arg", "_Retval", "NoOp")]
         for i in never:
             unplaced[f"{self.names[i]}@{rank}"] = f"{self.types[i]} without a time: taken as free"
@@ -129,6 +143,7 @@ class _RankPart:
         mine: Events,
         node_of_name: Ints,
         shares: dict[tuple[int, int], ShareProfile],
+        profiler_us: float,
     ) -> None:
         count = len(trace.tensors)
         self.work_us = np.zeros((len(steps), len(self.names)))
@@ -137,7 +152,7 @@ class _RankPart:
         self._main = np.zeros(len(steps))
         self._host = np.zeros(len(steps))
         self._ran = np.zeros(len(self.names), dtype=np.bool_)
-        concurrency = []
+        divided: list[tuple[Ints, Floats, StepWork, float]] = []
         rows = (trace.steps.rank == rank).nonzero()[0]
         row_of_step = {int(trace.steps.index[row]): row for row in rows}
         for i, step in enumerate(steps):
@@ -149,31 +164,38 @@ class _RankPart:
             ops = events.select(timed)
             node = node_of_name[ops.name]
             work = self._divided(ops, node, _returns(events, self.comm_node), shares[rank, step], begin)
-            np.add.at(self.work_us[i], node, work.work_us)
-            self._ran[node] = True
-            self.posted_us[i] = posts - begin
-            self._post_main[i] = work.main_until_us(posts)
-            self._main[i] = work.main_us[-1]
-            # Between the call's end and the next start the script runs; what the call does after its last op counts there too.
+            work = without_overhead(work, ops.end_us, self._is_main(node), profiler_us / max(len(node), 1))
+            # From the last op to the next call the script runs.
             next_row = row_of_step.get(step + 1)
             next_start = float(trace.steps.start_us[next_row]) if next_row is not None else float(trace.steps.end_us[row])
             last_end = max(float(ops.end_us.max()), float(events.end_us[events.kind == EventKind.COMM].max()))
             self._host[i] = max(next_start - last_end, 0.0)
-            concurrency.append(work.concurrency)
-        self._concurrency = float(np.mean(concurrency))
+            ratio = _measured_over_divided(float(trace.steps.compute_cpu_us[row]) - profiler_us - self._host[i], work)
+            divided.append((node, posts, work, ratio))
+            self._ran[node] = True
+            self.posted_us[i] = posts - begin
+        # In a step with a low ratio others took the core. What all steps have in common, the kernel's work for the network, stays.
+        usual = float(np.median([ratio for _, _, _, ratio in divided]))
+        for i, (node, posts, work, ratio) in enumerate(divided):
+            work = scaled(work, ratio / usual)
+            np.add.at(self.work_us[i], node, work.work_us)
+            self._post_main[i] = work.main_until_us(posts)
+            self._main[i] = work.main_us[-1]
+        self._concurrency = float(np.mean([work.concurrency for _, _, work, _ in divided]))
         # The last profiled step is followed by the profiler's own work, which no other step has.
         self._host = np.minimum(self._host, np.median(self._host) * 2)
 
-    def _divided(
-        self, ops: Events, node: Ints, returned: tuple[Ints, Floats], share: ShareProfile, begin_us: float
-    ) -> StepWork:
+    def _divided(self, ops: Events, node: Ints, returned: tuple[Ints, Floats], share: ShareProfile, begin_us: float) -> StepWork:
         ended = np.full(len(self.names), -np.inf)
         np.maximum.at(ended, node, ops.end_us)
         np.maximum.at(ended, *returned)
         ptr, idx = self._graph.input_ptr, self._graph.input_idx
         ready = np.array([ended[idx[ptr[n] : ptr[n + 1]]].max(initial=-np.inf) for n in node])
-        is_main = ~self._waits[node].any(axis=1)
-        return divide_step(ops.start_us, ops.end_us, ready, is_main, share, begin_us)
+        return divide_step(ops.start_us, ops.end_us, ready, self._is_main(node), share, begin_us)
+
+    def _is_main(self, node: Ints) -> npt.NDArray[np.bool_]:
+        main: npt.NDArray[np.bool_] = np.logical_not(self._waits[node].any(axis=1))
+        return main
 
     def profile(self, order: Ints) -> RankProfile:
         """Summary for the replay, with tensors in posting order."""
@@ -214,6 +236,25 @@ def _first_posts(events: Events, count: int, rank: int, step: int, trace: Trace)
             f"({len(missing)} of {count} missing); record the job again"
         )
     return posts
+
+
+def _profiler_cpu_us(trace: Trace, rank: int) -> float:
+    """Core time that profiling adds to a step: what a traced step uses more than an untraced one."""
+    steps = trace.steps.select(trace.steps.rank == rank)
+    steady = np.append(steps.traced[:-1] == steps.traced[1:], False) & (steps.index >= SETTLING_STEPS)
+    traced, untraced = (steps.compute_cpu_us[steady & which] for which in (steps.traced, ~steps.traced))
+    if len(traced) < 3 or len(untraced) < 3:
+        return 0.0
+    return max(float(np.median(traced) - np.median(untraced)), 0.0)
+
+
+def _measured_over_divided(cpu_us: float, work: StepWork) -> float:
+    """Measured CPU time of a step over what was divided among its ops: below 1 where others took the core meanwhile.
+
+    1 where the recording has no plausible CPU time (another system, or the profiler's own start within the step).
+    """
+    ratio = cpu_us / float(work.work_us.sum())
+    return ratio if _PLAUSIBLE[0] < ratio < _PLAUSIBLE[1] else 1.0
 
 
 def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:

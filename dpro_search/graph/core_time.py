@@ -8,7 +8,7 @@ the op that starts next. All times are microseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,20 @@ def divide_step(
     busy_main = each * active_main
     threads = float((busy_main * active).sum() / busy_main.sum()) if busy_main.sum() > 0 else 1.0
     return StepWork(work_us=work, edge_us=edges, main_us=main, main_end_us=main_end, concurrency=threads)
+
+
+def without_overhead(work: StepWork, end_us: Floats, is_main: npt.NDArray[np.bool_], each_us: float) -> StepWork:
+    """The same without what the profiler added to every op; an op keeps at least nothing, the main stream its shape."""
+    removed = np.minimum(work.work_us, each_us)
+    main_removed = np.zeros(len(work.edge_us))
+    np.add.at(main_removed, np.searchsorted(work.edge_us, end_us[is_main]), removed[is_main])
+    main = np.maximum.accumulate(np.maximum(work.main_us - np.cumsum(main_removed), 0.0))
+    return replace(work, work_us=work.work_us - removed, main_us=main)
+
+
+def scaled(work: StepWork, factor: float) -> StepWork:
+    """All core times by one factor."""
+    return replace(work, work_us=work.work_us * factor, main_us=work.main_us * factor)
 
 
 def _count(edges: Floats, start_us: Floats, end_us: Floats) -> Ints:

@@ -47,11 +47,12 @@ class Predictor:
         self.tensors: tuple[TensorInfo, ...] = graph.tensors
         self._peak_rss_bytes = peak_rss_bytes
         self._seed = seed
+        self._wanted: ClusterSpec | None = None
 
     @staticmethod
-    def from_trace(trace: Trace, *, steps: tuple[int, ...] | None = None, seed: int = 0) -> Predictor:
-        """Build graph and costs from a trace, from the given traced steps only if named."""
-        graph = build_graph(trace, steps)
+    def from_trace(trace: Trace, *, steps: tuple[int, ...] | None = None, with_profiler: bool = False, seed: int = 0) -> Predictor:
+        """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
+        graph = build_graph(trace, steps, with_profiler=with_profiler)
         return Predictor(
             graph,
             fit_comm_costs(trace, graph),
@@ -61,15 +62,23 @@ class Predictor:
             seed,
         )
 
+    def at(
+        self, *, graph: DataflowGraph | None = None, costs: CommCosts | None = None, cluster: ClusterSpec | None = None
+    ) -> Predictor:
+        """A predictor of a changed job; a new cluster takes the place of the recorded one in every prediction."""
+        changed = Predictor(graph or self.graph, costs or self.costs, self.recorded, self.cluster, self._peak_rss_bytes, self._seed)
+        changed._wanted = cluster or self._wanted
+        return changed
+
     def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32) -> Timeline:
         """The replay of a plan."""
-        graph = apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster)
+        graph = apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster or self._wanted)
         return replay(graph, iterations=iterations, seed=self._seed, log=log)
 
     def predict(self, plan: Plan, cluster: ClusterSpec | None = None) -> Prediction:
         """The settled iteration time of a plan, with an interval."""
         timeline = self.timeline(plan, cluster)
-        as_recorded = plan == Plan() and cluster in (None, self.cluster)
+        as_recorded = plan == Plan() and (cluster or self._wanted) in (None, self.cluster)
         centre = timeline.iteration_us
         # The median of a run varies with its steps; the model's own error comes on top.
         noise = 1.64 * 1.2533 * float(np.std(timeline.iterations_us)) / np.sqrt(len(timeline.iterations_us))

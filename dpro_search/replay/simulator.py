@@ -1,24 +1,34 @@
 """The simulator: a `ReplayGraph` through several iterations, event by event.
 
-Every core is a fluid that its users share; between two events all speeds are constant. A rank has a main stream (the script, forward
-and backward, in recorded order) and an update stream (what came back). Horovod is one machine for all ranks, because each of its
-cycles begins with an agreement among all:
+Every core is a fluid that its users share; between two events all speeds are constant. A rank has a main stream (the script,
+forward and backward, in recorded order) and an update stream (what came back). Horovod is one machine for all ranks, because each
+of its cycles begins with an agreement among all:
 
     SLEEP -> NEGOTIATE -> for each fused collective: COPY_IN -> LATENCY -> TRANSFER -> COPY_OUT -> SLEEP
 
-A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and run
-one at a time. Compiled with numba; the same function runs uncompiled as `simulate.py_func`.
+A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and
+run one at a time. How long an agreement and a latency take is decided when they begin, by whether a rank computes then: its
+executor's threads keep the core until the scheduler's next tick, however little they have left to do. Compiled with numba; the
+same function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.horovod import SATURATION_BYTES
+
+Bools = npt.NDArray[np.bool_]
 
 SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
-ALPHA_BUSY, ALPHA_IDLE, BETA_BUSY, BETA_IDLE, IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, THRESHOLD, CYCLE = range(10)
+(
+    ALPHA_BUSY, ALPHA_MORE, ALPHA_IDLE, BETA_BUSY, BETA_IDLE, IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, THRESHOLD, CYCLE,
+) = range(11)  # fmt: skip
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -31,7 +41,7 @@ _EPSILON = 1e-6
 
 
 @njit(cache=True)
-def fuse(ready, unit_bytes, threshold, exact, group):
+def fuse(ready: Bools, unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
     """Number the fused collective of each ready unit in `group`; returns how many there are.
 
     Horovod's rule: a collective starts with the first unit that is left and takes later ones that fit; one that does not fit is
@@ -60,15 +70,35 @@ def fuse(ready, unit_bytes, threshold, exact, group):
 
 
 @njit(cache=True)
-def _write(row, kind, rank, unit, collective, iteration, start, end):
+def _write(row: Floats, kind: int, rank: int, unit: int, collective: int, iteration: int, start: float, end: float) -> None:
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = kind, rank, unit, collective, iteration, start, end
 
 
 @njit(cache=True)
+def _drawn(samples: Floats, draws: Floats, number: int) -> float:
+    return float(samples[int(draws[number % len(draws)] * len(samples))])
+
+
+@njit(cache=True)
 def simulate(
-    core, work_us, post_us, post_order, unit_bytes, unit_tensors, release_rank, release_work_us, release_ptr, release_unit,
-    exact, costs, negotiate_busy_us, negotiate_idle_us, sample_of, draws, log,
-):  # fmt: skip
+    core: Ints,
+    work_us: Floats,
+    post_us: Floats,
+    post_order: Ints,
+    unit_bytes: Floats,
+    unit_tensors: Ints,
+    release_rank: Ints,
+    release_work_us: Floats,
+    release_ptr: Ints,
+    release_unit: Ints,
+    exact: bool,
+    costs: Floats,
+    negotiate_busy_us: Floats,
+    negotiate_idle_us: Floats,
+    sample_of: Ints,
+    draws: Floats,
+    log: Floats,
+) -> tuple[Floats, Floats, int]:
     """Replay ``len(sample_of)`` iterations.
 
     Parameters
@@ -78,7 +108,7 @@ def simulate(
     sample_of
         Sample of each iteration, [iterations].
     draws
-        Numbers in [0, 1) that choose negotiation times, used in turn and again from the start.
+        Numbers in [0, 1) that choose latencies and negotiation times, used in turn and again from the start.
     log
         Rows to fill, [rows, 7]; none are written when it is empty.
 
@@ -116,7 +146,7 @@ def simulate(
     group = np.full(units, -1, np.int64)
     post_time = np.zeros((ranks, units))
     state, left, cycle_start, state_start = SLEEP, 0.0, 0.0, 0.0
-    negotiation = 1.0
+    negotiation, latency = 1.0, 1.0
     groups, current, draw, collective = 0, 0, 0, 0
     size, tensors = 0.0, 0
     speed_main, speed_update = np.zeros(ranks), np.zeros(ranks)
@@ -132,20 +162,19 @@ def simulate(
             if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
                 busy = True
                 active_on[core[r]] += 1
-        alpha = costs[ALPHA_BUSY] if busy else costs[ALPHA_IDLE]
         beta = costs[BETA_BUSY] if busy else costs[BETA_IDLE]
         if state == NEGOTIATE:
             taken = min(costs[CYCLE_CPU] / negotiation, 0.9)
-        elif state == COPY_IN or state == COPY_OUT:
+        elif state in (COPY_IN, COPY_OUT):
             taken = 1.0
         elif state == LATENCY:
-            taken = min(costs[CYCLE_CPU] / max(alpha, 1.0), 0.5)
+            taken = min(costs[CYCLE_CPU] / latency, 0.5)
         elif state == TRANSFER:
             taken = min(costs[CPU_PER_BYTE] / beta, 1.0)
         else:
             taken = 0.0
         for c in range(cores):
-            free_of[c] = max(1.0 - taken * (on_core[c] if state != COPY_IN and state != COPY_OUT else 1.0), 0.0)
+            free_of[c] = max(1.0 - taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c]), 0.0)
         for r in range(ranks):
             speed_main[r] = 0.0
             speed_update[r] = 0.0
@@ -160,13 +189,7 @@ def simulate(
                     speed_update[r] = mine
 
         # The next event.
-        if state == LATENCY:
-            comm_in = left * alpha
-        elif state == TRANSFER:
-            comm_in = left * beta
-        else:
-            comm_in = left
-        step = comm_in
+        step = left * beta if state == TRANSFER else left
         for r in range(ranks):
             if speed_main[r] > 0:
                 until = main_left[r]
@@ -179,12 +202,7 @@ def simulate(
 
         # Advance to it.
         now += step
-        if state == LATENCY:
-            left -= step / alpha
-        elif state == TRANSFER:
-            left -= step / beta
-        else:
-            left -= step
+        left -= step / beta if state == TRANSFER else step
         for r in range(ranks):
             used = (speed_main[r] + speed_update[r]) * step
             if main_left[r] > 0 or update_left[r] > 0:
@@ -244,13 +262,18 @@ def simulate(
                 group[u] = -1
             groups = fuse(ready, unit_bytes, costs[THRESHOLD], exact, group)
             current = 0
-            choices = negotiate_busy_us if busy else negotiate_idle_us
-            negotiation = max(choices[int(draws[draw % len(draws)] * len(choices))], 1.0)
+            negotiation = max(_drawn(negotiate_busy_us if busy else negotiate_idle_us, draws, draw), 1.0)
             draw += 1
             state, left = NEGOTIATE, negotiation
             continue
         if state == COPY_IN:
-            state, left = LATENCY, 1.0
+            latency = costs[ALPHA_IDLE]
+            if busy:  # waiting for the core: as variable as an exponential distribution
+                mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / SATURATION_BYTES))
+                latency = -mean * np.log(1 - draws[draw % len(draws)])
+                draw += 1
+            latency = max(latency, 1.0)
+            state, left = LATENCY, latency
             continue
         if state == LATENCY:
             state, left = TRANSFER, size

@@ -48,7 +48,7 @@ def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: 
     iterations
         Iterations after the warm-up. Each takes the durations of a recorded step, all of them equally often.
     seed
-        Of the order of the samples and of the negotiation times; the same seed gives the same timeline.
+        Of the order of the samples, and of latencies and negotiation times; the same seed gives the same timeline.
     samples
         The recorded steps to take instead, in turn, [any].
     """
@@ -77,6 +77,7 @@ def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: 
         np.array(
             [
                 costs.alpha_busy_us,
+                costs.alpha_more_us,
                 costs.alpha_idle_us,
                 costs.beta_busy_us,
                 costs.beta_idle_us,

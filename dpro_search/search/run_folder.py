@@ -129,6 +129,17 @@ class Journal:
         return trials
 
 
+def read_run(folder: Path) -> RunInfo:
+    """What a run folder was made with; raises `InputError` if it is none."""
+    path = folder / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path}: damaged ({error}); search again with 'dpro-search run'") from error
+
+
 def open_run(folder: Path, info: RunInfo) -> RunInfo:
     """Make a run folder, or check that one that exists belongs to the same search.
 
@@ -160,8 +171,7 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
         theirs, ours = getattr(earlier, field), getattr(info, field)
         if theirs != ours:
             raise InputError(
-                f"{path}: a search with another {field} ('{_short(theirs)}', not '{_short(ours)}');"
-                f" {option}choose another --out"
+                f"{path}: a search with another {field} ('{_short(theirs)}', not '{_short(ours)}'); {option}choose another --out"
             )
     return earlier
 

@@ -66,9 +66,7 @@ def run_search(
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}")
     if not objective.tensors:
-        raise InputError(
-            f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job"
-        )
+        raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
     chooser = make_sampler(sampler, objective.tensors, objective.recorded, seed)
     info = RunInfo(
         sampler=sampler,

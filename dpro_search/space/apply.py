@@ -51,7 +51,7 @@ def apply(
         host_us=host,
         post_us=np.take_along_axis(post, order, axis=2),
         post_order=position[order],
-        unit_bytes=np.bincount(position[unit_of], weights=sizes, minlength=units),
+        unit_bytes=np.bincount(position[unit_of], weights=sizes, minlength=units).astype(np.float64),
         unit_tensors=np.bincount(position[unit_of], minlength=units),
         release_rank=release_rank,
         release_work_us=release_work,
@@ -98,7 +98,9 @@ def _last_post(profile: RankProfile, unit_of: Ints, units: int) -> Floats:
 
 def _releases(profiles: list[RankProfile], unit_of: Ints) -> tuple[Ints, Floats, Ints, Ints]:
     """Update work of all ranks by the units it waits for; work that waits for the same units is one release."""
-    ranks, works, ptr, waits = [], [], [0], []
+    ranks: list[int] = []
+    works: list[Floats] = []
+    ptr, waits = [0], list[int]()
     for rank, profile in enumerate(profiles):
         merged: dict[tuple[int, ...], Floats] = {}
         for release in profile.releases:

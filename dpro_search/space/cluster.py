@@ -44,5 +44,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The same with another number of ranks; they share cores round-robin if there are fewer cores than ranks."""
         if ranks < 1:
             raise InputError(f"ranks must be >= 1, not {ranks}")
-        count = physical_cores or ranks
+        count = ranks if physical_cores is None else physical_cores
+        if count < 1:
+            raise InputError(f"cores must be >= 1, not {count}")
         return msgspec.structs.replace(self, cores=tuple(rank % count for rank in range(ranks)))

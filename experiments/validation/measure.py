@@ -79,9 +79,7 @@ def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
     shutil.rmtree(raw, ignore_errors=True)
     started = time.time()
     schedule = Schedule(warmup=5, untraced=8, traced=11)
-    record_job(
-        _spec(options, workload, 32, {}), out, rate_bps=parse_rate(rate), shaped=True, schedule=schedule, keep_raw=raw
-    )
+    record_job(_spec(options, workload, 32, {}), out, rate_bps=parse_rate(rate), shaped=True, schedule=schedule, keep_raw=raw)
     print(f"recorded {workload} at {rate} in {time.time() - started:.0f} s", flush=True)
 
 

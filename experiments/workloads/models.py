@@ -21,7 +21,7 @@ def inception_v3(batch=8, pixels=96):
 
 
 def vgg16(batch=8, pixels=64):
-    """VGG-16 (Simonyan & Zisserman 2014) with half the channels and 2,048 hidden units: 10.2 M parameters, most of them in two tensors."""
+    """VGG-16 (Simonyan & Zisserman 2014), half the channels, 2,048 hidden units: 10.2 M parameters, most of them in two tensors."""
     layers = tf.keras.layers
     stack = [layers.Input((pixels, pixels, 3))]
     for channels, count in ((32, 2), (64, 2), (128, 3), (256, 3), (256, 3)):

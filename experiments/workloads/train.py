@@ -1,6 +1,6 @@
-"""Trains one of the workloads with TensorFlow and Horovod, as a user's script would; knows nothing of dpro-search but one line.
+"""Trains one of the workloads with TensorFlow and Horovod, as a user's script would.
 
-    python -m dpro_search collect --framework tensorflow --comm horovod --out T -- python experiments/workloads/train.py --model bert
+    dpro-search collect --framework tensorflow --comm horovod --out T -- python experiments/workloads/train.py --model bert
 
 With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, gradients are fused in that plan's exact groups.
 """

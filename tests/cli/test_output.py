@@ -14,9 +14,7 @@ def test_durations(us: float, text: str) -> None:
     assert microseconds(us) == text
 
 
-@pytest.mark.parametrize(
-    ("value_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (24 * 2**20, "24.0 MiB"), (3 * 2**40, "3.0 TiB")]
-)
+@pytest.mark.parametrize(("value_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (24 * 2**20, "24.0 MiB"), (3 * 2**40, "3.0 TiB")])
 def test_sizes(value_bytes: float, text: str) -> None:
     assert size(value_bytes) == text
 

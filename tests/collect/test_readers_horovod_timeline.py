@@ -50,9 +50,7 @@ def events_of_one_step(t: int) -> list[dict]:
 
 
 def written_timeline(path: Path, steps: int = 2, tail: str = "]") -> Path:
-    events = [
-        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1_790_000_000_000_000}}
-    ]
+    events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1_790_000_000_000_000}}]
     for pid in (1, 2, 3):
         events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"grad_{pid}"}})
         events.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
@@ -145,9 +143,7 @@ def test_other_operations_are_skipped_and_counted(tmp_path):
     assert found.end_us.max() < 9000
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]']
-)
+@pytest.mark.parametrize("content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]'])
 def test_a_file_that_is_no_timeline_is_refused(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(TraceFormatError, match=r"other\.json: not a Horovod timeline"):
@@ -257,8 +253,7 @@ def test_a_fused_collective_stays_within_the_threshold(setting, threshold):
 def test_collectives_run_one_at_a_time_and_their_transfers_overlap(setting):
     found = _recorded(setting)
     spans = [
-        (found.start_us[c].min(), found.start_us[c].max(), found.end_us[c].min(), found.end_us[c].max())
-        for c in transfers(found)
+        (found.start_us[c].min(), found.start_us[c].max(), found.end_us[c].min(), found.end_us[c].max()) for c in transfers(found)
     ]
     assert all(last_start <= first_end for _, last_start, first_end, _ in spans)
     assert all(last_end <= start for (*_, last_end), (start, *_) in itertools.pairwise(spans))

@@ -15,7 +15,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from gradients import record_gradient_names, recorded
+from dpro_search_gradients import record_gradient_names, recorded
 
 hvd.init()
 record_gradient_names()

@@ -106,9 +106,7 @@ def test_auto_comes_within_2_percent_of_the_exhaustive_optimum(seed: int, tmp_pa
 def test_auto_uses_every_sampler_and_the_portfolio_itself(tmp_path: Path) -> None:
     origins: list[str] = []
     objective = BusObjective(MIXED, CommSettings(fusion_threshold_bytes=0, cycle_time_us=5000.0))
-    run_search(
-        objective, trials=150, out=tmp_path / "run", trace_digest="bus", on_trial=lambda trial: origins.append(trial.origin)
-    )
+    run_search(objective, trials=150, out=tmp_path / "run", trace_digest="bus", on_trial=lambda trial: origins.append(trial.origin))
     assert origins[:2] == ["recorded", "auto"], "first the recorded setting, then the library's default"
     assert origins.count("optuna") >= 30
     assert origins.count("mcmc") >= 30

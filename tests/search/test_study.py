@@ -180,9 +180,7 @@ def test_wrong_usage_leaves_no_folder(field: str, value: object, tmp_path: Path)
 
 
 def test_a_timeout_keeps_what_was_found(tmp_path: Path) -> None:
-    result = run_search(
-        OBJECTIVE, trials=10**9, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus", timeout_s=0.0
-    )
+    result = run_search(OBJECTIVE, trials=10**9, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus", timeout_s=0.0)
     assert result.stopped == "timeout"
     assert result.trials == 1
 

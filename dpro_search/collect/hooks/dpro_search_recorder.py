@@ -52,15 +52,17 @@ class _AfterImport:
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
-                run = spec.loader.exec_module
-
-                def exec_module(module):
-                    run(module)
-                    callback(module)
-
-                spec.loader.exec_module = exec_module
+                spec.loader.exec_module = _followed(spec.loader.exec_module, callback)
                 return spec
         return None
+
+
+def _followed(run, callback):
+    def exec_module(module):
+        run(module)
+        callback(module)
+
+    return exec_module
 
 
 def _patch_init(basics):
@@ -78,9 +80,9 @@ def _patch_init(basics):
 
 
 def _patch_gradients(horovod):
-    import gradients
+    import dpro_search_gradients
 
-    gradients.record_gradient_names()
+    dpro_search_gradients.record_gradient_names()
 
 
 def _patch_function(module):
@@ -144,7 +146,7 @@ class _Recorder:
         self._idle = {"wall_ns": [start[0], end[0]], "comm_cpu_ns": end[1] - start[1]}
 
     def before_first_call(self):
-        """Graphs are only kept of functions that run first while metadata is on; earlier would initialise the framework too early."""
+        """A graph is kept only of a function that first runs while metadata is on; switching it on starts the framework."""
         if self.mode == "record" and not self._graph_kept and not self._graph_on:
             from tensorflow.python.eager import context
 
@@ -194,7 +196,7 @@ class _Recorder:
             self._stop_tracing()
         import resource
 
-        gradients = sys.modules.get("gradients")
+        gradients = sys.modules.get("dpro_search_gradients")
         content = {
             "rank": int(os.environ.get("HOROVOD_RANK", "0")),
             "host": platform.node(),
@@ -207,7 +209,6 @@ class _Recorder:
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "versions": _versions(),
             "gradients": gradients.recorded() if gradients is not None else [],
-            "command": sys.argv,
         }
         path = os.path.join(self._out, "hook.json")
         with open(path + ".tmp", "w") as file:

@@ -142,7 +142,7 @@ class ShapedHosts:
 def remove_leftovers() -> list[str]:
     """Remove hosts whose creator was killed; returns their tags."""
     tags = {m[1] for m in re.finditer(rf"\b({_PREFIX}\d+)[hbv]", _run("ip", "netns", "list") + _run("ip", "-o", "link"))}
-    dead = [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX):]}").exists()]
+    dead = [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX) :]}").exists()]
     for tag in dead:
         _remove(tag)
         (Path(tempfile.gettempdir()) / f"{tag}.hosts").unlink(missing_ok=True)

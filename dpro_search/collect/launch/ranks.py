@@ -1,7 +1,8 @@
-"""Start a Horovod job's ranks, without ssh and without horovodrun, on this machine or on shaped hosts; wait; leave nothing behind."""
+"""Start a Horovod job's ranks, without ssh or horovodrun, on this machine or on shaped hosts; wait; leave nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -69,7 +70,7 @@ def require_framework(interpreter: str, modules: Sequence[str]) -> None:
     if done.returncode != 0:
         missing = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "nothing"
         raise MissingCapabilityError(
-            f"{interpreter}: cannot import {missing}; build the environment with 'scripts/make_env.sh tensorflow' and use its python"
+            f"{interpreter}: cannot import {missing}; build an environment with 'scripts/make_env.sh tensorflow', use its python"
         )
 
 
@@ -106,7 +107,8 @@ def run_job(
     )
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        assert server.stdout is not None and server.stderr is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
         port = server.stdout.readline().strip()
         if not port:
             raise JobError(f"{interpreter}: the rendezvous server did not start: {server.stderr.read().strip()[-300:]}")
@@ -176,8 +178,6 @@ def _tail(log: Path) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a rank and what it started: its whole process group."""
     if process.poll() is None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     process.wait()

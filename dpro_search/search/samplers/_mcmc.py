@@ -62,9 +62,7 @@ class McmcSampler(Sampler):
 
     name = "mcmc"
 
-    def __init__(
-        self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator, *, chains: int = 4
-    ) -> None:
+    def __init__(self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator, *, chains: int = 4) -> None:
         super().__init__(tensors, recorded, rng)
         self._position = {tensor.name: i for i, tensor in enumerate(self.tensors)}
         counts = np.geomspace(1, min(_MOST_START_GROUPS, len(self.tensors)), max(chains - 1, 1)).round().astype(int)

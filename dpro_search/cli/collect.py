@@ -1,0 +1,91 @@
+"""`dpro-search collect`: runs a real job with the hooks on and writes its trace."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Framework(StrEnum):
+    """Frameworks that can be recorded."""
+
+    TENSORFLOW = "tensorflow"
+
+
+class Comm(StrEnum):
+    """Communication libraries that can be recorded."""
+
+    HOROVOD = "horovod"
+
+
+def collect(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The training command of one rank.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
+    framework: Annotated[Framework, typer.Option("--framework", help="What the job trains with.")] = Framework.TENSORFLOW,
+    comm: Annotated[Comm, typer.Option("--comm", help="What the job communicates with.")] = Comm.HOROVOD,
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Ranks to start, one per host.")] = 2,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="RATE", help="Make the hosts network namespaces with links of 500mbit, 2gbit, unlimited (root)."
+        ),
+    ] = None,
+    warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip first.")] = 5,
+    untraced: Annotated[int, typer.Option("--untraced", help="Steps to time then, without the profiler.")] = 8,
+    traced: Annotated[int, typer.Option("--traced", help="Steps to profile then; later ones are timed again.")] = 11,
+    keep_raw: Annotated[Path | None, typer.Option("--keep-raw", metavar="DIR", help="Leave the raw files here as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a training job with the hooks on and write a trace.
+
+    The training script needs no added line; it must run at least warmup + untraced + traced + 2 steps.
+
+    Example: dpro-search collect --framework tensorflow --comm horovod --out T --hosts 2 -- python train.py
+    """
+    import numpy as np
+
+    from dpro_search.cli._output import microseconds, percent, print_json, stderr_console
+    from dpro_search.collect.job import Schedule, record_job
+    from dpro_search.collect.launch.netns import parse_rate
+    from dpro_search.collect.launch.ranks import JobSpec, default_cores
+    from dpro_search.collect.trace import EventKind
+
+    del framework, comm  # one of each so far; typer has checked them
+    spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts))
+    schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
+    console = stderr_console()
+    with console.status(f"running {hosts} ranks of {command[0]}"):
+        trace = record_job(
+            spec,
+            out,
+            rate_bps=None if rate is None else parse_rate(rate),
+            shaped=rate is not None,
+            schedule=schedule,
+            keep_raw=keep_raw,
+        )
+    untraced_us = trace.iterations_us()
+    measured = float(np.median(untraced_us)) if len(untraced_us) else None
+    result = {
+        "trace": str(out),
+        "ranks": trace.meta.ranks,
+        "steps": int(trace.steps.traced[trace.steps.rank == 0].sum()),
+        "ops": int((trace.events.kind == EventKind.OP).sum()),
+        "tensors": len(trace.tensors),
+        "measured_iteration_us": measured,
+        "overhead_pct": trace.meta.overhead_pct,
+        "clock_residual_us": max(trace.meta.clock.residual_us),
+        "warnings": list(trace.meta.warnings),
+    }
+    if as_json:
+        print_json(result)
+        return
+    for warning in trace.meta.warnings:
+        console.print(f"warning: {warning}", style="yellow")
+    overhead = "unknown" if trace.meta.overhead_pct is None else percent(trace.meta.overhead_pct)
+    print(f"{result['steps']} profiled steps of {trace.meta.ranks} ranks, {result['ops']} ops, {len(trace.tensors)} gradients")
+    print(f"iteration {'unknown' if measured is None else microseconds(measured)} without the profiler, overhead {overhead}")
+    print(f"clocks of the ranks agree within {microseconds(max(trace.meta.clock.residual_us))}")
+    print(f"trace: {out}")

@@ -1,0 +1,98 @@
+"""What-if questions about a job itself, not its strategy: faster compute, a faster link, free communication."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import DataflowGraph, RankProfile
+from dpro_search.replay.predictor import Predictor
+from dpro_search.space.plan import Plan
+
+_PATTERN = re.compile(r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication)=(?P<factor>[0-9.]+)x?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """``compute=0.9`` (all durations), ``rank1.compute=0.9``, ``bandwidth=2`` (the rate), ``communication=0`` (its cost)."""
+
+    text: str
+    what: str
+    factor: float
+    rank: int | None
+
+
+def parse_question(text: str) -> Question:
+    """Read a question; raises `InputError` that shows the forms."""
+    match = _PATTERN.fullmatch(text)
+    if not match or (match["rank"] and match["what"] != "compute"):
+        raise InputError(f"--what-if '{text}': write compute=0.9, rank1.compute=0.9, bandwidth=2 or communication=0")
+    factor = float(match["factor"])
+    if match["what"] == "bandwidth" and factor <= 0:
+        raise InputError(f"--what-if '{text}': the factor must be above 0")
+    return Question(text=text, what=match["what"], factor=factor, rank=int(match["rank"]) if match["rank"] else None)
+
+
+def asked(predictor: Predictor, question: Question) -> Predictor:
+    """The predictor of the job as the question would have it.
+
+    Raises
+    ------
+    InputError
+        The rank does not exist, or the link's rate is not known.
+    """
+    if question.what == "bandwidth":
+        rate = predictor.cluster.rate_bps
+        if rate is None:
+            raise InputError(f"--what-if '{question.text}': the recording's link rate is not known; use --set rate=1gbit")
+        raised = msgspec.structs.replace(predictor.cluster, rate_bps=rate * question.factor)
+        return predictor.at(cluster=raised)
+    if question.what == "communication":
+        return predictor.at(costs=_cheaper(predictor.costs, question.factor))
+    if question.rank is not None and question.rank >= predictor.graph.ranks:
+        raise InputError(f"--what-if '{question.text}': the trace has ranks 0 to {predictor.graph.ranks - 1}")
+    return predictor.at(graph=_faster(predictor.graph, question.factor, question.rank))
+
+
+def gains(predictor: Predictor, plan: Plan | None = None) -> list[dict[str, float | str]]:
+    """Iteration time and gain of the questions that every job raises, largest gain first."""
+    plan = plan or Plan()
+    base_us = predictor.predict(plan).iteration_us
+    texts = ["compute=0.9", "communication=0"]
+    texts += [f"rank{rank}.compute=0.9" for rank in range(predictor.graph.ranks)]
+    texts += ["bandwidth=2"] if predictor.cluster.rate_bps is not None else []
+    found: list[dict[str, float | str]] = []
+    for text in texts:
+        changed_us = asked(predictor, parse_question(text)).predict(plan).iteration_us
+        found.append({"what_if": text, "predicted_iteration_us": changed_us, "gain_us": base_us - changed_us})
+    return sorted(found, key=lambda row: -float(row["gain_us"]))
+
+
+def _faster(graph: DataflowGraph, factor: float, rank: int | None) -> DataflowGraph:
+    profiles = tuple(
+        _scaled(profile, factor) if rank is None or number == rank else profile for number, profile in enumerate(graph.profiles)
+    )
+    return replace(graph, profiles=profiles)
+
+
+def _scaled(profile: RankProfile, factor: float) -> RankProfile:
+    return replace(
+        profile,
+        post_us=profile.post_us * factor,
+        main_us=profile.main_us * factor,
+        releases=tuple(replace(release, work_us=release.work_us * factor) for release in profile.releases),
+    )
+
+
+def _cheaper(costs: CommCosts, factor: float) -> CommCosts:
+    scaled = {name: getattr(costs, name) * factor for name in CommCosts.__dataclass_fields__ if name != "residual_pct"}
+    scaled["beta_busy_us"] = max(scaled["beta_busy_us"], 1e-9)
+    scaled["beta_idle_us"] = max(scaled["beta_idle_us"], 1e-9)
+    for name in ("negotiate_busy_us", "negotiate_idle_us"):
+        scaled[name] = np.maximum(scaled[name], 1.0)
+    return replace(costs, **scaled)

@@ -1,0 +1,73 @@
+"""The verb `replay` on the bundled sample, as a process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+KEYS = {
+    "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us",
+    "breakdown_us", "peak_memory_bytes", "ops", "replay_seconds",
+}  # fmt: skip
+
+
+def replay(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "replay", *map(str, args)], capture_output=True, text=True)
+
+
+def as_json(*args: object) -> dict:
+    done = replay(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout)
+
+
+def test_the_recorded_setting_is_compared_with_its_measurement():
+    result = as_json()
+    assert set(result) >= KEYS
+    assert result["error_pct"] == pytest.approx((result["predicted_iteration_us"] / result["measured_iteration_us"] - 1) * 100)
+
+
+def test_a_changed_setting_has_no_measurement():
+    result = as_json("--set", "fusion_threshold_bytes=0", "--set", "rate=500mbit")
+    assert result["measured_iteration_us"] is None
+    assert result["error_pct"] is None
+
+
+def test_every_kind_of_change_and_question_is_understood(tmp_path):
+    changes = ("cycle_time_us=5000", "groups=4", "ranks=4", "cores=2", "rate=1gbit")
+    result = as_json(*(part for change in changes for part in ("--set", change)), "--what-if", "compute=0.9")
+    assert result["predicted_iteration_us"] > 0
+
+
+def test_a_held_out_step_and_own_durations():
+    step = as_json("--own-durations")
+    assert 0 <= step["error_pct"] < 10
+    assert abs(as_json("--holdout-step", "15")["error_pct"]) < 15
+
+
+def test_perfetto_file(tmp_path):
+    as_json("--perfetto", tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--set", "threshold=1"), "threshold=1: unknown key"),
+        (("--set", "cycle_time_us=fast"), "'fast' is not a number"),
+        (("--set", "rate=fast"), "rate 'fast'"),
+        (("--set", "groups=0"), "groups"),
+        (("--what-if", "magic"), "--what-if 'magic'"),
+        (("--holdout-step", "0"), "--holdout-step 0"),
+        (("--holdout-step", "15", "--set", "ranks=4"), "leave out"),
+        (("/nowhere",), "not a trace folder"),
+        (("--plan", "/nowhere.json"), "no such plan file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args, said):
+    done = replay(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line

@@ -1,0 +1,89 @@
+"""A trace folder: what is written is read again, and a bad one is refused in one line."""
+
+import json
+import shutil
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from sample import sample
+
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import EventKind, Events, Steps, Trace
+from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(sample_trace_path(), tmp_path / "trace")
+
+
+def test_a_saved_trace_loads_equal(tmp_path):
+    sample().save(tmp_path / "t")
+    again = Trace.load(tmp_path / "t")
+    assert again.meta == sample().meta
+    assert (again.tensors, again.names, again.graph_of_rank) == (sample().tensors, sample().names, sample().graph_of_rank)
+    for kind, ours, theirs in ((Events, sample().events, again.events), (Steps, sample().steps, again.steps)):
+        for field in fields(kind):
+            np.testing.assert_allclose(getattr(theirs, field.name), getattr(ours, field.name), atol=0.01)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+def test_an_existing_folder_is_never_overwritten(copy):
+    before = (copy / "trace.npz").read_bytes()
+    with pytest.raises(InputError, match="exists already"):
+        sample().save(copy)
+    assert (copy / "trace.npz").read_bytes() == before
+
+
+def test_a_trace_of_another_version_is_refused(copy):
+    meta = json.loads((copy / "meta.json").read_text())
+    (copy / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+    with pytest.raises(TraceVersionError, match="version 99"):
+        Trace.load(copy)
+
+
+@pytest.mark.parametrize("name", ["meta.json", "trace.npz"])
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(InputError, match=name):
+        Trace.load(copy)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, 0.99])
+def test_a_truncated_trace_is_refused(copy, kept):
+    data = (copy / "trace.npz").read_bytes()
+    (copy / "trace.npz").write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
+    with pytest.raises(TraceFormatError, match=r"trace\.npz"):
+        Trace.load(copy)
+
+
+def test_metadata_that_is_no_json_is_refused(copy):
+    (copy / "meta.json").write_text("{")
+    with pytest.raises(TraceFormatError, match=r"meta\.json"):
+        Trace.load(copy)
+
+
+class TestTheBundledSample:
+    def test_is_real_and_says_where_it_comes_from(self):
+        meta = sample().meta
+        assert meta.versions["tensorflow"].startswith("2.15")
+        assert meta.versions["horovod"] == "0.28.1"
+        assert meta.command
+        assert meta.machine
+        assert meta.recorded_at
+        assert (sample_trace_path() / "PROVENANCE.md").is_file()
+
+    def test_is_small(self):
+        assert sum(path.stat().st_size for path in sample_trace_path().iterdir()) < 3e6
+
+    def test_has_every_gradient_on_every_rank_in_every_profiled_step(self):
+        events = sample().events
+        comm = events.select((events.kind == EventKind.COMM) & (events.step >= 0))
+        steps = np.unique(sample().steps.index[sample().steps.traced])
+        seen = set(zip(comm.rank.tolist(), comm.step.tolist(), comm.tensor.tolist(), strict=True))
+        whole = {(r, s, t) for r in range(sample().meta.ranks) for s in steps.tolist() for t in range(len(sample().tensors))}
+        assert whole <= seen
+
+    def test_measures_untraced_iterations(self):
+        assert len(sample().iterations_us()) >= 10

@@ -1,0 +1,126 @@
+"""Predictions for the bundled recording."""
+
+import json
+
+import msgspec
+import pytest
+from sample import predictor, sample
+
+from dpro_search.errors import InputError
+from dpro_search.replay import Predictor
+from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
+from dpro_search.replay.perfetto import perfetto_json
+from dpro_search.replay.what_if import asked, gains, parse_question
+from dpro_search.space.moves import contiguous_groups
+from dpro_search.space.plan import Plan
+
+
+def rate(bps):
+    return msgspec.structs.replace(predictor().cluster, rate_bps=bps)
+
+
+def test_the_recorded_setting_is_predicted_within_8_percent_of_the_untraced_steps():
+    prediction = predictor().predict(Plan())
+    assert prediction.iteration_us == pytest.approx(measured_iteration_us(sample()), rel=0.08)
+    assert prediction.settled
+    assert prediction.source == "recorded"
+
+
+def test_predictions_are_deterministic():
+    again = Predictor.from_trace(sample())
+    plan = Plan(tensor_groups=contiguous_groups(predictor().tensors, 6))
+    assert again.predict(plan) == predictor().predict(plan)
+
+
+def test_the_interval_holds_the_prediction_and_is_wider_for_a_changed_setting():
+    recorded, changed = predictor().predict(Plan()), predictor().predict(Plan(cycle_time_us=2000.0))
+    for prediction in (recorded, changed):
+        assert prediction.interval_us[0] < prediction.iteration_us < prediction.interval_us[1]
+    assert changed.source == "extrapolated"
+    assert changed.interval_us[1] - changed.interval_us[0] > recorded.interval_us[1] - recorded.interval_us[0]
+
+
+def test_a_faster_link_is_faster_and_never_beats_the_compute():
+    times = [predictor().predict(Plan(), rate(bps)).iteration_us for bps in (2e8, 5e8, 1e9, 2e9, 1e10, None)]
+    assert times == sorted(times, reverse=True)
+    compute = max(float((p.main_us + p.host_us).mean()) for p in predictor().graph.profiles)
+    assert times[-1] > compute
+
+
+def test_no_fusion_is_slower_than_horovods_default():
+    assert predictor().predict(Plan(fusion_threshold_bytes=0)).iteration_us > predictor().predict(Plan()).iteration_us
+
+
+def test_one_group_of_everything_hides_nothing():
+    whole = predictor().predict(Plan(tensor_groups=contiguous_groups(predictor().tensors, 1)))
+    assert whole.iteration_us > predictor().predict(Plan()).iteration_us
+
+
+def test_the_breakdown_adds_up_to_the_iteration():
+    prediction = predictor().predict(Plan())
+    assert sum(prediction.breakdown_us.values()) == pytest.approx(prediction.iteration_us, rel=0.1)
+
+
+def test_a_larger_fusion_buffer_needs_more_memory():
+    small, large = (predictor().predict(Plan(fusion_threshold_bytes=n)).peak_memory_bytes for n in (2**20, 2**26))
+    assert large - small > 2**24
+
+
+def test_a_held_out_step_is_predicted_from_the_others():
+    step = int(predictor().graph.steps[2])
+    others, measured, error = held_out(sample(), step)
+    assert step not in others.graph.steps
+    assert measured > 0
+    assert abs(error) < 15
+
+
+def test_a_step_that_was_not_profiled_cannot_be_held_out():
+    with pytest.raises(InputError, match="--holdout-step 0"):
+        held_out(sample(), 0)
+
+
+def test_steps_replayed_from_their_own_durations_are_close():
+    assert with_own_durations(sample())[2] < 8
+
+
+@pytest.mark.parametrize("text", ["compute=0.9", "rank0.compute=0.5", "bandwidth=2", "communication=0"])
+def test_improvements_never_slow_the_job(text):
+    changed = asked(predictor(), parse_question(text)).predict(Plan())
+    assert changed.iteration_us <= predictor().predict(Plan()).iteration_us * 1.01
+
+
+def test_free_communication_leaves_the_compute():
+    free = asked(predictor(), parse_question("communication=0")).predict(Plan()).iteration_us
+    works = [p.main_us + p.host_us + sum(r.work_us for r in p.releases) for p in predictor().graph.profiles]
+    assert free == pytest.approx(max(float(work.mean()) for work in works), rel=0.05)
+
+
+def test_gains_are_sorted():
+    found = [row["gain_us"] for row in gains(predictor())]
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("text", ["", "compute", "rank0.bandwidth=2", "bandwidth=0", "speed=2"])
+def test_a_malformed_question_is_refused(text):
+    with pytest.raises(InputError, match="--what-if"):
+        parse_question(text)
+
+
+def test_a_rank_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="ranks 0 to 1"):
+        asked(predictor(), parse_question("rank7.compute=0.5"))
+
+
+def test_the_perfetto_file_has_both_sides_of_one_step():
+    events = json.loads(perfetto_json(sample(), predictor(), Plan()))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"measured rank 0", "measured rank 1", "predicted rank 0", "predicted rank 1", "predicted Horovod"} <= names
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 for event in slices)
+    measured_end, predicted_end = (
+        max(e["ts"] + e["dur"] for e in slices if (e["pid"] >= 1000) == predicted) for predicted in (False, True)
+    )
+    assert predicted_end == pytest.approx(measured_end, rel=0.25)
+    starts = {event["id"] for event in events if event["ph"] == "s"}
+    assert starts == {event["id"] for event in events if event["ph"] == "f"}
+    assert len(starts) >= len(sample().tensors)

@@ -1,0 +1,195 @@
+"""The simulator's semantics on graphs small enough to know the answer."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.replay import replay, simulator
+from dpro_search.space.replay_graph import ReplayGraph
+
+FREE = {
+    "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_idle_us": 0.0, "beta_busy_us": 1e-9, "beta_idle_us": 1e-9,
+    "negotiate_busy_us": np.array([1.0]), "negotiate_idle_us": np.array([1.0]),
+    "copy_in_us": 0.0, "copy_out_us": 0.0, "cpu_us": 0.0, "cycle_cpu_us": 0.0, "residual_pct": 0.0,
+}  # fmt: skip
+
+
+def graph(*, ranks=2, main_us=(1000.0, 1000.0), post_us=((500.0, 900.0),) * 2, sizes=(100.0, 100.0), update_us=0.0, **changes):
+    """Ranks that post units at given core times; every unit's update takes `update_us` on each rank."""
+    costs = CommCosts(**(FREE | changes.pop("costs", {})))
+    units = len(sizes)
+    post = np.array(post_us, dtype=float)[None, :, :]
+    settings_ = {"fusion_threshold_bytes": 1e9, "exact_groups": False, "cycle_us": 10.0, "core": np.arange(ranks)} | changes
+    return ReplayGraph(
+        main_us=np.array([main_us], dtype=float),
+        host_us=np.zeros((1, ranks)),
+        post_us=np.sort(post, axis=2),
+        post_order=np.argsort(post, axis=2, kind="stable"),
+        unit_bytes=np.array(sizes, dtype=float),
+        unit_tensors=np.ones(units, dtype=np.int64),
+        release_rank=np.repeat(np.arange(ranks), units),
+        release_work_us=np.full((1, ranks * units), float(update_us)),
+        release_ptr=np.arange(ranks * units + 1),
+        release_unit=np.tile(np.arange(units), ranks),
+        comm=costs,
+        **settings_,
+    )
+
+
+def iteration_us(*args, **kwargs) -> float:
+    return replay(graph(*args, **kwargs)).iteration_us
+
+
+def test_without_communication_an_iteration_takes_its_compute():
+    assert iteration_us() == pytest.approx(1000, abs=30)  # up to two cycles and an agreement
+
+
+def test_the_slowest_rank_sets_the_pace():
+    assert iteration_us(main_us=(1000.0, 2000.0), post_us=((500.0, 900.0), (500.0, 1900.0))) == pytest.approx(2000, abs=30)
+
+
+def test_updates_are_work_of_the_core():
+    assert iteration_us(update_us=100.0) == pytest.approx(1200, abs=30)
+
+
+def test_a_transfer_that_compute_hides_costs_nothing():
+    assert iteration_us(post_us=((100.0, 100.0),) * 2, costs={"beta_busy_us": 1.0, "beta_idle_us": 1.0}) == pytest.approx(
+        1000, abs=30
+    )
+
+
+def test_a_transfer_after_the_last_gradient_is_exposed():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 1.0, "beta_idle_us": 1.0}}
+    assert iteration_us(**late) == pytest.approx(1200, abs=30)
+
+
+def test_idle_and_busy_ranks_have_different_speeds():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 5.0, "beta_idle_us": 2.0}}
+    assert iteration_us(**late) == pytest.approx(1400, abs=30)
+
+
+def test_communication_on_the_core_slows_the_compute_that_it_overlaps():
+    costs = {"beta_busy_us": 1.0, "beta_idle_us": 1.0, "cpu_us": 0.5}
+    assert iteration_us(post_us=((100.0, 100.0),) * 2, costs=costs) == pytest.approx(1000 + 0.5 * 200, abs=30)
+
+
+def test_copies_stop_the_compute():
+    assert iteration_us(post_us=((100.0, 100.0),) * 2, costs={"copy_in_us": 0.5, "copy_out_us": 0.25}) == pytest.approx(
+        1150, abs=30
+    )
+
+
+def test_without_fusion_every_unit_pays_the_latency():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_idle_us": 300.0}}
+    fused, alone = iteration_us(**late), iteration_us(**late, fusion_threshold_bytes=0.0)
+    assert alone - fused == pytest.approx(300, abs=5)
+
+
+def test_exact_groups_never_fuse():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_idle_us": 300.0}}
+    assert iteration_us(**late, exact_groups=True) == pytest.approx(iteration_us(**late, fusion_threshold_bytes=0.0), abs=5)
+
+
+def test_a_long_cycle_delays_what_just_missed_it():
+    assert iteration_us(post_us=((1000.0, 1000.0),) * 2, cycle_us=5000.0) >= 2500
+
+
+def test_ranks_on_one_core_share_it():
+    assert iteration_us(core=np.array([0, 0])) == pytest.approx(2000, abs=50)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "threshold", "expected"),
+    [
+        ([4, 4, 4], 12, [0, 0, 0]),
+        ([4, 4, 4], 8, [0, 0, 1]),
+        ([4, 4, 4], 0, [0, 1, 2]),
+        ([4, 9, 4], 8, [0, 1, 2]),  # a unit that does not fit, and would not fit beside the skipped, closes the collective
+        ([2, 7, 2, 7], 9, [0, 0, 1, 1]),
+        ([1, 8, 1], 8, [0, 1, 2]),
+        ([1, 5, 1, 5], 5, [0, 1, 2, 3]),
+        ([20, 1, 1], 8, [0, 1, 1]),
+    ],
+)
+def test_fusion_follows_the_controllers_rule(sizes, threshold, expected):
+    group = np.full(len(sizes), -1, dtype=np.int64)
+    count = simulator.fuse(np.ones(len(sizes), dtype=bool), np.array(sizes, dtype=float), float(threshold), False, group)
+    assert group.tolist() == expected
+    assert count == max(expected) + 1
+
+
+def test_a_unit_that_is_skipped_may_be_passed_by_smaller_ones():
+    group = np.full(3, -1, dtype=np.int64)
+    simulator.fuse(np.ones(3, dtype=bool), np.array([5.0, 4.0, 1.0]), 8.0, False, group)
+    assert group.tolist() == [0, 1, 1]  # 5 + 4 > 8 and closes the first
+    group[:] = -1
+    simulator.fuse(np.ones(3, dtype=bool), np.array([2.0, 6.5, 1.0]), 8.4, False, group)
+    assert group.tolist() == [0, 1, 1]
+
+
+@st.composite
+def graphs(draw):
+    ranks = draw(st.integers(1, 4))
+    units = draw(st.integers(1, 6))
+    main = [draw(st.integers(100, 5000)) for _ in range(ranks)]
+    post = [[draw(st.integers(1, main[r])) for _ in range(units)] for r in range(ranks)]
+    sizes = [draw(st.integers(1, 1000)) for _ in range(units)]
+    costs = {
+        "alpha_busy_us": draw(st.floats(0, 500)),
+        "alpha_idle_us": draw(st.floats(0, 100)),
+        "beta_busy_us": draw(st.floats(0.1, 3)),
+        "beta_idle_us": draw(st.floats(0.1, 1)),
+        "cpu_us": draw(st.floats(0, 0.1)),
+    }
+    return graph(
+        ranks=ranks, main_us=main, post_us=post, sizes=sizes, update_us=float(draw(st.integers(0, 50))), costs=costs,
+        fusion_threshold_bytes=float(draw(st.integers(0, 3000))), cycle_us=float(draw(st.integers(1, 2000))),
+    )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs())
+def test_nothing_starts_before_its_cause_and_no_iteration_beats_its_compute(case):
+    timeline = replay(case, iterations=6, log=True)
+    updates = case.release_work_us.sum() / case.ranks
+    assert timeline.iteration_us >= case.main_us.max() + updates - 1e-3
+    for kind, _, _, _, _, start, end in timeline.log:
+        assert end >= start
+        assert kind in (
+            *range(simulator.COPY_IN, simulator.COPY_OUT + 1),
+            simulator.LOG_POST,
+            simulator.LOG_MAIN,
+            simulator.LOG_STEP,
+        )
+    returns = timeline.log[timeline.log[:, simulator.LOG_KIND] == simulator.LOG_POST]
+    per_unit = np.unique(returns[:, [simulator.LOG_COLLECTIVE, simulator.LOG_UNIT]], axis=0)
+    assert len(returns) == len(per_unit) * case.ranks  # a unit returns to all ranks together
+    for collective in np.unique(returns[:, simulator.LOG_COLLECTIVE]):
+        rows = returns[returns[:, simulator.LOG_COLLECTIVE] == collective]
+        copies = timeline.log[
+            (timeline.log[:, simulator.LOG_KIND] == simulator.COPY_IN) & (timeline.log[:, simulator.LOG_COLLECTIVE] == collective)
+        ]
+        assert len(copies) <= 1
+        if len(copies):
+            assert rows[:, simulator.LOG_START].max() <= copies[0, simulator.LOG_START] + 1e-6  # all ranks had posted
+
+
+@settings(deadline=None, max_examples=10)
+@given(graphs())
+def test_the_compiled_simulator_equals_the_plain_one(case):
+    compiled = replay(case, iterations=4, log=True)
+    original, fuse = simulator.simulate, simulator.fuse
+    try:
+        simulator.simulate, simulator.fuse = original.py_func, fuse.py_func
+        plain = replay(case, iterations=4, log=True)
+    finally:
+        simulator.simulate, simulator.fuse = original, fuse
+    np.testing.assert_allclose(plain.iterations_us, compiled.iterations_us, rtol=1e-9)
+    np.testing.assert_allclose(plain.log, compiled.log, rtol=1e-9, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_timeline():
+    case = graph(costs={"negotiate_busy_us": np.array([1.0, 50.0, 300.0])})
+    np.testing.assert_array_equal(replay(case, seed=3).iterations_us, replay(case, seed=3).iterations_us)

@@ -1,0 +1,73 @@
+"""A plan on the sample's graph."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample import predictor, sample
+
+from dpro_search.errors import InputError
+from dpro_search.space.apply import apply
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.moves import contiguous_groups, propose
+from dpro_search.space.plan import Plan
+
+
+def applied(plan: Plan, cluster: ClusterSpec | None = None):
+    p = predictor()
+    return apply(plan, p.graph, p.costs, (p.recorded, p.cluster), cluster)
+
+
+def test_the_empty_plan_is_the_recorded_setting():
+    graph = applied(Plan())
+    assert graph.units == len(sample().tensors)
+    assert graph.fusion_threshold_bytes == sample().meta.settings.fusion_threshold_bytes
+    assert graph.cycle_us == sample().meta.settings.cycle_time_us
+    assert not graph.exact_groups
+
+
+def test_knobs_are_taken_from_the_plan():
+    graph = applied(Plan(fusion_threshold_bytes=0, cycle_time_us=5000.0))
+    assert (graph.fusion_threshold_bytes, graph.cycle_us) == (0, 5000)
+
+
+def test_a_group_is_posted_with_its_last_tensor():
+    tensors = predictor().tensors
+    single, grouped = applied(Plan()), applied(Plan(tensor_groups=(tuple(t.name for t in tensors),)))
+    assert grouped.units == 1
+    np.testing.assert_allclose(grouped.post_us[:, :, 0], single.post_us.max(axis=2))
+
+
+def test_a_tensor_in_no_group_goes_alone():
+    names = [tensor.name for tensor in predictor().tensors]
+    graph = applied(Plan(tensor_groups=((names[0], names[1]),)))
+    assert graph.units == len(names) - 1
+    assert sorted(graph.unit_tensors.tolist()) == [1] * (len(names) - 2) + [2]
+
+
+def test_an_unknown_tensor_is_named():
+    with pytest.raises(InputError, match="no tensor 'nobody'"):
+        applied(Plan(tensor_groups=(("nobody",),)))
+
+
+def test_more_ranks_behave_like_the_recorded_ones():
+    graph = applied(Plan(), predictor().cluster.with_ranks(4))
+    assert graph.ranks == 4
+    np.testing.assert_array_equal(graph.main_us[:, 0], graph.main_us[:, 2])
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 20), st.integers(0, 2**31), st.integers(0, 30))
+def test_no_grouping_loses_bytes_tensors_or_updates(count, seed, moves):
+    tensors = predictor().tensors
+    position = {tensor.name: i for i, tensor in enumerate(tensors)}
+    groups = contiguous_groups(tensors, count)
+    rng = np.random.default_rng(seed)
+    for _ in range(moves):
+        groups = propose(groups, position, rng)
+    graph, single = applied(Plan(tensor_groups=groups)), applied(Plan())
+    assert graph.unit_bytes.sum() == single.unit_bytes.sum()
+    assert graph.unit_tensors.sum() == len(tensors)
+    assert graph.release_work_us.sum() == pytest.approx(single.release_work_us.sum())
+    assert (np.sort(graph.post_order, axis=2) == np.arange(graph.units)).all()
+    assert (graph.post_us <= (graph.main_us)[:, :, None] + 1e-6).all()

@@ -1,6 +1,7 @@
 """Raw files of a recorded TensorFlow + Horovod job -> `Trace`.
 
-A raw folder holds ``rank{r}/{hook.json,run_metadata.pb,xplane.pb}`` of every rank and ``horovod_timeline.json`` of rank 0.
+A raw folder holds ``job.json`` (how the job was started), ``rank{r}/{hook.json,run_metadata.pb,xplane.pb}`` of every rank, and
+``horovod_timeline.json`` of rank 0.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +42,9 @@ _KIND_OF_PHASE = {
 }
 
 
+_File = TypeVar("_File")
+
+
 class GradientRecord(msgspec.Struct):
     """A gradient as the hook noted it while the step was traced."""
 
@@ -70,12 +74,32 @@ class HookFile(msgspec.Struct):
     idle_comm: IdleComm | None = None
 
 
+class JobFile(msgspec.Struct, kw_only=True):
+    """``job.json``: what only the launcher knows."""
+
+    ranks: int
+    settings: CommSettings
+    command: tuple[str, ...]
+    machine: str
+    recorded_at: str
+    rate_bps: float | None = None
+
+
+def read_job(path: Path) -> JobFile:
+    """Read what the launcher wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return _read(path, JobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
+
+
 def read_hook(path: Path) -> HookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return _read(path, HookFile, "this rank wrote nothing; did its process end by itself?")
+
+
+def _read(path: Path, kind: type[_File], hint: str) -> _File:
     if not path.is_file():
-        raise InputError(f"{path}: missing: this rank wrote nothing; did its process end by itself?")
+        raise InputError(f"{path}: missing: {hint}")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=HookFile)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.MsgspecError as error:
         raise TraceFormatError(f"{path}: {error}; record the job again") from error
 
@@ -89,17 +113,8 @@ class _Rank:
     origin_residual_us: float
 
 
-def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trace:
-    """Build the trace of one job.
-
-    Parameters
-    ----------
-    raw
-        The folder of raw files.
-    settings
-        The knobs that the job ran with.
-    meta
-        Further fields of `TraceMeta` that only the launcher knows: rate, hosts, time, machine.
+def assemble(raw: Path) -> Trace:
+    """Build the trace of one job from its raw folder.
 
     Raises
     ------
@@ -108,7 +123,8 @@ def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trac
     TraceFormatError
         A file is damaged.
     """
-    found = [_read_rank(raw / f"rank{r}") for r in range(ranks)]
+    job = read_job(raw / "job.json")
+    found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
     base_ns = found[0].hook.steps[0][0]
     tensors, tensor_of_horovod = _tensors(found[0], timeline)
@@ -126,16 +142,20 @@ def assemble(raw: Path, ranks: int, settings: CommSettings, **meta: Any) -> Trac
         meta=TraceMeta(
             framework="tensorflow",
             comm="horovod",
-            ranks=ranks,
+            ranks=job.ranks,
             hosts=hosts,
             cores=tuple(rank.hook.cores[0] if len(rank.hook.cores) == 1 else -1 for rank in found),
-            settings=settings,
+            rate_bps=job.rate_bps,
+            settings=job.settings,
             clock=clock,
             versions=found[0].hook.versions,
             peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
+            dropped=_dropped(found, timeline),
             warnings=_warnings(found, timeline),
             idle_cycle_cpu_us=_idle_cycle_cpu_us(found[0].hook, timeline),
-            **meta,
+            command=job.command,
+            machine=job.machine,
+            recorded_at=job.recorded_at,
         ),
         names=tuple(names),
         events=events,
@@ -381,6 +401,19 @@ def _idle_cycle_cpu_us(hook: HookFile, timeline: HorovodTimeline) -> float | Non
     cycle_ns = timeline.origin_ns + timeline.cycle_us * 1e3
     count = int(((cycle_ns >= hook.idle_comm.wall_ns[0]) & (cycle_ns < hook.idle_comm.wall_ns[1])).sum())
     return hook.idle_comm.comm_cpu_ns / 1e3 / count if count else None
+
+
+def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int]:
+    """What the readers left out, by reason: events of the profiles, and of the timeline."""
+    found: dict[str, int] = {}
+    for rank in ranks:
+        for reason, count in rank.profile.dropped.items():
+            found[reason] = found.get(reason, 0) + count
+    for name, count in timeline.skipped.items():
+        found[f"timeline {name.lower()}"] = count
+    if timeline.unfinished:
+        found["timeline unfinished"] = timeline.unfinished
+    return found
 
 
 def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from dpro_search.collect.assemble import HookFile, assemble, read_hook
+from dpro_search.collect._files import write_file
+from dpro_search.collect.assemble import HookFile, JobFile, assemble, read_hook
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
 from dpro_search.collect.trace import CommSettings, Floats, Trace
@@ -120,17 +122,18 @@ def record_job(
     try:
         timeline = {"HOROVOD_TIMELINE": str((raw / "horovod_timeline.json").resolve()), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         recorded = replace(spec, env={**spec.env, **timeline})
-        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
-            run_job(recorded, raw, hosts=hosts, hook=schedule.hook("record"))
-        trace = assemble(
-            raw,
-            spec.ranks,
-            settings_of({**os.environ, **spec.env}),
+        job = JobFile(
+            ranks=spec.ranks,
+            settings=settings_of({**os.environ, **spec.env}),
             command=spec.command,
-            rate_bps=rate_bps,
             machine=machine(),
             recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            rate_bps=rate_bps,
         )
+        write_file(raw / "job.json", msgspec.json.encode(job))
+        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+            run_job(recorded, raw, hosts=hosts, hook=schedule.hook("record"))
+        trace = assemble(raw)
         trace.save(out)
         return trace
     finally:

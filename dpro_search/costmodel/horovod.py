@@ -1,9 +1,10 @@
 """What Horovod's communication costs on CPU ranks: terms of a fused all-reduce, fitted on one trace, and how they scale.
 
 A ring all-reduce of n bytes on p ranks takes ``alpha + n beta`` (Thakur et al. 2005: alpha covers 2 (p - 1) messages, and
-2 (p - 1) / p n bytes cross each link). Both terms depend on whether a rank computes meanwhile: its communication threads then wait
-for the core at each of their wake-ups, for up to a tick of the scheduler. A few bytes need few wake-ups; once the ring's segments
-no longer fit into the sockets' buffers there are more. So on busy ranks ``alpha = a + b (1 - exp(-n / n0))``.
+2 (p - 1) / p n bytes cross each link). Both terms depend on what the ranks do meanwhile. While a main stream runs (forward and
+backward), the communication's threads wait for the core at each of their wake-ups, for up to a tick of the scheduler; a few bytes
+need few wake-ups, and once the ring's segments no longer fit into the sockets' buffers there are more: ``alpha = a + b (1 -
+exp(-n / n0))``. In the tail of a step, executor threads only wake for what comes back, and one such wait is left.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
 _QUIET_US = 50.0  # no agreement between two processes on one machine is faster
-_BEFORE_US, _AFTER_US = 200.0, 500.0  # around a transfer's begin: does a rank compute then?
 _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absolute, and relative to the wire's time
-# alpha_busy and alpha_more on one-core ranks under Linux at 250 ticks a second (means over eight recordings of four models), and
-# for how many observations they stand.
-_USUAL_ALPHA_US, _USUAL_WEIGHT = (3000.0, 2000.0), 10
+# alpha_busy, alpha_more and alpha_tail on one-core ranks under Linux with 250 ticks a second (means over recordings of four models,
+# one of them without fusion), and for how many observations each stands.
+_USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
+_USUAL_DISPATCH_US = 300.0
 SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
 _FEW = 5  # fewer samples than this say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommCosts:
-    """Terms for one cluster. "busy": at least one rank computes meanwhile; "idle": none does.
+    """Terms for one cluster. "busy": a rank's main stream runs meanwhile; "tail": all main streams have ended.
 
     Attributes
     ----------
-    alpha_busy_us, alpha_more_us, alpha_idle_us
-        Fixed time of an all-reduce: of a few bytes on busy ranks; what a large one takes more there; of any size on idle ranks.
-    beta_busy_us, beta_idle_us
+    alpha_busy_us, alpha_more_us, alpha_tail_us
+        Fixed time of an all-reduce: of a few bytes on busy ranks; what a large one takes more there; of any size in the tail.
+    dispatch_us
+        Between two collectives of one cycle, beside the copies: callbacks, and the next one's preparation.
+    beta_busy_us, beta_tail_us
         Time per byte of the tensor.
     negotiate_busy_us, negotiate_idle_us
-        From a cycle's start to its agreement on what to send: a sample per recorded cycle.
+        From a cycle's start to its agreement on what to send, while a rank computes anything and while none does: a sample per
+        recorded cycle.
     copy_in_us, copy_out_us
         Copies around a transfer, per byte; a collective of one tensor has a plain copy as well.
     cpu_us
@@ -54,9 +58,10 @@ class CommCosts:
 
     alpha_busy_us: float
     alpha_more_us: float
-    alpha_idle_us: float
+    alpha_tail_us: float
+    dispatch_us: float
     beta_busy_us: float
-    beta_idle_us: float
+    beta_tail_us: float
     negotiate_busy_us: Floats
     negotiate_idle_us: Floats
     copy_in_us: float
@@ -90,26 +95,25 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     size, duration = spans["size_bytes"], spans["end_us"] - spans["start_us"]
     cpu = comm_cpu_us_per_byte(trace, graph.steps)
     concurrency = float(np.mean([profile.concurrency for profile in graph.profiles]))
-    share = busy.fraction(spans["step"], spans["start_us"], spans["end_us"])
-    begun = spans["copy_in_us"] - _BEFORE_US, spans["start_us"] + _AFTER_US
-    begun_busy = (busy.fraction(spans["step"], *begun) > 0.1).astype(np.float64)
-    alpha_busy, alpha_more, alpha_idle, beta_busy, beta_idle = fit_transfer(
+    main_left_us = _main_ends_us(trace, spans["step"]) - spans["start_us"]
+    begun_busy = (main_left_us > 0).astype(np.float64)
+    share = np.clip(main_left_us / duration, 0.0, 1.0)
+    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit_transfer(
         size, duration, begun_busy, share, wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu, concurrency
     )
-    latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_idle)
-    fitted = latency + size * (share * beta_busy + (1 - share) * beta_idle)
+    latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail)
+    fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
     fused = spans["count"] > 1
     moved = max(float(size[fused].sum()), 1.0)
     negotiate_busy, negotiate_idle = _negotiations(trace, spans, busy)
-    # An all-reduce is never faster than an agreement, which is one of a few bytes.
-    floor = float(np.median(negotiate_idle))
     return CommCosts(
-        alpha_busy_us=max(alpha_busy, floor),
+        alpha_busy_us=alpha_busy,
         alpha_more_us=alpha_more,
-        alpha_idle_us=max(alpha_idle, floor),
+        alpha_tail_us=alpha_tail,
+        dispatch_us=_dispatch_us(trace, spans),
         beta_busy_us=beta_busy,
-        beta_idle_us=beta_idle,
+        beta_tail_us=beta_tail,
         negotiate_busy_us=negotiate_busy,
         negotiate_idle_us=negotiate_idle,
         copy_in_us=float((spans["start_us"] - spans["copy_in_us"])[fused].sum()) / moved,
@@ -135,17 +139,17 @@ def at_cluster(
     cpu = costs.cpu_us * volume
     old_wire, new_wire = wire_us_per_byte(*recorded), wire_us_per_byte(*wanted)
     old_floor, new_floor = costs.cpu_us, cpu
-    extra_idle = costs.beta_idle_us - max(old_wire, old_floor)
+    extra_idle = costs.beta_tail_us - max(old_wire, old_floor)
     extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
-    beta_idle = max(new_wire, new_floor) + max(extra_idle, 0.0) * volume
+    beta_tail = max(new_wire, new_floor) + max(extra_idle, 0.0) * volume
     beta_busy = max(new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     return replace(
         costs,
         alpha_busy_us=costs.alpha_busy_us * messages,
         alpha_more_us=costs.alpha_more_us * messages,
-        alpha_idle_us=costs.alpha_idle_us * messages,
-        beta_busy_us=max(beta_busy, beta_idle),
-        beta_idle_us=beta_idle,
+        alpha_tail_us=costs.alpha_tail_us * messages,
+        beta_busy_us=max(beta_busy, beta_tail),
+        beta_tail_us=beta_tail,
         negotiate_busy_us=costs.negotiate_busy_us * messages,
         negotiate_idle_us=costs.negotiate_idle_us * messages,
         cpu_us=cpu,
@@ -172,9 +176,9 @@ def fit_transfer(
     size, duration
         Bytes and time of each transfer, [n].
     begun_busy
-        1 where a rank computed when the transfer began, else 0, [n].
+        1 where a main stream ran when the transfer began, else 0, [n].
     busy
-        Part of the transfer during which a rank computed, [n].
+        Part of the transfer during which one ran, [n].
     wire, cpu
         Time per byte of the link and of the processors.
     concurrency
@@ -186,24 +190,39 @@ def fit_transfer(
     weight = 1 / np.hypot(_LATENCY_SPREAD_US, _TRANSFER_SPREAD * floor * size)
     design = np.stack(columns, axis=1) * weight[:, None]
     target = duration * weight
-    # A trace of fused transfers holds few small ones, so that the parts of the busy latency lean to their usual values.
-    lean = np.eye(5)[:2] * np.sqrt(_USUAL_WEIGHT) / _LATENCY_SPREAD_US
-    design, target = np.vstack([design, lean]), np.append(target, lean @ np.array([*_USUAL_ALPHA_US, 0.0, 0.0, 0.0]))
+    # A trace of fused transfers holds few small ones, so that the latencies lean to their usual values.
+    lean = np.eye(5)[:3] * np.sqrt(_USUAL_WEIGHT) / _LATENCY_SPREAD_US
+    design, target = np.vstack([design, lean]), np.append(target, lean @ np.array([*_USUAL_ALPHA_US, 0.0, 0.0]))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
     start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
     scale = np.array([1e3, 1e3, 1e3, 1e-3, 1e-3])
     # Robust: a transfer that the machine disturbed counts linearly, not by its square.
     fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
-    alpha_busy, alpha_more, alpha_idle, beta_busy, beta_idle = (float(value) for value in fit.x)
-    if (1 - begun_busy).sum() < _FEW:  # never seen idle: only the wire is known
-        alpha_idle = 0.0
-    if (1 - busy).sum() < _FEW / 2:
-        beta_idle = floor
-    if begun_busy.sum() < _FEW:
-        alpha_busy, alpha_more = alpha_idle, 0.0
+    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
+    if (1 - busy).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known
+        beta_tail = floor
     if busy.sum() < _FEW / 2:
-        beta_busy = max(beta_idle, wire, cpu * (1 + concurrency))
-    return alpha_busy, alpha_more, alpha_idle, max(beta_busy, beta_idle), beta_idle
+        beta_busy = max(beta_tail, wire, cpu * (1 + concurrency))
+    return alpha_busy, alpha_more, alpha_tail, max(beta_busy, beta_tail), beta_tail
+
+
+def _main_ends_us(trace: Trace, step: Floats) -> Floats:
+    """When the last rank posted its last gradient in each of the steps, which ends the main streams."""
+    comm = trace.events.select(trace.events.kind == EventKind.COMM)
+    last: dict[int, float] = {}
+    for number, start_us in zip(comm.step.tolist(), comm.start_us.tolist(), strict=True):
+        last[number] = max(last.get(number, -np.inf), start_us)
+    return np.array([last[int(number)] for number in step])
+
+
+def _dispatch_us(trace: Trace, spans: dict[str, Floats]) -> float:
+    """Median pause between two collectives of one cycle."""
+    cycles = np.sort(trace.events.start_us[trace.events.kind == EventKind.CYCLE])
+    done, begun = spans["done_us"][:-1], spans["copy_in_us"][1:]
+    together = np.searchsorted(cycles, done) == np.searchsorted(cycles, begun)
+    together &= spans["step"][:-1] == spans["step"][1:]
+    pauses = (begun - done)[together]
+    return float(np.median(pauses)) if len(pauses) >= _FEW else _USUAL_DISPATCH_US
 
 
 class _BusyTime:

@@ -7,9 +7,8 @@ of its cycles begins with an agreement among all:
     SLEEP -> NEGOTIATE -> for each fused collective: COPY_IN -> LATENCY -> TRANSFER -> COPY_OUT -> SLEEP
 
 A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and
-run one at a time. How long an agreement and a latency take is decided when they begin, by whether a rank computes then: its
-executor's threads keep the core until the scheduler's next tick, however little they have left to do. Compiled with numba; the
-same function runs uncompiled as `simulate.py_func`.
+run one at a time. How long an agreement and a latency take is decided when they begin, by what the ranks do then. Compiled with
+numba; the same function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
 (
-    ALPHA_BUSY, ALPHA_MORE, ALPHA_IDLE, BETA_BUSY, BETA_IDLE, IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, THRESHOLD, CYCLE,
-) = range(11)  # fmt: skip
+    ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, DISPATCH, BETA_BUSY, BETA_TAIL, IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, THRESHOLD, CYCLE,
+) = range(12)  # fmt: skip
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -156,13 +155,14 @@ def simulate(
     finished = 0
     while finished < ranks:
         # Who uses the cores, and how fast each stream goes.
-        busy = False
+        busy = main_runs = False
         active_on[:] = 0
         for r in range(ranks):
             if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
                 busy = True
+                main_runs |= main_left[r] > 0
                 active_on[core[r]] += 1
-        beta = costs[BETA_BUSY] if busy else costs[BETA_IDLE]
+        beta = costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]
         if state == NEGOTIATE:
             taken = min(costs[CYCLE_CPU] / negotiation, 0.9)
         elif state in (COPY_IN, COPY_OUT):
@@ -267,8 +267,8 @@ def simulate(
             state, left = NEGOTIATE, negotiation
             continue
         if state == COPY_IN:
-            latency = costs[ALPHA_IDLE]
-            if busy:  # waiting for the core: as variable as an exponential distribution
+            latency = costs[ALPHA_TAIL]
+            if main_runs:  # waiting for the core: as variable as an exponential distribution
                 mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / SATURATION_BYTES))
                 latency = -mean * np.log(1 - draws[draw % len(draws)])
                 draw += 1
@@ -305,7 +305,7 @@ def simulate(
                 if group[u] == current:
                     size += unit_bytes[u]
                     tensors += unit_tensors[u]
-            state, left = COPY_IN, size * costs[IN_PER_BYTE] * crowd
+            state, left = COPY_IN, (costs[DISPATCH] + size * costs[IN_PER_BYTE]) * crowd
             continue
         size = 0.0
         state, left = SLEEP, max(cycle_start + costs[CYCLE] - now, 0.0)

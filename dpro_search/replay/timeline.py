@@ -78,9 +78,10 @@ def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: 
             [
                 costs.alpha_busy_us,
                 costs.alpha_more_us,
-                costs.alpha_idle_us,
+                costs.alpha_tail_us,
+                costs.dispatch_us,
                 costs.beta_busy_us,
-                costs.beta_idle_us,
+                costs.beta_tail_us,
                 costs.copy_in_us,
                 costs.copy_out_us,
                 costs.cpu_us,

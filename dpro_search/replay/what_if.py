@@ -92,7 +92,7 @@ def _scaled(profile: RankProfile, factor: float) -> RankProfile:
 def _cheaper(costs: CommCosts, factor: float) -> CommCosts:
     scaled = {name: getattr(costs, name) * factor for name in CommCosts.__dataclass_fields__ if name != "residual_pct"}
     scaled["beta_busy_us"] = max(scaled["beta_busy_us"], 1e-9)
-    scaled["beta_idle_us"] = max(scaled["beta_idle_us"], 1e-9)
+    scaled["beta_tail_us"] = max(scaled["beta_tail_us"], 1e-9)
     for name in ("negotiate_busy_us", "negotiate_idle_us"):
         scaled[name] = np.maximum(scaled[name], 1.0)
     return replace(costs, **scaled)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ def recorded(tensorflow_python: str, tmp_path_factory: pytest.TempPathFactory) -
     rate = ("--rate", "1gbit") if os.geteuid() == 0 else ()
     done = dpro(
         "collect", "--framework", "tensorflow", "--comm", "horovod", "--out", out, "--hosts", 2, *rate, "--json",
+        "--keep-raw", out.parent / "raw",
         "--", tensorflow_python, TRAIN, "--model", "vgg16", "--batch", 2, "--steps", 30,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -77,6 +79,60 @@ def test_the_recorded_setting_is_predicted(recorded):
     prediction = Predictor.from_trace(trace).predict(Plan())
     # A machine that also runs tests is noisy: this asks for the right size, docs/validation.md for accuracy.
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
+
+
+@pytest.fixture
+def raw(recorded, tmp_path):
+    return shutil.copytree(recorded[0].parent / "raw", tmp_path / "raw")
+
+
+def imported(raw: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    return dpro("import", raw, "--out", raw.parent / "again", *args)
+
+
+def test_raw_files_can_be_imported_again(recorded, raw):
+    done = imported(raw, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["collectives"]["unmatched"] == 0
+    np.testing.assert_array_equal(Trace.load(raw.parent / "again").events.start_us, Trace.load(recorded[0]).events.start_us)
+
+
+def damaged(raw: Path, said: str) -> None:
+    done = imported(raw)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert not (raw.parent / "again").exists()
+
+
+def test_a_missing_rank_is_named(raw):
+    shutil.rmtree(raw / "rank1")
+    damaged(raw, "rank1/hook.json")
+
+
+def test_a_missing_timeline_is_named(raw):
+    (raw / "horovod_timeline.json").unlink()
+    damaged(raw, "horovod_timeline.json")
+
+
+def test_a_timeline_cut_off_before_the_first_step_is_named(raw):
+    data = (raw / "horovod_timeline.json").read_bytes()
+    (raw / "horovod_timeline.json").write_bytes(data[:2000])
+    damaged(raw, "horovod_timeline.json")
+
+
+def test_a_timeline_cut_off_at_its_end_gives_a_warning(raw):
+    data = (raw / "horovod_timeline.json").read_bytes()
+    (raw / "horovod_timeline.json").write_bytes(data[: len(data) - 150])
+    done = imported(raw, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "cut off" in json.loads(done.stdout)["warnings"][0]
+
+
+def test_a_profile_that_is_cut_off_is_named(raw):
+    data = (raw / "rank0" / "xplane.pb").read_bytes()
+    (raw / "rank0" / "xplane.pb").write_bytes(data[: len(data) // 2])
+    damaged(raw, "rank0/xplane.pb")
 
 
 def test_search_and_validation_on_real_runs(recorded, tensorflow_python, tmp_path):

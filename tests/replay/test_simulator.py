@@ -10,8 +10,9 @@ from dpro_search.replay import replay, simulator
 from dpro_search.space.replay_graph import ReplayGraph
 
 FREE = {
-    "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_idle_us": 0.0, "beta_busy_us": 1e-9, "beta_idle_us": 1e-9,
+    "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,
     "negotiate_busy_us": np.array([1.0]), "negotiate_idle_us": np.array([1.0]),
+    "dispatch_us": 0.0,
     "copy_in_us": 0.0, "copy_out_us": 0.0, "cpu_us": 0.0, "cycle_cpu_us": 0.0, "residual_pct": 0.0,
 }  # fmt: skip
 
@@ -55,23 +56,23 @@ def test_updates_are_work_of_the_core():
 
 
 def test_a_transfer_that_compute_hides_costs_nothing():
-    assert iteration_us(post_us=((100.0, 100.0),) * 2, costs={"beta_busy_us": 1.0, "beta_idle_us": 1.0}) == pytest.approx(
+    assert iteration_us(post_us=((100.0, 100.0),) * 2, costs={"beta_busy_us": 1.0, "beta_tail_us": 1.0}) == pytest.approx(
         1000, abs=30
     )
 
 
 def test_a_transfer_after_the_last_gradient_is_exposed():
-    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 1.0, "beta_idle_us": 1.0}}
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 1.0, "beta_tail_us": 1.0}}
     assert iteration_us(**late) == pytest.approx(1200, abs=30)
 
 
-def test_idle_and_busy_ranks_have_different_speeds():
-    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 5.0, "beta_idle_us": 2.0}}
+def test_busy_ranks_and_the_tail_have_different_speeds():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_busy_us": 5.0, "beta_tail_us": 2.0}}
     assert iteration_us(**late) == pytest.approx(1400, abs=30)
 
 
 def test_communication_on_the_core_slows_the_compute_that_it_overlaps():
-    costs = {"beta_busy_us": 1.0, "beta_idle_us": 1.0, "cpu_us": 0.5}
+    costs = {"beta_busy_us": 1.0, "beta_tail_us": 1.0, "cpu_us": 0.5}
     assert iteration_us(post_us=((100.0, 100.0),) * 2, costs=costs) == pytest.approx(1000 + 0.5 * 200, abs=30)
 
 
@@ -82,13 +83,13 @@ def test_copies_stop_the_compute():
 
 
 def test_without_fusion_every_unit_pays_the_latency():
-    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_idle_us": 300.0}}
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_tail_us": 300.0}}
     fused, alone = iteration_us(**late), iteration_us(**late, fusion_threshold_bytes=0.0)
     assert alone - fused == pytest.approx(300, abs=5)
 
 
 def test_exact_groups_never_fuse():
-    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_idle_us": 300.0}}
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_tail_us": 300.0}}
     assert iteration_us(**late, exact_groups=True) == pytest.approx(iteration_us(**late, fusion_threshold_bytes=0.0), abs=5)
 
 
@@ -138,9 +139,9 @@ def graphs(draw):
     sizes = [draw(st.integers(1, 1000)) for _ in range(units)]
     costs = {
         "alpha_busy_us": draw(st.floats(0, 500)),
-        "alpha_idle_us": draw(st.floats(0, 100)),
+        "alpha_tail_us": draw(st.floats(0, 100)),
         "beta_busy_us": draw(st.floats(0.1, 3)),
-        "beta_idle_us": draw(st.floats(0.1, 1)),
+        "beta_tail_us": draw(st.floats(0.1, 1)),
         "cpu_us": draw(st.floats(0, 0.1)),
     }
     return graph(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,16 +26,11 @@ class _Verb:
     module: str
     help: str
 
-    @property
-    def exists(self) -> bool:
-        return importlib.util.find_spec(self.module) is not None
-
 
 _VERBS = {
     "collect": _Verb("dpro_search.cli.collect", "Run a training job with the hooks on and write a trace."),
-    "import": _Verb("dpro_search.cli.import_", "Turn raw files of other recorders into a trace."),
+    "import": _Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
     "replay": _Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
-    "diagnose": _Verb("dpro_search.cli.diagnose", "Name the bottlenecks of a trace and what removing each would gain."),
     "run": _Verb("dpro_search.cli.run", "Search the best plans for a trace."),
     "export": _Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
     "validate": _Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
@@ -79,8 +73,7 @@ def _app(verb: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, help="Record a distributed training job, replay it, search plans, prove the best.")
     app.callback()(_options)
     for name, entry in _VERBS.items():
-        if entry.exists:
-            app.command(name, help=None if name == verb else entry.help)(_loaded(entry) if name == verb else _listed)
+        app.command(name, help=None if name == verb else entry.help)(_loaded(entry) if name == verb else _listed)
     return app
 
 

@@ -27,6 +27,7 @@ _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absol
 # one of them without fusion), and for how many observations each stands.
 _USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
 _USUAL_DISPATCH_US = 300.0
+_USUAL_COPY_US, _ENOUGH_COPIED_BYTES = 0.17e-3, 1e6  # per byte, and how much must have been copied to know better
 SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
 _FEW = 5  # fewer samples than this say nothing
 
@@ -104,8 +105,6 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail)
     fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
-    fused = spans["count"] > 1
-    moved = max(float(size[fused].sum()), 1.0)
     negotiate_busy, negotiate_idle = _negotiations(trace, spans, busy)
     return CommCosts(
         alpha_busy_us=alpha_busy,
@@ -116,8 +115,8 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         beta_tail_us=beta_tail,
         negotiate_busy_us=negotiate_busy,
         negotiate_idle_us=negotiate_idle,
-        copy_in_us=float((spans["start_us"] - spans["copy_in_us"])[fused].sum()) / moved,
-        copy_out_us=float((spans["done_us"] - spans["end_us"])[fused].sum()) / moved,
+        copy_in_us=_copy_us(spans, spans["start_us"] - spans["copy_in_us"]),
+        copy_out_us=_copy_us(spans, spans["done_us"] - spans["end_us"]),
         cpu_us=cpu,
         cycle_cpu_us=trace.meta.idle_cycle_cpu_us or 100.0,
         residual_pct=float(np.std(by_step)) * 100,
@@ -139,9 +138,9 @@ def at_cluster(
     cpu = costs.cpu_us * volume
     old_wire, new_wire = wire_us_per_byte(*recorded), wire_us_per_byte(*wanted)
     old_floor, new_floor = costs.cpu_us, cpu
-    extra_idle = costs.beta_tail_us - max(old_wire, old_floor)
+    extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
     extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
-    beta_tail = max(new_wire, new_floor) + max(extra_idle, 0.0) * volume
+    beta_tail = max(new_wire, new_floor) + max(extra_tail, 0.0) * volume
     beta_busy = max(new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     return replace(
         costs,
@@ -169,7 +168,7 @@ def _volume(ranks: int) -> float:
 def fit_transfer(
     size: Floats, duration: Floats, begun_busy: Floats, busy: Floats, wire: float, cpu: float, concurrency: float
 ) -> tuple[float, float, float, float, float]:
-    """(alpha busy, alpha more, alpha idle, beta busy, beta idle); beta cannot be below what wire and processors need.
+    """(alpha busy, alpha more, alpha tail, beta busy, beta tail); beta cannot be below what wire and processors need.
 
     Parameters
     ----------
@@ -215,14 +214,21 @@ def _main_ends_us(trace: Trace, step: Floats) -> Floats:
     return np.array([last[int(number)] for number in step])
 
 
+def _copy_us(spans: dict[str, Floats], duration: Floats) -> float:
+    """Time per byte of the copies, from the collectives of several tensors; the others have none on the timeline."""
+    fused = spans["count"] > 1
+    moved = float(spans["size_bytes"][fused].sum())
+    return float(duration[fused].sum()) / moved if moved >= _ENOUGH_COPIED_BYTES else _USUAL_COPY_US
+
+
 def _dispatch_us(trace: Trace, spans: dict[str, Floats]) -> float:
-    """Median pause between two collectives of one cycle."""
+    """Mean pause between two collectives of one cycle."""
     cycles = np.sort(trace.events.start_us[trace.events.kind == EventKind.CYCLE])
     done, begun = spans["done_us"][:-1], spans["copy_in_us"][1:]
     together = np.searchsorted(cycles, done) == np.searchsorted(cycles, begun)
     together &= spans["step"][:-1] == spans["step"][1:]
     pauses = (begun - done)[together]
-    return float(np.median(pauses)) if len(pauses) >= _FEW else _USUAL_DISPATCH_US
+    return float(np.mean(pauses)) if len(pauses) >= _FEW else _USUAL_DISPATCH_US
 
 
 class _BusyTime:

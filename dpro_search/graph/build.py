@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -88,15 +86,6 @@ def _sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, .
     return tuple(chosen)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Events of one rank in one step, joined to the graph's nodes."""
-
-    node: Ints
-    start_us: Floats
-    end_us: Floats
-
-
 class _RankPart:
     """One rank: its nodes, and what each of them cost in every sampled step."""
 
@@ -123,7 +112,6 @@ class _RankPart:
         self._waits = reachable(waits, self._graph.input_ptr, self._graph.input_idx, self._order)
         self._waits[is_comm] = False
         self.kinds = _kinds(self._graph, is_comm, np.asarray(self._waits.any(axis=1)))
-        self._is_comm = is_comm
 
         mine = trace.events.select(trace.events.rank == rank)
         node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)

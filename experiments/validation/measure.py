@@ -28,6 +28,8 @@ from dpro_search.space.plan import Plan
 WORKLOADS = ("bert", "vgg16", "resnet50", "inception_v3")
 RATES = ("2gbit", "unlimited", "500mbit")
 BASE_RATE = RATES[0]
+FOUR_RANKS = ("bert", "vgg16")  # also measured with two ranks on each core
+CORES = 2
 MIB = 2**20
 TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "train.py"
 
@@ -66,9 +68,10 @@ def main() -> None:
             _round(options, workload, number)
 
 
-def _spec(options: argparse.Namespace, workload: str, steps: int, env: dict[str, str]) -> JobSpec:
+def _spec(options: argparse.Namespace, workload: str, steps: int, env: dict[str, str], ranks: int = 2) -> JobSpec:
     command = (options.python, str(TRAIN), "--model", workload, "--steps", str(steps))
-    return JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1", **env})
+    cores = tuple(rank % CORES for rank in range(ranks))
+    return JobSpec(command=command, ranks=ranks, cores=cores, env={"OMP_NUM_THREADS": "1", **env})
 
 
 def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
@@ -86,15 +89,17 @@ def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
 def _round(options: argparse.Namespace, workload: str, number: int) -> None:
     folder = options.out / workload
     changed = plans(Trace.load(folder / f"trace-{BASE_RATE}"))
-    runs: list[tuple[str, str, Plan]] = [("base", BASE_RATE, Plan())]
-    runs += [(name, BASE_RATE, plan) for name, plan in changed.items()]
-    runs.insert(len(runs) // 2, ("base-again", BASE_RATE, Plan()))
-    runs += [("base", rate, Plan()) for rate in RATES[1:]]
-    for name, rate, plan in runs:
-        _measure(options, workload, name, rate, plan, folder / f"truth-{rate}" / f"{name}.{number}.json")
+    runs: list[tuple[str, str, Plan, int]] = [("base", BASE_RATE, Plan(), 2)]
+    runs += [(name, BASE_RATE, plan, 2) for name, plan in changed.items()]
+    runs.insert(len(runs) // 2, ("base-again", BASE_RATE, Plan(), 2))
+    runs += [("base", rate, Plan(), 2) for rate in RATES[1:]]
+    if workload in FOUR_RANKS:
+        runs.append(("ranks-4", BASE_RATE, Plan(), 4))
+    for name, rate, plan, ranks in runs:
+        _measure(options, workload, name, rate, plan, ranks, folder / f"truth-{rate}" / f"{name}.{number}.json")
 
 
-def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, plan: Plan, out: Path) -> None:
+def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, plan: Plan, ranks: int, out: Path) -> None:
     if out.exists():
         return
     env = horovod_environment(plan)
@@ -104,7 +109,7 @@ def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, p
         export_horovod(plan, export)
         env["DPRO_SEARCH_PLAN"] = str(export.resolve())
     load, started = os.getloadavg()[0], time.time()
-    times = time_job(_spec(options, workload, options.steps, env), rate_bps=parse_rate(rate), shaped=True)
+    times = time_job(_spec(options, workload, options.steps, env, ranks), rate_bps=parse_rate(rate), shaped=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     measured = Measured(
         iteration_us=times.iteration_us.tolist(),

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -41,6 +43,29 @@ def test_a_trace_of_another_version_is_refused(copy):
     (copy / "meta.json").write_text(json.dumps(meta | {"version": 99}))
     with pytest.raises(TraceVersionError, match="version 99"):
         Trace.load(copy)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import MissingCapabilityError
+trace = Trace.load(sample_trace_path())
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    trace.save(Path(sys.argv[1]))
+except MissingCapabilityError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_cannot_take_it_is_one_line_and_leaves_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path / "t")], capture_output=True, text=True, check=True)
+    assert "cannot be written" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["meta.json", "trace.npz"])

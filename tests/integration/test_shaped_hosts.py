@@ -56,6 +56,35 @@ def test_bytes_cross_the_link_at_its_rate_and_the_rate_can_change():
     assert not left_behind()
 
 
+JOB = """
+import sys, threading
+from pathlib import Path
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ranks import JobSpec, run_job
+out = Path(sys.argv[2])
+with ShapedHosts(2) as hosts:
+    run_job(JobSpec(command=(sys.argv[1], str(out / "sleeper.py"))), out, hosts=hosts)
+"""
+
+
+def test_ranks_die_with_the_process_that_started_them(tensorflow_python, tmp_path):
+    (tmp_path / "sleeper.py").write_text(f"import time\nprint('up', flush=True)\ntime.sleep(600)  # {tmp_path}\n")
+    process = subprocess.Popen([sys.executable, "-c", JOB, tensorflow_python, str(tmp_path)])
+    logs = [tmp_path / f"rank{rank}" / "log" for rank in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(log.exists() and "up" in log.read_text() for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    running = subprocess.run(["pgrep", "-f", f"{tmp_path}/sleeper.py"], capture_output=True, text=True, check=False)
+    assert len(running.stdout.split()) >= 2
+    process.kill()
+    process.wait(timeout=20)
+    while subprocess.run(["pgrep", "-f", f"^[^ ]*python {tmp_path}/sleeper.py"], capture_output=True, check=False).returncode == 0:
+        assert time.monotonic() < deadline + 20
+        time.sleep(0.1)
+    remove_leftovers()
+    assert not left_behind()
+
+
 def test_every_host_has_its_name_and_knows_the_others():
     with ShapedHosts(3) as hosts:
         done = subprocess.run(

@@ -96,6 +96,9 @@ def run_job(
         A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
     """
     interpreter = spec.interpreter
+    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
+    if missing:
+        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
     names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
     slots = ",".join(f"{name}:1" for name in names) if hosts else f"localhost:{spec.ranks}"
     server = subprocess.Popen(
@@ -120,6 +123,8 @@ def run_job(
                 command = ["taskset", "-c", str(spec.cores[rank]), *command]
             if hosts:
                 command = hosts.command(rank, command)
+            # Killed with this process, whatever ends it; everything above is an exec of one and the same process.
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
             env = {**os.environ, **spec.env, **_horovod_env(rank, spec.ranks, hosts, port)}
             if hook is not None:
                 env |= {f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}

@@ -31,6 +31,7 @@ _VERBS = {
     "collect": _Verb("dpro_search.cli.collect", "Run a training job with the hooks on and write a trace."),
     "import": _Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
     "replay": _Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
+    "diagnose": _Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
     "run": _Verb("dpro_search.cli.run", "Search the best plans for a trace."),
     "export": _Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
     "validate": _Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),

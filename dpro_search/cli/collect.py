@@ -47,17 +47,16 @@ def collect(
     """
     import numpy as np
 
-    from dpro_search.cli._output import microseconds, percent, print_json, stderr_console
+    from dpro_search.cli._output import microseconds, percent, stderr_console
+    from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.job import Schedule, record_job
     from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
-    from dpro_search.collect.trace import EventKind
 
     del framework, comm  # one of each so far; typer has checked them
     spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts))
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
-    console = stderr_console()
-    with console.status(f"running {hosts} ranks of {command[0]}"):
+    with stderr_console().status(f"running {hosts} ranks of {command[0]}"):
         trace = record_job(
             spec,
             out,
@@ -68,24 +67,7 @@ def collect(
         )
     untraced_us = trace.iterations_us()
     measured = float(np.median(untraced_us)) if len(untraced_us) else None
-    result = {
-        "trace": str(out),
-        "ranks": trace.meta.ranks,
-        "steps": int(trace.steps.traced[trace.steps.rank == 0].sum()),
-        "ops": int((trace.events.kind == EventKind.OP).sum()),
-        "tensors": len(trace.tensors),
-        "measured_iteration_us": measured,
-        "overhead_pct": trace.meta.overhead_pct,
-        "clock_residual_us": max(trace.meta.clock.residual_us),
-        "warnings": list(trace.meta.warnings),
-    }
-    if as_json:
-        print_json(result)
-        return
-    for warning in trace.meta.warnings:
-        console.print(f"warning: {warning}", style="yellow")
-    overhead = "unknown" if trace.meta.overhead_pct is None else percent(trace.meta.overhead_pct)
-    print(f"{result['steps']} profiled steps of {trace.meta.ranks} ranks, {result['ops']} ops, {len(trace.tensors)} gradients")
-    print(f"iteration {'unknown' if measured is None else microseconds(measured)} without the profiler, overhead {overhead}")
-    print(f"clocks of the ranks agree within {microseconds(max(trace.meta.clock.residual_us))}")
-    print(f"trace: {out}")
+    overhead = trace.meta.overhead_pct
+    said = "unknown" if measured is None else microseconds(measured)
+    lines = [f"iteration {said} without the profiler, overhead {'unknown' if overhead is None else percent(overhead)}"]
+    print_trace(trace_facts(trace, out) | {"measured_iteration_us": measured, "overhead_pct": overhead}, lines, as_json)

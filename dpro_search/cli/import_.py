@@ -19,31 +19,17 @@ def import_(
     """
     import numpy as np
 
-    from dpro_search.cli._output import microseconds, print_json, stderr_console
+    from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.assemble import assemble
     from dpro_search.collect.trace import EventKind
 
     trace = assemble(source)
     trace.save(out)
     comm = trace.events.select(trace.events.kind == EventKind.COMM)
-    unmatched = int((comm.collective < 0).sum())
-    result = {
-        "trace": str(out),
+    matched, unmatched = len(np.unique(comm.collective[comm.collective >= 0])), int((comm.collective < 0).sum())
+    facts = trace_facts(trace, out) | {
         "format": "tensorflow-horovod",
-        "ranks": trace.meta.ranks,
-        "steps": int(trace.steps.traced[trace.steps.rank == 0].sum()),
-        "ops": int((trace.events.kind == EventKind.OP).sum()),
         "dropped": dict(trace.meta.dropped),
-        "collectives": {"matched": len(np.unique(comm.collective[comm.collective >= 0])), "unmatched": unmatched},
-        "clock_residual_us": max(trace.meta.clock.residual_us),
-        "warnings": list(trace.meta.warnings),
+        "collectives": {"matched": matched, "unmatched": unmatched},
     }
-    if as_json:
-        print_json(result)
-        return
-    for warning in trace.meta.warnings:
-        stderr_console().print(f"warning: {warning}", style="yellow")
-    print(f"{result['steps']} profiled steps of {trace.meta.ranks} ranks, {result['ops']} ops, {len(trace.tensors)} gradients")
-    print(f"{len(np.unique(comm.collective))} collectives, {unmatched} spans without one")
-    print(f"clocks of the ranks agree within {microseconds(max(trace.meta.clock.residual_us))}")
-    print(f"trace: {out}")
+    print_trace(facts, [f"{matched} collectives, {unmatched} communication spans without one"], as_json)

@@ -27,6 +27,8 @@ class Timeline:
         Each distance after the warm-up, [iterations - 1].
     breakdown_us
         Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
+    rank_breakdown_us
+        The same on every rank.
     settled
         False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
     log
@@ -36,6 +38,7 @@ class Timeline:
     iteration_us: float
     iterations_us: Floats
     breakdown_us: dict[str, float]
+    rank_breakdown_us: tuple[dict[str, float], ...]
     settled: bool
     log: Floats
 
@@ -97,12 +100,15 @@ def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: 
         buffer,
     )
     distances = np.diff(end.max(axis=1)[_WARMUP - 1 :])
-    rank = int(breakdown[simulator.COMPUTE].argmax())
-    compute, contention, exposed = (float(row[rank]) / total for row in breakdown)
+    per_rank = tuple(
+        {"compute": compute / total, "contention": contention / total, "exposed_communication": exposed / total}
+        for compute, contention, exposed in breakdown.T.tolist()
+    )
     return Timeline(
         iteration_us=float(np.median(distances)),
         iterations_us=distances,
-        breakdown_us={"compute": compute, "contention": contention, "exposed_communication": exposed},
+        breakdown_us=per_rank[int(breakdown[simulator.COMPUTE].argmax())],
+        rank_breakdown_us=per_rank,
         settled=_settled(distances),
         log=buffer[:used],
     )

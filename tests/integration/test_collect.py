@@ -151,6 +151,17 @@ def test_search_and_validation_on_real_runs(recorded, tensorflow_python, tmp_pat
         assert plan["measured_us"] > 0
 
 
+def test_a_keras_fit_job_is_recorded_without_a_line_added(tensorflow_python, tmp_path):
+    job = Path(__file__).with_name("keras_fit_job.py")
+    done = dpro("collect", "--out", tmp_path / "t", "--json", "--", tensorflow_python, job)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["steps"], result["tensors"]) == (11, 10)
+    trace = Trace.load(tmp_path / "t")
+    assert {tensor.name.split("/")[1].split("#")[0] for tensor in trace.tensors} == {"kernel", "bias"}
+    assert Predictor.from_trace(trace).predict(Plan()).iteration_us > 0
+
+
 def test_an_interpreter_without_the_framework_is_one_line(tmp_path):
     done = dpro("collect", "--out", tmp_path / "t", "--", sys.executable, "train.py")
     assert done.returncode == 1

@@ -1,0 +1,35 @@
+"""What `collect` and `import` say of the trace that they wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpro_search.cli._output import microseconds, print_json, stderr_console
+from dpro_search.collect.trace import EventKind, Trace
+
+
+def trace_facts(trace: Trace, out: Path) -> dict[str, Any]:
+    """Facts that both verbs report as JSON."""
+    return {
+        "trace": str(out),
+        "ranks": trace.meta.ranks,
+        "steps": int(trace.steps.traced[trace.steps.rank == 0].sum()),
+        "ops": int((trace.events.kind == EventKind.OP).sum()),
+        "tensors": len(trace.tensors),
+        "clock_residual_us": max(trace.meta.clock.residual_us),
+        "warnings": list(trace.meta.warnings),
+    }
+
+
+def print_trace(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    """One JSON object, or warnings on stderr and a few lines for people, `lines` among them."""
+    if as_json:
+        print_json(facts)
+        return
+    for warning in facts["warnings"]:
+        stderr_console().print(f"warning: {warning}", style="yellow")
+    print(f"{facts['steps']} profiled steps of {facts['ranks']} ranks, {facts['ops']} ops, {facts['tensors']} gradients")
+    print("\n".join(lines))
+    print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")
+    print(f"trace: {facts['trace']}")

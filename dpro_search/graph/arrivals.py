@@ -1,0 +1,44 @@
+"""Who keeps the others waiting: when each rank posted its part of the recorded collectives."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import EventKind, Trace
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's punctuality over the collectives of the profiled steps.
+
+    Attributes
+    ----------
+    last_pct
+        Collectives for which this rank came last.
+    waited_us
+        Time between this rank's post and the last rank's, mean per collective: waiting that is not transfer.
+    """
+
+    rank: int
+    last_pct: float
+    waited_us: float
+
+
+def arrivals(trace: Trace) -> tuple[Arrival, ...]:
+    """Punctuality of every rank, from the collectives that all ranks were seen to post."""
+    comm = trace.events.select((trace.events.kind == EventKind.COMM) & (trace.events.collective >= 0))
+    numbers, row = np.unique(comm.collective, return_inverse=True)
+    post = np.full((len(numbers), trace.meta.ranks), -np.inf)
+    np.maximum.at(post, (row, comm.rank), comm.start_us)
+    post = post[np.isfinite(post).all(axis=1)]
+    if not len(post):
+        return ()
+    last = post.max(axis=1)
+    return tuple(
+        Arrival(
+            rank=rank,
+            last_pct=float((post.argmax(axis=1) == rank).mean()) * 100,
+            waited_us=float((last - post[:, rank]).mean()),
+        )
+        for rank in range(trace.meta.ranks)
+    )

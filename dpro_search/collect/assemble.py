@@ -92,7 +92,7 @@ def read_job(path: Path) -> JobFile:
 
 def read_hook(path: Path) -> HookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return _read(path, HookFile, "this rank wrote nothing; did its process end by itself?")
+    return _read(path, HookFile, "this rank never started Horovod, or its process was killed")
 
 
 def _read(path: Path, kind: type[_File], hint: str) -> _File:

@@ -191,7 +191,12 @@ class _Recorder:
         shutil.rmtree(os.path.join(self._out, "profile"), ignore_errors=True)
 
     def write(self):
-        """Write hook.json; a job that ends inside the traced steps still leaves what there is."""
+        """Write hook.json; a job that ends inside the traced steps still leaves what there is.
+
+        Python processes that the job starts beside itself come here too; they never start Horovod and write nothing.
+        """
+        if self._idle is None:
+            return
         if self._tracing:
             self._stop_tracing()
         import resource

@@ -30,9 +30,10 @@ else:
 """
 
 
-def left_behind() -> list[str]:
+def left_behind(pid: int | None = None) -> list[str]:
+    """Namespaces and links that a process made (this one if None); other jobs on the machine have their own."""
     listing = subprocess.run("ip netns list; ip -o link", shell=True, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"\bdps\d+[hbv]\d*", listing)
+    return re.findall(rf"\bdps{pid or os.getpid()}[hbv]\d*", listing)
 
 
 def transfer_s(hosts: ShapedHosts, size: int) -> float:
@@ -82,7 +83,7 @@ def test_ranks_die_with_the_process_that_started_them(tensorflow_python, tmp_pat
         assert time.monotonic() < deadline + 20
         time.sleep(0.1)
     remove_leftovers()
-    assert not left_behind()
+    assert not left_behind(process.pid)
 
 
 def test_every_host_has_its_name_and_knows_the_others():
@@ -114,15 +115,15 @@ def test_hosts_are_removed_when_their_process_is_ended(number):
     process = holding()
     process.send_signal(number)
     process.wait(timeout=20)
-    assert not left_behind()
+    assert not left_behind(process.pid)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next():
     process = holding()
     process.kill()
     process.wait(timeout=20)
-    assert left_behind()
+    assert left_behind(process.pid)
     deadline = time.monotonic() + 20
-    while left_behind() and time.monotonic() < deadline:
+    while left_behind(process.pid) and time.monotonic() < deadline:
         remove_leftovers()
-    assert not left_behind()
+    assert not left_behind(process.pid)

@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte
+from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte
 
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
@@ -51,8 +51,8 @@ class CommCosts:
         Copies around a transfer, per byte; a collective of one tensor has a plain copy as well.
     cpu_us
         Core time of a transfer, per byte, on each rank.
-    cycle_cpu_us
-        Core time of a cycle, on each rank.
+    cycle_cpu_us, collective_cpu_us
+        Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
     residual_pct
         Standard deviation of measured over fitted duration of a step's transfers.
     """
@@ -69,6 +69,7 @@ class CommCosts:
     copy_out_us: float
     cpu_us: float
     cycle_cpu_us: float
+    collective_cpu_us: float
     residual_pct: float
 
 
@@ -119,6 +120,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         copy_out_us=_copy_us(spans, spans["done_us"] - spans["end_us"]),
         cpu_us=cpu,
         cycle_cpu_us=trace.meta.idle_cycle_cpu_us or 100.0,
+        collective_cpu_us=COLLECTIVE_CPU_US,
         residual_pct=float(np.std(by_step)) * 100,
     )
 

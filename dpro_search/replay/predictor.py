@@ -14,8 +14,8 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 
 # Half-width of the interval beside the noise of the steps, from docs/validation.md: nine in ten errors were smaller.
-_MODEL_ERROR_RECORDED = 0.03
-_MODEL_ERROR_CHANGED = 0.06
+_MODEL_ERROR_RECORDED = 0.05
+_MODEL_ERROR_CHANGED = 0.08
 
 
 class Predictor:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import SATURATION_BYTES
 
 Bools = npt.NDArray[np.bool_]
 
@@ -26,7 +25,7 @@ SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
 ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, DISPATCH, BETA_BUSY, BETA_TAIL = range(6)
-IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, THRESHOLD, CYCLE = range(6, 12)
+IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE = range(6, 14)
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -167,7 +166,7 @@ def simulate(
         elif state in (COPY_IN, COPY_OUT):
             taken = 1.0
         elif state == LATENCY:
-            taken = min(costs[CYCLE_CPU] / latency, 0.5)
+            taken = min(costs[COLLECTIVE_CPU] / latency, 0.5)
         elif state == TRANSFER:
             taken = min(costs[CPU_PER_BYTE] / beta, 1.0)
         else:
@@ -268,7 +267,7 @@ def simulate(
         if state == COPY_IN:
             latency = costs[ALPHA_TAIL]
             if main_runs:  # waiting for the core: as variable as an exponential distribution
-                mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / SATURATION_BYTES))
+                mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / costs[SATURATION]))
                 latency = -mean * np.log(1 - draws[draw % len(draws)])
                 draw += 1
             latency = max(latency, 1.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.replay import simulator
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -89,6 +90,8 @@ def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: 
                 costs.copy_out_us,
                 costs.cpu_us,
                 costs.cycle_cpu_us,
+                costs.collective_cpu_us,
+                SATURATION_BYTES,
                 graph.fusion_threshold_bytes,
                 graph.cycle_us,
             ]

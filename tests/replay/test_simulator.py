@@ -13,7 +13,7 @@ FREE = {
     "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,
     "negotiate_busy_us": np.array([1.0]), "negotiate_idle_us": np.array([1.0]),
     "dispatch_us": 0.0,
-    "copy_in_us": 0.0, "copy_out_us": 0.0, "cpu_us": 0.0, "cycle_cpu_us": 0.0, "residual_pct": 0.0,
+    "copy_in_us": 0.0, "copy_out_us": 0.0, "cpu_us": 0.0, "cycle_cpu_us": 0.0, "collective_cpu_us": 0.0, "residual_pct": 0.0,
 }  # fmt: skip
 
 

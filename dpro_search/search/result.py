@@ -20,7 +20,7 @@ _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup"),
     *("gain_certain", "fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "trial"),
 )
-NEAR_TIE = 0.001  # iteration times that differ by less than this share of the better one count as equal
+NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
 
 
 class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     baseline
         Price of the recorded setting.
     plans
-        The best plans, fastest first. Plans within 0.1 % of each other count as one, and the simplest speaks for them.
+        The best plans, fastest first. Plans within 1 % of each other count as one, and the simplest speaks for them.
     """
 
     run: str
@@ -124,7 +124,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 def rank_plans(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """The best distinct plans, fastest first, at most `MOST_PLANS`.
 
-    Going from the fastest plan to slower ones, each takes with it all that are at most 0.1 % slower. Of those the simplest is
+    Going from the fastest plan to slower ones, each takes with it all that are at most 1 % slower. Of those the simplest is
     listed: fewest fields, then fewest groups, then fastest, then first found.
     """
     distinct = {trial.plan: trial for trial in sorted(trials, key=lambda t: -t.number)}  # the first trial of a plan stays

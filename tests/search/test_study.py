@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_continued(tmp_path: Path) ->
 
 def test_near_ties_go_to_the_simpler_plan() -> None:
     grouped = Plan(tensor_groups=(("a",), ("b",)), cycle_time_us=2000.0)
-    plans = [(Plan(), 2000.0), (grouped, 1000.0), (Plan(cycle_time_us=2000.0), 1000.9), (Plan(cycle_time_us=3000.0), 1002.0)]
+    plans = [(Plan(), 2000.0), (grouped, 1000.0), (Plan(cycle_time_us=2000.0), 1009.0), (Plan(cycle_time_us=3000.0), 1020.0)]
     ranked = rank_plans(trials_of(plans), price(2000.0))
     assert [r.plan for r in ranked] == [Plan(cycle_time_us=2000.0), Plan(cycle_time_us=3000.0), Plan()]
 
@@ -223,7 +223,7 @@ def test_listed_plans_are_distinct_and_sorted_and_the_first_is_best(times_us: li
     ranked = rank_plans(trials_of(plans), price(times_us[0]))
     listed_us = [r.prediction.iteration_us for r in ranked]
     assert listed_us == sorted(set(listed_us))
-    assert listed_us[0] <= 1.001 * min(times_us)
+    assert listed_us[0] <= 1.01 * min(times_us)
 
 
 @pytest.mark.parametrize(

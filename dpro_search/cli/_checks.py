@@ -24,7 +24,7 @@ _REPORT = {
     "print('TensorFlow', tf.__version__, '+ Horovod', horovod.__version__, '(gloo)' if hvd.gloo_built() else '(no gloo)')",
 }
 _REPORT_TIMEOUT_S = 120
-_HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset")
+_HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset", "setpriv")
 _MIN_FREE_BYTES = 2 * 2**30
 _MAX_CLOCK_READ_NS = 1000.0
 

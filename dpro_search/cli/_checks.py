@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import dpro_search
 from dpro_search.cli import _output
 from dpro_search.errors import DproSearchError
 
-_PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "protobuf")
+_PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
 _FRAMEWORKS = ("tensorflow",)
 _REPORT = {
     "tensorflow": "import tensorflow as tf, horovod, horovod.tensorflow as hvd; "
@@ -54,15 +53,11 @@ def check_machine() -> Iterator[Check]:
 
 def check_trace(folder: Path | None) -> Check:
     """Whether a trace can be read; None: the bundled sample."""
-    samples = Path(dpro_search.__file__).parent / "samples"
-    if folder is None:
-        folder = next(iter(sorted(meta.parent for meta in samples.glob("*/meta.json"))), None)
-        if folder is None:
-            fix = "install the package again"
-            return Check(name="sample trace", ok=False, detail=f"none in {samples}", fix=fix, needed=True)
     try:
+        from dpro_search.collect.sample import sample_trace_path
         from dpro_search.collect.trace import Trace
 
+        folder = folder or sample_trace_path()
         trace = Trace.load(folder)
     except (DproSearchError, ImportError, OSError) as error:
         return Check(name="trace", ok=False, detail=str(error), fix="record it again: dpro-search collect", needed=True)

@@ -16,6 +16,7 @@ from scipy.optimize import least_squares
 
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
+from dpro_search.graph.core_time import active_count
 from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte
 
@@ -245,10 +246,7 @@ class _BusyTime:
                 mine = (ops.rank == rank) & (ops.step == step)
                 start, end = ops.start_us[mine], ops.end_us[mine]
                 edges = np.unique(np.concatenate((start, end)))
-                change = np.zeros(len(edges))
-                np.add.at(change, np.searchsorted(edges, start), 1)
-                np.add.at(change, np.searchsorted(edges, end), -1)
-                active = np.cumsum(change)[:-1] > 0
+                active = active_count(edges, start, end) > 0
                 self._functions[rank, int(step)] = edges, np.concatenate(([0.0], np.cumsum(active * np.diff(edges))))
 
     def fraction(self, step: Floats, start_us: Floats, end_us: Floats) -> Floats:

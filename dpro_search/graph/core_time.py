@@ -80,8 +80,8 @@ def divide_step(
         When the step was called; the time until the first op counts as overhead of that op.
     """
     edges = np.unique(np.concatenate(([step_start_us], start_us, end_us)))
-    active = _count(edges, start_us, end_us)
-    active_main = _count(edges, start_us[is_main], end_us[is_main])
+    active = active_count(edges, start_us, end_us)
+    active_main = active_count(edges, start_us[is_main], end_us[is_main])
     available = np.diff(edges) - np.diff(communication.integral_us(edges))
     each = np.divide(available, active, out=np.zeros_like(available), where=active > 0)
     used = np.concatenate(([0.0], np.cumsum(each)))
@@ -118,7 +118,7 @@ def scaled(work: StepWork, factor: float) -> StepWork:
     return replace(work, work_us=work.work_us * factor, main_us=work.main_us * factor)
 
 
-def _count(edges: Floats, start_us: Floats, end_us: Floats) -> Ints:
+def active_count(edges: Floats, start_us: Floats, end_us: Floats) -> Ints:
     """How many intervals cover each stretch between two edges."""
     change = np.zeros(len(edges), dtype=np.int64)
     np.add.at(change, np.searchsorted(edges, start_us), 1)

@@ -1,6 +1,6 @@
 """Predictions beside the measurements of `measure`: tables for docs/validation.md.
 
-    python -m experiments.validation.report DIR [--json]
+    python -m experiments.validation.report DIR [--json] [--workloads W ...]
 
 Every prediction comes from one recording; no measurement of a configuration is used to predict it.
 """
@@ -126,8 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     options = parser.parse_args()
-    known = [w for w in WORKLOADS if (options.folder / w / f"truth-{BASE_RATE}").is_dir()]
+    known = [w for w in options.workloads if (options.folder / w / f"truth-{BASE_RATE}").is_dir()]
     recorded = [row for w in known for row in recorded_rows(options.folder / w, w)]
     changed = {w: what_if_rows(options.folder / w, w) for w in known}
     order = {w: ordering(options.folder / w, w, rows) for w, rows in changed.items()}

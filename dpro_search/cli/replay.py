@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpro_search.collect.trace import Trace
     from dpro_search.replay import Predictor
     from dpro_search.space.cluster import ClusterSpec
     from dpro_search.space.plan import Plan
@@ -38,8 +39,14 @@ def replay(
     own_durations: Annotated[
         bool, typer.Option("--own-durations", help="Replay each profiled step from its own durations; the error is their mean.")
     ] = False,
+    samples: Annotated[
+        int | None, typer.Option("--samples", metavar="N", min=1, help="Replay N times with other luck, for quantiles.")
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write prediction and measurement for ui.perfetto.dev.")
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", metavar="FILE", help="Write when each op runs in the replay, as CSV.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -55,7 +62,7 @@ def replay(
     from dpro_search.errors import InputError
     from dpro_search.replay import Predictor
     from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
-    from dpro_search.replay.perfetto import perfetto_json
+    from dpro_search.replay.horovod.perfetto import perfetto_json as horovod_json
     from dpro_search.replay.what_if import asked, parse_question
     from dpro_search.space.plan import Plan
 
@@ -64,6 +71,8 @@ def replay(
     changed = bool(chosen != Plan() or changes or what_ifs)
     if (holdout_step is not None or own_durations) and changed:
         raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
+    if timeline is not None and changed:
+        raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
     if holdout_step is not None and own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     measured: float | None
@@ -86,8 +95,11 @@ def replay(
         measured = None
     elif error is None and measured is not None:
         error = (prediction.iteration_us / measured - 1) * 100
-    if perfetto is not None:
-        write_file(perfetto, perfetto_json(recorded, predictor, chosen))
+    drawn_us = None if samples is None else _drawn_us(predictor, chosen, samples)
+    if perfetto is not None and changed:
+        write_file(perfetto, horovod_json(recorded, predictor, chosen))
+    if (perfetto is not None and not changed) or timeline is not None:
+        _write_ops(recorded, predictor, None if changed else perfetto, timeline)
     _print(
         {
             "measured_iteration_us": measured,
@@ -100,9 +112,41 @@ def replay(
             "replay_seconds": seconds,
             "settled": prediction.settled,
             "unplaced": dict(predictor.graph.unplaced),
-        },
+        }
+        | ({} if drawn_us is None else {"quantiles_us": drawn_us}),
         as_json,
     )
+
+
+def _drawn_us(predictor: Predictor, plan: Plan, samples: int) -> dict[str, float]:
+    """Quantiles of the iteration time over replays with other luck; a bar on stderr where that is a terminal."""
+    import numpy as np
+    from rich.progress import Progress
+
+    from dpro_search.cli._output import stderr_console
+
+    console = stderr_console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=samples)
+        found = predictor.sampled(plan, samples=samples, on_sample=lambda: bar.advance(task))
+    p5, p50, p95 = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
+    return {"p5": p5, "p50": p50, "p95": p95}
+
+
+def _write_ops(trace: Trace, predictor: Predictor, perfetto: Path | None, table: Path | None) -> None:
+    """The recorded setting, replayed op by op: its last iteration beside the measured step, and all iterations as a table."""
+    from dpro_search.collect._files import write_file
+    from dpro_search.replay.outputs import measured_ops, perfetto_json, write_csv
+    from dpro_search.replay.replayer import replay as replay_ops
+    from dpro_search.space.op_level import op_level, typical_step
+
+    step = typical_step(trace, predictor.graph)
+    timeline = replay_ops(op_level(trace, predictor.graph, predictor.costs, step=step))
+    if perfetto is not None:
+        measured = measured_ops(trace, step)
+        write_file(perfetto, perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1))
+    if table is not None:
+        write_csv(timeline, table)
 
 
 def _with_changes(predictor: Predictor, plan: Plan, changes: list[str]) -> tuple[Plan, ClusterSpec]:
@@ -146,6 +190,9 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         return
     low, high = result["interval_us"]
     print(f"predicted iteration  {microseconds(result['predicted_iteration_us'])}  ({microseconds(low)} - {microseconds(high)})")
+    if "quantiles_us" in result:
+        shown = "  ".join(f"{name} {microseconds(value_us)}" for name, value_us in result["quantiles_us"].items())
+        print(f"  with other luck      {shown}")
     if result["measured_iteration_us"] is not None:
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
     for name, value_us in result["breakdown_us"].items():

@@ -1,91 +1,161 @@
-"""What one replayed iteration waited for, from its end backwards: compute, agreements, collectives."""
+"""The critical path of a replay: what, from the start to the makespan, nothing could have ended earlier than."""
 
 from __future__ import annotations
 
-import msgspec
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
+from numba import njit
 
 from dpro_search.collect.trace import Floats
-from dpro_search.replay import simulator
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.executed import carried_csr, executed
 from dpro_search.replay.timeline import Timeline
+from dpro_search.space.replay_graph import Int32s
 
-_SAME_US = 1.0  # instants closer than this are one
+
+class Reason(enum.StrEnum):
+    """Why a step of the path could not begin earlier."""
+
+    START = "start"  # nothing came before
+    DEPENDENCY = "dependency"  # it needs the step before
+    DEVICE = "device"  # its device was busy with the step before
+    COLLECTIVE = "collective"  # the part in the step before was posted last
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the critical path.
+_REASONS = tuple(Reason)
+_START, _DEPENDENCY, _DEVICE, _COLLECTIVE = range(4)
+
+
+class PathStep(NamedTuple):
+    """A stretch of the critical path, during which an op works; nothing waits on the path, for it goes on where a wait came from.
 
     Attributes
     ----------
-    kind
-        "compute" (until a rank posted what the next collective needs), "agreement" (waiting for Horovod's next cycle and its
-        agreement), "collective" (copies and all-reduce), "update" (what is computed after the last collective).
-    rank
-        The rank that computed, -1 for communication.
-    tensors
-        Number of tensors of the collective, else 0.
+    op
+        Number in `Timeline.times`: op i of iteration k is ``k * n + i``.
+    start_us, end_us
+        Of its work; the part of a collective that was posted last is a step of no length before the collective's work.
+    reason
+        Why it could not begin earlier.
     """
 
-    kind: str
-    rank: int
+    op: int
     start_us: float
-    duration_us: float
-    tensors: int = 0
+    end_us: float
+    reason: Reason
 
 
-def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
-    """The path through an iteration in the middle of a logged timeline, in order of time; it starts at 0.
+@dataclass(frozen=True, kw_only=True)
+class PathShares:
+    """Time on a critical path in microseconds, largest first.
 
-    A collective began when its last unit had been posted, or when the one before it was done, whichever was later: the path goes on
-    there.
+    Attributes
+    ----------
+    by_rank_and_kind
+        Of each (rank, name of its `OpKind`).
+    by_op
+        Of each op of the graph, over all iterations.
     """
-    log = timeline.log
-    steps = log[log[:, simulator.LOG_KIND] == simulator.LOG_STEP]
-    iteration = int(steps[:, simulator.LOG_ITERATION].max()) // 2
-    mine = steps[steps[:, simulator.LOG_ITERATION] == iteration]
-    begin, end = float(mine[:, simulator.LOG_START].min()), float(mine[:, simulator.LOG_END].max())
-    last_rank = int(mine[mine[:, simulator.LOG_END].argmax(), simulator.LOG_RANK])
-    collectives = _collectives(log, begin, end)
-    path: list[Segment] = []
-    if not collectives:
-        return (Segment(kind="compute", rank=last_rank, start_us=0.0, duration_us=end - begin),)
-    now = collectives[-1]["end"]
-    path.append(Segment(kind="update", rank=last_rank, start_us=now - begin, duration_us=end - now))
-    for number in range(len(collectives) - 1, -1, -1):
-        current = collectives[number]
-        path.append(_segment("collective", -1, current["start"], current["end"], begin, int(current["tensors"])))
-        before = collectives[number - 1]["end"] if number else -np.inf
-        cause = max(before, current["posted"], begin)
-        if current["start"] - cause > _SAME_US:
-            path.append(_segment("agreement", -1, cause, current["start"], begin))
-        if current["posted"] >= before:
-            path.append(_segment("compute", int(current["rank"]), begin, max(current["posted"], begin), begin))
-            break
-    return tuple(reversed([segment for segment in path if segment.duration_us > 0]))
+
+    by_rank_and_kind: Mapping[tuple[int, str], float]
+    by_op: Mapping[int, float]
 
 
-def _segment(kind: str, rank: int, start: float, end: float, begin: float, tensors: int = 0) -> Segment:
-    return Segment(kind=kind, rank=rank, start_us=start - begin, duration_us=end - start, tensors=tensors)
+def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
+    """The path in order of time. It begins at 0 and ends at the makespan, and each step begins, exactly, where the one before ends.
+
+    Of several causes of one start, a dependency is preferred to the device, and the first in the graph to later ones.
+    """
+    times, graph = timeline.times, timeline.graph
+    op, reason, begin_us, end_us = _walk(
+        int(times.end_us.argmax()),
+        *times[1:],
+        executed(timeline).previous,
+        graph.pred_ptr,
+        graph.pred_idx,
+        *carried_csr(timeline),
+        _last_posted(timeline),
+    )
+    reasons = [_REASONS[code] for code in reason.tolist()]
+    return tuple(map(PathStep, op.tolist(), begin_us.tolist(), end_us.tolist(), reasons))
 
 
-def _collectives(log: Floats, begin: float, end: float) -> list[dict[str, float]]:
-    """Collectives that ended within the iteration, in order: start, end, tensors, and when which rank posted the last unit."""
-    kind = log[:, simulator.LOG_KIND]
-    inside = (log[:, simulator.LOG_END] > begin) & (log[:, simulator.LOG_END] <= end + _SAME_US)
-    phases = log[inside & (kind >= simulator.COPY_IN) & (kind <= simulator.COPY_OUT)]
-    posts = log[inside & (kind == simulator.LOG_POST)]
-    found = []
-    for number in np.unique(posts[:, simulator.LOG_COLLECTIVE]):
-        rows = phases[phases[:, simulator.LOG_COLLECTIVE] == number]
-        own = posts[posts[:, simulator.LOG_COLLECTIVE] == number]
-        last = own[own[:, simulator.LOG_START].argmax()]
-        found.append(
-            {
-                "start": float(rows[:, simulator.LOG_START].min()) if len(rows) else float(own[:, simulator.LOG_END].min()),
-                "end": float(own[:, simulator.LOG_END].max()),
-                "tensors": float(rows[0, simulator.LOG_UNIT]) if len(rows) else 0.0,
-                "posted": float(last[simulator.LOG_START]),
-                "rank": float(last[simulator.LOG_RANK]),
-            }
-        )
-    return sorted(found, key=lambda row: row["end"])
+def path_shares(timeline: Timeline, path: Sequence[PathStep]) -> PathShares:
+    """Who the time on a path belongs to."""
+    graph = timeline.graph
+    op = np.array([step.op for step in path], np.int64) % len(graph)
+    length_us = np.array([step.end_us - step.start_us for step in path])
+    kinds = len(OpKind)
+    group, group_us = _sums(graph.rank_of_op[op].astype(np.int64) * kinds + graph.op_kind[op], length_us)
+    ops, ops_us = _sums(op, length_us)
+    keys = [(number // kinds, OpKind(number % kinds).name) for number in group.tolist()]
+    return PathShares(
+        by_rank_and_kind=dict(zip(keys, group_us.tolist(), strict=True)),
+        by_op=dict(zip(ops.tolist(), ops_us.tolist(), strict=True)),
+    )
+
+
+def _sums(key: npt.NDArray[np.int64], value: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Distinct keys and the sum of each one's values, largest sum first, without sums of 0."""
+    keys, number = np.unique(key, return_inverse=True)
+    total = np.bincount(number, value, len(keys)).astype(np.float64)
+    order = np.argsort(-total, kind="stable")
+    order = order[total[order] > 0]
+    return keys[order], total[order]
+
+
+def _last_posted(timeline: Timeline) -> Int32s:
+    """Of each op, the part of its collective that was posted last: itself if it is no part, [iterations * n]."""
+    graph, start = timeline.graph, timeline.times.start_us
+    last = np.arange(len(start), dtype=np.int32)
+    if len(graph.collective):
+        parts = np.flatnonzero(graph.collective >= 0)
+        for first in range(0, len(start), len(graph)):
+            by_start = parts[np.lexsort((start[first + parts], graph.collective[parts]))]
+            of = graph.collective[by_start]
+            end_of_run = np.searchsorted(of, of, side="right") - 1
+            last[first + by_start] = first + by_start[end_of_run]
+    return last
+
+
+@njit(cache=True, nogil=True)
+def _walk(op, start, moved, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx, last_posted):  # type: ignore[no-untyped-def]
+    """Steps from an op back to the start, returned in order of time."""
+    count = len(pred_ptr) - 1
+    ops, reasons = np.empty(len(end), np.int32), np.empty(len(end), np.int8)
+    begins, ends = np.empty(len(end)), np.empty(len(end))
+    steps = 0
+    until = end[op]
+    while op >= 0:
+        cause = -1
+        if start[op] < moved[op]:
+            reason, cause, begin = _COLLECTIVE, last_posted[op], moved[op]
+        else:
+            begin = start[op]
+            reason, cause = _cause(op, count, start, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx)
+        ops[steps], reasons[steps], begins[steps], ends[steps] = op, reason, begin, until
+        steps += 1
+        op, until = cause, begin
+    return ops[:steps][::-1], reasons[:steps][::-1], begins[:steps][::-1], ends[:steps][::-1]
+
+
+@njit(cache=True, nogil=True)
+def _cause(op, count, start, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx):  # type: ignore[no-untyped-def]
+    """The code of the reason why an op started no earlier, and the op that ended just then, -1 if none did."""
+    iteration, own = op // count, op % count
+    for needed in pred_idx[pred_ptr[own] : pred_ptr[own + 1]]:
+        if end[iteration * count + needed] == start[op]:
+            return _DEPENDENCY, iteration * count + needed
+    if iteration > 0:
+        for needed in carry_idx[carry_ptr[own] : carry_ptr[own + 1]]:
+            if end[(iteration - 1) * count + needed] == start[op]:
+                return _DEPENDENCY, (iteration - 1) * count + needed
+    before = previous[op]
+    if before >= 0 and end[before] == start[op]:
+        return _DEVICE, before
+    return _START, -1

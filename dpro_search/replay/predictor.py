@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings, TensorInfo, Trace
+from dpro_search.collect.trace import CommSettings, Floats, TensorInfo, Trace
 from dpro_search.costmodel.horovod import CommCosts, fit_comm_costs
+from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.replay.timeline import Timeline, replay
+from dpro_search.replay.horovod.timeline import HorovodTimeline, replay_horovod
 from dpro_search.space.apply import apply
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
@@ -70,10 +75,12 @@ class Predictor:
         changed._wanted = cluster or self._wanted
         return changed
 
-    def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32) -> Timeline:
+    def timeline(
+        self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32
+    ) -> HorovodTimeline:
         """The replay of a plan."""
         graph = apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster or self._wanted)
-        return replay(graph, iterations=iterations, seed=self._seed, log=log)
+        return replay_horovod(graph, iterations=iterations, seed=self._seed, log=log)
 
     def predict(self, plan: Plan, cluster: ClusterSpec | None = None) -> Prediction:
         """The settled iteration time of a plan, with an interval."""
@@ -92,6 +99,43 @@ class Predictor:
             source="recorded" if as_recorded else "extrapolated",
             settled=timeline.settled,
         )
+
+    def sampled(
+        self,
+        plan: Plan,
+        cluster: ClusterSpec | None = None,
+        *,
+        samples: int,
+        seed: int = 0,
+        threads: int | None = None,
+        on_sample: Callable[[], None] = lambda: None,
+    ) -> Floats:
+        """Iteration times of replays that differ in luck: the order of recorded steps, latencies and agreements, [samples].
+
+        Parameters
+        ----------
+        seed
+            The result depends on it, not on the number of threads.
+        threads
+            How many replay at a time; None: one for each processor that this process may use.
+        on_sample
+            Called after each replay, from the calling thread.
+
+        Raises
+        ------
+        InputError
+            `samples` or `threads` is below 1.
+        """
+        if samples < 1 or (threads is not None and threads < 1):
+            raise InputError(f"samples and threads must be >= 1, not {samples} and {threads}")
+        job = apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster or self._wanted)
+        children = np.random.SeedSequence(seed).spawn(samples)
+        found = np.empty(samples)
+        with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+            for number, timeline in enumerate(pool.map(lambda child: replay_horovod(job, seed=child), children)):
+                found[number] = timeline.iteration_us
+                on_sample()
+        return found
 
     def _memory_bytes(self, plan: Plan) -> int | None:
         """Measured peak of the process, with the fusion buffer of the plan in place of the recorded one."""

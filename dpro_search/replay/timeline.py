@@ -1,127 +1,68 @@
-"""``replay(graph) -> Timeline``: run the simulator and read the answer off its settled part."""
+"""`Timeline`: the result of a replay, op by op."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import SATURATION_BYTES
-from dpro_search.replay import simulator
-from dpro_search.space.replay_graph import ReplayGraph
-
-_WARMUP = 2
-_DRAWS = 4096
-_SETTLED_PCT = 1.0
+from dpro_search.collect.trace import Floats
+from dpro_search.replay.times import OpTimes, device_order
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Result of a replay; times in microseconds.
+    """Times of every op; of several iterations where they were asked for.
 
     Attributes
     ----------
-    iteration_us
-        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
-    iterations_us
-        Each distance after the warm-up, [iterations - 1].
-    breakdown_us
-        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
-    rank_breakdown_us
-        The same on every rank.
-    settled
-        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
-    log
-        Rows (kind, rank, unit, collective, iteration, start, end) of the simulator, empty unless asked for.
-    """
-
-    iteration_us: float
-    iterations_us: Floats
-    breakdown_us: dict[str, float]
-    rank_breakdown_us: tuple[dict[str, float], ...]
-    settled: bool
-    log: Floats
-
-
-def replay(graph: ReplayGraph, *, iterations: int = 32, seed: int = 0, samples: Ints | None = None, log: bool = False) -> Timeline:
-    """Replay a graph over several iterations.
-
-    Parameters
-    ----------
+    graph
+        What was replayed: n ops an iteration.
+    times
+        Of all iterations, [iterations * n]: op i of iteration k is at ``k * n + i``.
     iterations
-        Iterations after the warm-up. Each takes the durations of a recorded step, all of them equally often.
-    seed
-        Of the order of the samples, and of latencies and negotiation times; the same seed gives the same timeline.
-    samples
-        The recorded steps to take instead, in turn, [any].
+        Iterations that were replayed.
+    iteration_us
+        Settled distance between the ends of two iterations; the makespan where there is one iteration only.
+    settled
+        Whether the distance stopped changing (see `steady.py`); True where there is one iteration only.
+    sampled_us
+        Iteration time of each Monte-Carlo replay, [samples]; empty where none were asked for.
     """
-    rng = np.random.default_rng(seed)
-    total = iterations + _WARMUP
-    if samples is None:
-        rounds = -(-total // graph.samples)
-        sample_of = np.concatenate([rng.permutation(graph.samples) for _ in range(rounds)])[:total]
-    else:
-        sample_of = np.resize(samples, total)
-    costs = graph.comm
-    rows = total * (graph.units * (graph.ranks + 5) + 2 * graph.ranks) if log else 0
-    buffer = np.zeros((rows, 7))
-    end, breakdown, used = simulator.simulate(
-        graph.core,
-        graph.main_us + graph.host_us,
-        graph.post_us + graph.host_us[:, :, None],
-        graph.post_order,
-        graph.unit_bytes,
-        graph.unit_tensors,
-        graph.release_rank,
-        graph.release_work_us,
-        graph.release_ptr,
-        graph.release_unit,
-        graph.exact_groups,
-        np.array(
-            [
-                costs.alpha_busy_us,
-                costs.alpha_more_us,
-                costs.alpha_tail_us,
-                costs.dispatch_us,
-                costs.beta_busy_us,
-                costs.beta_tail_us,
-                costs.copy_in_us,
-                costs.copy_out_us,
-                costs.cpu_us,
-                costs.cycle_cpu_us,
-                costs.collective_cpu_us,
-                SATURATION_BYTES,
-                graph.fusion_threshold_bytes,
-                graph.cycle_us,
-            ]
-        ),
-        costs.negotiate_busy_us,
-        costs.negotiate_idle_us,
-        sample_of.astype(np.int64),
-        rng.random(_DRAWS),
-        buffer,
-    )
-    distances = np.diff(end.max(axis=1)[_WARMUP - 1 :])
-    per_rank = tuple(
-        {"compute": compute / total, "contention": contention / total, "exposed_communication": exposed / total}
-        for compute, contention, exposed in breakdown.T.tolist()
-    )
-    return Timeline(
-        iteration_us=float(np.median(distances)),
-        iterations_us=distances,
-        breakdown_us=per_rank[int(breakdown[simulator.COMPUTE].argmax())],
-        rank_breakdown_us=per_rank,
-        settled=_settled(distances),
-        log=buffer[:used],
-    )
 
+    graph: ReplayGraph
+    times: OpTimes
+    iterations: int = 1
+    iteration_us: float
+    settled: bool = True
+    sampled_us: Floats = field(default_factory=lambda: np.zeros(0))
 
-def _settled(distances: Floats) -> bool:
-    half = len(distances) // 2
-    if half < 2:
-        return True
-    first, second = distances[:half], distances[half:]
-    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
-    allowed = 2 * noise + _SETTLED_PCT / 100 * float(np.median(distances))
-    return abs(float(np.median(first) - np.median(second))) <= allowed
+    @property
+    def makespan_us(self) -> float:
+        """The latest end of all ops."""
+        return float(self.times.end_us.max())
+
+    @cached_property
+    def previous_on_device(self) -> Int32s:
+        """The op that each op's device served just before it, -1 where there is none, [iterations * n]."""
+        return device_order(
+            np.tile(self.graph.device, self.iterations),
+            self.times.start_us,
+            self.times.end_us,
+            self.graph.policy == OrderPolicy.UNBOUNDED,
+        )
+
+    def iteration_end_us(self) -> Floats:
+        """Latest end of each iteration's ops, [iterations]."""
+        ends: Floats = self.times.end_us.reshape(self.iterations, -1).max(axis=1)
+        return ends
+
+    def with_samples(self, sampled_us: Floats) -> Timeline:
+        """The same with the iteration times of Monte-Carlo replays."""
+        return replace(self, sampled_us=sampled_us)
+
+    def quantile_us(self, q: float) -> float:
+        """A quantile of the iteration time over the Monte-Carlo replays."""
+        return float(np.quantile(self.sampled_us, q))

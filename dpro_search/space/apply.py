@@ -1,4 +1,4 @@
-"""``apply(plan, graph, costs, cluster) -> ReplayGraph``: the job as the plan would have it."""
+"""``apply(plan, graph, costs, cluster) -> HorovodJob``: the job as the plan would have it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dpro_search.collect.trace import CommSettings, Floats, Ints
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
+from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
-from dpro_search.space.replay_graph import ReplayGraph
 
 
 def apply(
@@ -19,10 +20,10 @@ def apply(
     costs: CommCosts,
     recorded: tuple[CommSettings, ClusterSpec],
     cluster: ClusterSpec | None = None,
-) -> ReplayGraph:
-    """The replay graph of a plan on a cluster (the recorded one if None).
+) -> HorovodJob:
+    """The job under a plan on a cluster (the recorded one if None).
 
-    Ranks beyond the recorded ones behave like the recorded ones in turn.
+    Ranks beyond the recorded ones behave like the recorded ones in turn; those that behave alike are one class.
 
     Raises
     ------
@@ -31,7 +32,9 @@ def apply(
     """
     settings, recorded_cluster = recorded
     cluster = cluster or recorded_cluster
-    profiles = [graph.profiles[rank % graph.ranks] for rank in range(cluster.ranks)]
+    profile = np.arange(cluster.ranks) % graph.ranks
+    classes = alike(profile, np.array(cluster.cores))
+    profiles = [graph.profiles[number] for number in profile[classes.first_rank]]
     unit_of = _units(plan, settings, graph)
     units = int(unit_of.max()) + 1
     post = np.stack([_last_post(profile, unit_of, units) for profile in profiles], axis=1)
@@ -42,18 +45,20 @@ def apply(
     position = np.empty(units, dtype=np.int64)
     position[listing] = np.arange(units)
     sizes = np.array([tensor.size_bytes for tensor in graph.tensors], dtype=np.float64)
-    release_rank, release_work, release_ptr, release_unit = _releases(profiles, position[unit_of])
+    release_class, release_work, release_ptr, release_unit = _releases(profiles, position[unit_of])
     exact = plan.tensor_groups is not None or (plan.fusion_threshold_bytes is None and settings.groups is not None)
     threshold = settings.fusion_threshold_bytes if plan.fusion_threshold_bytes is None else plan.fusion_threshold_bytes
-    return ReplayGraph(
-        core=np.unique(np.array(cluster.cores), return_inverse=True)[1].astype(np.int64),
+    return HorovodJob(
+        class_of_rank=classes.class_of_rank,
+        core=classes.core,
+        on_core=classes.on_core,
         main_us=np.stack([profile.main_us for profile in profiles], axis=1),
         host_us=host,
         post_us=np.take_along_axis(post, order, axis=2),
         post_order=position[order],
         unit_bytes=np.bincount(position[unit_of], weights=sizes, minlength=units).astype(np.float64),
         unit_tensors=np.bincount(position[unit_of], minlength=units),
-        release_rank=release_rank,
+        release_class=release_class,
         release_work_us=release_work,
         release_ptr=release_ptr,
         release_unit=release_unit,
@@ -97,22 +102,22 @@ def _last_post(profile: RankProfile, unit_of: Ints, units: int) -> Floats:
 
 
 def _releases(profiles: list[RankProfile], unit_of: Ints) -> tuple[Ints, Floats, Ints, Ints]:
-    """Update work of all ranks by the units it waits for; work that waits for the same units is one release."""
-    ranks: list[int] = []
+    """Update work of all classes by the units it waits for; work that waits for the same units is one release."""
+    classes: list[int] = []
     works: list[Floats] = []
     ptr, waits = [0], list[int]()
-    for rank, profile in enumerate(profiles):
+    for number, profile in enumerate(profiles):
         merged: dict[tuple[int, ...], Floats] = {}
         for release in profile.releases:
             key = tuple(sorted(set(unit_of[list(release.tensors)].tolist())))
             merged[key] = merged.get(key, np.zeros(len(release.work_us))) + release.work_us
         for key, work in merged.items():
-            ranks.append(rank)
+            classes.append(number)
             works.append(work)
             waits += key
             ptr.append(len(waits))
     return (
-        np.array(ranks, dtype=np.int64),
+        np.array(classes, dtype=np.int64),
         np.stack(works, axis=1) if works else np.zeros((len(profiles[0].main_us), 0)),
         np.array(ptr, dtype=np.int64),
         np.array(waits, dtype=np.int64),

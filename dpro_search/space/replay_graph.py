@@ -1,64 +1,211 @@
-"""`ReplayGraph`: what the simulator eats. Arrays only; times in microseconds, sizes in bytes."""
+"""`ReplayGraph`: what the replay engine eats. Arrays only; times in microseconds, sizes in bytes.
+
+An **op** runs on one **device**, after the ops that it needs. A device (a stream, a thread, a link's send queue) belongs to a rank and
+runs one op at a time, in the order that its policy says. `replay/reference.py` is the specification of what an engine makes of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import CommCosts
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import Floats
+from dpro_search.errors import GraphError
+from dpro_search.graph.dataflow import OpKind
+
+Int32s = npt.NDArray[np.int32]
+Int8s = npt.NDArray[np.int8]
+
+
+class OrderPolicy(enum.IntEnum):
+    """Which of its ready ops a free device takes."""
+
+    PROGRAM = 0  # the next in the recorded order (the order of op numbers), and it waits for that one
+    FIFO = 1  # the first by (ready time, priority, op number)
+    PRIORITY = 2  # the first by (priority, ready time, op number)
+    UNBOUNDED = 3  # all of them at once
+
+
+def _none(dtype: type) -> Any:
+    return field(default_factory=lambda: np.zeros(0, dtype=dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayGraph:
-    """A job under one plan on one cluster. A *unit* is what is posted and negotiated as a whole: a tensor, or an exact group.
+    """One iteration of a job; n ops, d devices, m dependencies.
 
     Attributes
     ----------
-    core
-        Core of each rank, numbered from 0, [ranks].
-    main_us, host_us
-        Core time of the main stream and of the script between two steps, [samples, ranks].
-    post_us
-        Main core time used up when a rank posts a unit, ascending in `post_order`, [samples, ranks, units].
-    post_order
-        Units in the order in which each rank posts them, [samples, ranks, units].
-    unit_bytes, unit_tensors
-        Size and number of tensors, [units]. Units are in the order in which Horovod lists them within a cycle.
-    release_rank, release_work_us, release_ptr, release_unit
-        Update work: rank [releases], core time [samples, releases], and the units that it waits for in CSR form.
-    fusion_threshold_bytes, exact_groups, cycle_us
-        Horovod's knobs; exact groups do not fuse with anything.
-    comm
-        What communication costs on this cluster.
+    duration_us
+        Work of each op, [n]: how long it takes alone. Of a flow: its latency, before the bytes move.
+    device, kind, priority
+        Of each op, [n]; kind is an `OpKind`, a lower priority value is served first.
+    pred_ptr, pred_idx
+        Dependencies in CSR form, [n + 1] and [m]: op i needs ``pred_idx[pred_ptr[i] : pred_ptr[i + 1]]``.
+    policy, rank_of_device
+        `OrderPolicy` and rank of each device, [d].
+    collective
+        Collective that each op is a rank's part of, -1 for none; empty: no op is. Its parts are posted when their devices take them;
+        once all are posted data move, for the longest duration of the parts, and all parts end together.
+    flow_bytes, link_ptr, link_idx, link_bytes_per_us
+        Bytes that an op moves after its latency, [n], over which links, CSR; and each link's rate. Flows share links max-min fairly.
+        Empty: none. A full-duplex link is two links, one for each direction.
+    slowdown
+        ``slowdown[a, b] >= 1``: an op of kind a takes that many times longer while one of kind b runs on its rank, [kinds, kinds];
+        the largest factor counts; empty: none. Flows and collectives are not slowed.
+    carry_src, carry_dst
+        Dependencies of one iteration's ops on the iteration before: ``carry_dst`` needs the previous ``carry_src``.
+    samples_us
+        Recorded durations of each op, [samples, n], float32; empty: `duration_us` is all that is known.
+    buffer_op, buffer_bytes, buffer_ptr, buffer_use
+        Memory: op that allocates each buffer, its size, and the ops after which it is free (the last to end counts), CSR. A buffer
+        lives on the rank of the op that allocates it; one without uses lives until the end.
+    names, device_names, buffer_names
+        For people; empty: numbers are shown.
     """
 
-    core: Ints
-    main_us: Floats
-    host_us: Floats
-    post_us: Floats
-    post_order: Ints
-    unit_bytes: Floats
-    unit_tensors: Ints
-    release_rank: Ints
-    release_work_us: Floats
-    release_ptr: Ints
-    release_unit: Ints
-    fusion_threshold_bytes: float
-    exact_groups: bool
-    cycle_us: float
-    comm: CommCosts
+    duration_us: Floats
+    device: Int32s
+    pred_ptr: Int32s
+    pred_idx: Int32s
+    policy: Int8s
+    rank_of_device: Int32s
+    kind: Int8s = _none(np.int8)
+    priority: Int32s = _none(np.int32)
+    collective: Int32s = _none(np.int32)
+    flow_bytes: Floats = _none(np.float64)
+    link_ptr: Int32s = _none(np.int32)
+    link_idx: Int32s = _none(np.int32)
+    link_bytes_per_us: Floats = _none(np.float64)
+    slowdown: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    carry_src: Int32s = _none(np.int32)
+    carry_dst: Int32s = _none(np.int32)
+    samples_us: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    buffer_op: Int32s = _none(np.int32)
+    buffer_bytes: Floats = _none(np.float64)
+    buffer_ptr: Int32s = _none(np.int32)
+    buffer_use: Int32s = _none(np.int32)
+    names: Sequence[str] = ()
+    device_names: Sequence[str] = ()
+    buffer_names: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.duration_us)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return len(self.policy)
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return len(self.core)
+        return int(self.rank_of_device.max()) + 1 if len(self.rank_of_device) else 0
+
+    @cached_property
+    def op_kind(self) -> Int8s:
+        """`OpKind` of every op; FORWARD where the graph says nothing, [n]."""
+        return self.kind if len(self.kind) else np.full(len(self), int(OpKind.FORWARD), np.int8)
+
+    @cached_property
+    def rank_of_op(self) -> Int32s:
+        """Rank of every op, [n]."""
+        return self.rank_of_device[self.device]
 
     @property
-    def units(self) -> int:
-        """Number of units."""
-        return len(self.unit_bytes)
+    def is_fluid(self) -> bool:
+        """Whether speeds change while ops run: flows that share links, or slow-downs."""
+        return bool(self.flow_bytes.any() or (self.slowdown.size and self.slowdown.max() > 1))
 
-    @property
-    def samples(self) -> int:
-        """Number of recorded steps whose durations are kept."""
-        return len(self.main_us)
+    def name(self, op: int) -> str:
+        """What people call an op."""
+        return self.names[op] if len(self.names) else f"op {op}"
+
+    def device_name(self, device: int) -> str:
+        """What people call a device."""
+        return self.device_names[device] if len(self.device_names) else f"device {device}"
+
+    def edges(self) -> tuple[Int32s, Int32s]:
+        """Dependencies as (source, destination) arrays, [m] each."""
+        return self.pred_idx, np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.pred_ptr))
+
+    def validate(self) -> None:
+        """Raise `GraphError`, with the op or field to blame, for anything that no engine can replay but a deadlock.
+
+        A deadlock (a cycle, collectives posted in different orders) shows when the graph is replayed.
+        """
+        count = len(self)
+        if count == 0:
+            raise GraphError("the graph has no ops: nothing to replay")
+        for field_name in ("device", "kind", "priority", "collective", "flow_bytes", "names"):
+            length = len(getattr(self, field_name))
+            if length != count and (length or field_name == "device"):
+                raise GraphError(f"{field_name} has {length} entries for {count} ops")
+        for owner, ptr, idx, rows in (
+            ("pred", self.pred_ptr, self.pred_idx, count),
+            ("link", self.link_ptr, self.link_idx, count if len(self.flow_bytes) else 0),
+            ("buffer", self.buffer_ptr, self.buffer_use, len(self.buffer_op)),
+        ):
+            if rows and (len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != len(idx) or (np.diff(ptr) < 0).any()):
+                raise GraphError(f"{owner}_ptr does not divide its {len(idx)} indices among {rows} rows")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        count = len(self)
+        self._refuse(~((self.duration_us >= 0) & np.isfinite(self.duration_us)), "duration_us", "must be a number >= 0")
+        self._refuse((self.device < 0) | (self.device >= self.devices), "device", f"must be one of the {self.devices} devices")
+        for field_name in ("pred_idx", "carry_src", "carry_dst", "buffer_op", "buffer_use"):
+            values = getattr(self, field_name)
+            if len(values) and (values.min() < 0 or values.max() >= count):
+                raise GraphError(f"{field_name} names op {int(values[(values < 0) | (values >= count)][0])} of {count}")
+        if self.samples_us.size:
+            if self.samples_us.shape[1] != count:
+                raise GraphError(f"samples_us has {self.samples_us.shape[1]} columns for {count} ops")
+            bad = ~((self.samples_us >= 0) & np.isfinite(self.samples_us)).all(axis=0)
+            self._refuse(bad, "samples_us", "must be numbers >= 0", self.samples_us.min(axis=0))
+        if len(self.policy) and not np.isin(self.policy, list(OrderPolicy)).all():
+            raise GraphError("policy holds a value that is no OrderPolicy")
+        if len(self.rank_of_device) != self.devices:
+            raise GraphError(f"rank_of_device has {len(self.rank_of_device)} entries for {self.devices} devices")
+        if len(self.flow_bytes):
+            self._refuse(~((self.flow_bytes >= 0) & np.isfinite(self.flow_bytes)), "flow_bytes", "must be a number >= 0")
+            self._refuse((self.flow_bytes > 0) & (np.diff(self.link_ptr) == 0), "link_ptr", "a flow needs a link", self.flow_bytes)
+            if len(self.link_idx) and (self.link_idx.min() < 0 or self.link_idx.max() >= len(self.link_bytes_per_us)):
+                raise GraphError(f"link_idx must be one of the {len(self.link_bytes_per_us)} links")
+            if not (self.link_bytes_per_us > 0).all():
+                raise GraphError(f"link {int(np.argmin(self.link_bytes_per_us > 0))} has no rate above 0")
+            if len(self.collective) and ((self.collective >= 0) & (self.flow_bytes > 0)).any():
+                raise GraphError("an op is both a flow and a part of a collective")
+        if self.slowdown.size and (self.slowdown.shape != (len(OpKind), len(OpKind)) or not (self.slowdown >= 1).all()):
+            raise GraphError(f"slowdown must be {len(OpKind)} x {len(OpKind)} factors >= 1")
+        if len(self.collective):
+            parts = np.flatnonzero(self.collective >= 0)
+            pairs = np.stack((self.collective[parts], self.device[parts]))
+            _, first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
+            unbounded = self.policy[self.device[parts[first]]] == OrderPolicy.UNBOUNDED
+            twice = np.flatnonzero((counts > 1) & ~unbounded)
+            if len(twice):
+                op = int(parts[first[twice[0]]])
+                raise GraphError(
+                    f"collective {int(self.collective[op])} has two parts on {self.device_name(int(self.device[op]))}: it can never start"
+                )
+
+    def _refuse(self, bad: npt.NDArray[np.bool_], field_name: str, must: str, values: npt.NDArray[Any] | None = None) -> None:
+        ops = np.flatnonzero(bad)
+        if len(ops):
+            shown = (getattr(self, field_name) if values is None else values)[ops[0]]
+            more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            raise GraphError(f"{field_name} of {self.name(int(ops[0]))} is {shown}{more}: it {must}")
+
+
+def csr(owner: npt.NDArray[Any], value: npt.NDArray[Any], rows: int) -> tuple[Int32s, Int32s]:
+    """Pairs (owner, value) as CSR rows, each row in the order of the pairs."""
+    ptr = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.bincount(owner, minlength=rows), out=ptr[1:])
+    return ptr, value[np.argsort(owner, kind="stable")].astype(np.int32)

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "dpro_search.cli", "diagnose", *args], capture_output=True, text=True)
@@ -16,8 +18,26 @@ def test_json_has_the_path_the_ranks_and_the_gains():
     assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
 
 
+def test_json_has_the_ops_of_the_path_the_slack_and_the_memory():
+    result = json.loads(diagnose("--json").stdout)
+    shares = [row["share_pct"] for row in result["critical_ops"]]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) <= 100
+    assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
+    assert all(row["op"].endswith(f"@{row['rank']}") for row in result["critical_ops"])
+    assert result["op_level_iteration_us"] == pytest.approx(result["iteration_us"], rel=0.05)
+    assert 0 <= result["slack"]["p10_us"] <= result["slack"]["p50_us"] <= result["slack"]["p90_us"]
+    assert [row["rank"] for row in result["memory"]] == [0, 1]
+    for row in result["memory"]:
+        sizes = [buffer["bytes"] for buffer in row["buffers"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(sizes) <= row["peak_bytes"]
+
+
 def test_the_text_fits_80_columns():
     done = diagnose()
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "bandwidth=2" in done.stdout
+    assert "ops on the critical path" in done.stdout
+    assert "Rank 1: variables" in done.stdout

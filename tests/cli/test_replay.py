@@ -1,5 +1,6 @@
 """The verb `replay` on the bundled sample, as a process."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -47,9 +48,38 @@ def test_a_held_out_step_and_own_durations():
     assert abs(as_json("--holdout-step", "15")["error_pct"]) < 15
 
 
-def test_perfetto_file(tmp_path):
-    as_json("--perfetto", tmp_path / "t.json")
-    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+def test_the_recorded_setting_is_shown_op_by_op_beside_the_measured_step(tmp_path):
+    as_json("--perfetto", tmp_path / "t.json", "--timeline", tmp_path / "t.csv")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {"predicted rank 1", "measured rank 1"} <= {e["args"].get("name") for e in events if e["ph"] == "M"}
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    ops = {row["name"] for row in rows}
+    assert {"script@0", "step ends@1"} <= ops
+    assert all(float(row["end_us"]) >= float(row["start_us"]) for row in rows)
+    shown = {event["name"] for event in events if event["ph"] == "X"}
+    assert "script@0" in shown
+
+
+def test_a_changed_setting_is_shown_as_horovods_phases(tmp_path):
+    as_json("--perfetto", tmp_path / "t.json", "--set", "groups=4")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert "predicted Horovod" in {event["args"]["name"] for event in events if event["ph"] == "M"}
+
+
+def test_samples_give_quantiles_around_the_prediction():
+    result = as_json("--samples", "20")
+    quantiles = result["quantiles_us"]
+    assert quantiles["p5"] <= quantiles["p50"] <= quantiles["p95"]
+    assert quantiles["p50"] == pytest.approx(result["predicted_iteration_us"], rel=0.05)
+    done = replay("--samples", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "p95" in done.stdout
+
+
+def test_ten_thousand_ranks_are_replayed_like_two():
+    result = as_json("--set", "ranks=10240")
+    assert result["predicted_iteration_us"] > as_json()["predicted_iteration_us"]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +92,8 @@ def test_perfetto_file(tmp_path):
         (("--what-if", "magic"), "--what-if 'magic'"),
         (("--holdout-step", "0"), "--holdout-step 0"),
         (("--holdout-step", "15", "--set", "ranks=4"), "leave out"),
+        (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),
+        (("--samples", "0"), "--samples"),
         (("/nowhere",), "not a trace folder"),
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],

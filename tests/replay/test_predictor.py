@@ -3,13 +3,14 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 from sample import predictor, sample
 
 from dpro_search.errors import InputError
 from dpro_search.replay import Predictor
 from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
-from dpro_search.replay.perfetto import perfetto_json
+from dpro_search.replay.horovod.perfetto import perfetto_json
 from dpro_search.replay.what_if import asked, gains, parse_question
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
@@ -109,6 +110,31 @@ def test_a_malformed_question_is_refused(text):
 def test_a_rank_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="ranks 0 to 1"):
         asked(predictor(), parse_question("rank7.compute=0.5"))
+
+
+def test_sampled_replays_depend_on_the_seed_and_not_on_the_threads():
+    one, two, other = (
+        predictor().sampled(Plan(), samples=8, seed=seed, threads=threads) for seed, threads in ((5, 1), (5, 2), (6, 2))
+    )
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+    assert len(set(one.tolist())) > 1
+
+
+def test_more_samples_extend_fewer():
+    few, many = (predictor().sampled(Plan(), samples=count) for count in (3, 6))
+    np.testing.assert_array_equal(many[:3], few)
+
+
+def test_sampled_replays_of_a_plan_and_a_cluster_are_around_its_prediction():
+    plan, cluster = Plan(fusion_threshold_bytes=2**22), rate(1e9)
+    found = predictor().sampled(plan, cluster, samples=20)
+    assert np.median(found) == pytest.approx(predictor().predict(plan, cluster).iteration_us, rel=0.05)
+
+
+def test_no_samples_are_refused():
+    with pytest.raises(InputError, match="samples"):
+        predictor().sampled(Plan(), samples=0)
 
 
 def test_the_perfetto_file_has_both_sides_of_one_step():

@@ -50,10 +50,18 @@ def test_an_unknown_tensor_is_named():
         applied(Plan(tensor_groups=(("nobody",),)))
 
 
-def test_more_ranks_behave_like_the_recorded_ones():
-    graph = applied(Plan(), predictor().cluster.with_ranks(4))
-    assert graph.ranks == 4
-    np.testing.assert_array_equal(graph.main_us[:, 0], graph.main_us[:, 2])
+def test_more_ranks_behave_like_the_recorded_ones_and_are_followed_once():
+    many, recorded = applied(Plan(), predictor().cluster.with_ranks(5)), applied(Plan())
+    assert many.class_of_rank.tolist() == [0, 1, 0, 1, 0]
+    np.testing.assert_array_equal(many.main_us, recorded.main_us)
+    assert many.on_core.tolist() == [1, 1]
+
+
+def test_ranks_on_fuller_cores_are_followed_apart():
+    graph = applied(Plan(), predictor().cluster.with_ranks(5, 2))  # cores of ranks 0, 2, 4 and of 1, 3
+    assert graph.class_of_rank.tolist() == [0, 1, 0, 1, 0]
+    assert graph.on_core.tolist() == [3, 2]
+    assert len(set(graph.core.tolist())) == 2
 
 
 @settings(deadline=None, max_examples=25)

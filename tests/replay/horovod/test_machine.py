@@ -1,13 +1,17 @@
 """The simulator's semantics on graphs small enough to know the answer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.costmodel.horovod import CommCosts
-from dpro_search.replay import replay, simulator
-from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.replay.horovod import machine
+from dpro_search.replay.horovod.timeline import replay_horovod
+from dpro_search.space.alike import alike
+from dpro_search.space.horovod_job import HorovodJob
 
 FREE = {
     "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,
@@ -22,15 +26,18 @@ def graph(*, ranks=2, main_us=(1000.0, 1000.0), post_us=((500.0, 900.0),) * 2, s
     costs = CommCosts(**(FREE | changes.pop("costs", {})))
     units = len(sizes)
     post = np.array(post_us, dtype=float)[None, :, :]
-    settings_ = {"fusion_threshold_bytes": 1e9, "exact_groups": False, "cycle_us": 10.0, "core": np.arange(ranks)} | changes
-    return ReplayGraph(
+    settings_ = {"fusion_threshold_bytes": 1e9, "exact_groups": False, "cycle_us": 10.0} | changes
+    settings_ = {
+        "core": np.arange(ranks), "on_core": np.ones(ranks, dtype=np.int64), "class_of_rank": np.arange(ranks), **settings_,
+    }  # fmt: skip
+    return HorovodJob(
         main_us=np.array([main_us], dtype=float),
         host_us=np.zeros((1, ranks)),
         post_us=np.sort(post, axis=2),
         post_order=np.argsort(post, axis=2, kind="stable"),
         unit_bytes=np.array(sizes, dtype=float),
         unit_tensors=np.ones(units, dtype=np.int64),
-        release_rank=np.repeat(np.arange(ranks), units),
+        release_class=np.repeat(np.arange(ranks), units),
         release_work_us=np.full((1, ranks * units), float(update_us)),
         release_ptr=np.arange(ranks * units + 1),
         release_unit=np.tile(np.arange(units), ranks),
@@ -40,7 +47,7 @@ def graph(*, ranks=2, main_us=(1000.0, 1000.0), post_us=((500.0, 900.0),) * 2, s
 
 
 def iteration_us(*args, **kwargs) -> float:
-    return replay(graph(*args, **kwargs)).iteration_us
+    return replay_horovod(graph(*args, **kwargs)).iteration_us
 
 
 def test_without_communication_an_iteration_takes_its_compute():
@@ -82,6 +89,12 @@ def test_copies_stop_the_compute():
     )
 
 
+def test_agreements_without_a_pause_never_stop_the_ranks_on_a_full_core():
+    costs = {"cycle_cpu_us": 50.0, "negotiate_busy_us": np.array([10.0]), "negotiate_idle_us": np.array([10.0])}
+    crowded = graph(core=np.array([0, 0]), cycle_us=1.0, costs=costs)
+    assert replay_horovod(crowded, iterations=4).iteration_us < 2000 / 0.1 * 1.1
+
+
 def test_without_fusion_every_unit_pays_the_latency():
     late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_tail_us": 300.0}}
     fused, alone = iteration_us(**late), iteration_us(**late, fusion_threshold_bytes=0.0)
@@ -116,17 +129,17 @@ def test_ranks_on_one_core_share_it():
 )
 def test_fusion_follows_the_controllers_rule(sizes, threshold, expected):
     group = np.full(len(sizes), -1, dtype=np.int64)
-    count = simulator.fuse(np.ones(len(sizes), dtype=bool), np.array(sizes, dtype=float), float(threshold), False, group)
+    count = machine.fuse(np.ones(len(sizes), dtype=bool), np.array(sizes, dtype=float), float(threshold), False, group)
     assert group.tolist() == expected
     assert count == max(expected) + 1
 
 
 def test_a_unit_that_is_skipped_may_be_passed_by_smaller_ones():
     group = np.full(3, -1, dtype=np.int64)
-    simulator.fuse(np.ones(3, dtype=bool), np.array([5.0, 4.0, 1.0]), 8.0, False, group)
+    machine.fuse(np.ones(3, dtype=bool), np.array([5.0, 4.0, 1.0]), 8.0, False, group)
     assert group.tolist() == [0, 1, 1]  # 5 + 4 > 8 and closes the first
     group[:] = -1
-    simulator.fuse(np.ones(3, dtype=bool), np.array([2.0, 6.5, 1.0]), 8.4, False, group)
+    machine.fuse(np.ones(3, dtype=bool), np.array([2.0, 6.5, 1.0]), 8.4, False, group)
     assert group.tolist() == [0, 1, 1]
 
 
@@ -153,44 +166,102 @@ def graphs(draw):
 @settings(deadline=None, max_examples=60)
 @given(graphs())
 def test_nothing_starts_before_its_cause_and_no_iteration_beats_its_compute(case):
-    timeline = replay(case, iterations=6, log=True)
+    timeline = replay_horovod(case, iterations=6, log=True)
     updates = case.release_work_us.sum() / case.ranks
     assert timeline.iteration_us >= case.main_us.max() + updates - 1e-3
     for kind, _, _, _, _, start, end in timeline.log:
         assert end >= start
         assert kind in (
-            *range(simulator.COPY_IN, simulator.COPY_OUT + 1),
-            simulator.LOG_POST,
-            simulator.LOG_MAIN,
-            simulator.LOG_STEP,
+            *range(machine.COPY_IN, machine.COPY_OUT + 1),
+            machine.LOG_POST,
+            machine.LOG_MAIN,
+            machine.LOG_STEP,
         )
-    returns = timeline.log[timeline.log[:, simulator.LOG_KIND] == simulator.LOG_POST]
-    per_unit = np.unique(returns[:, [simulator.LOG_COLLECTIVE, simulator.LOG_UNIT]], axis=0)
+    returns = timeline.log[timeline.log[:, machine.LOG_KIND] == machine.LOG_POST]
+    per_unit = np.unique(returns[:, [machine.LOG_COLLECTIVE, machine.LOG_UNIT]], axis=0)
     assert len(returns) == len(per_unit) * case.ranks  # a unit returns to all ranks together
-    for collective in np.unique(returns[:, simulator.LOG_COLLECTIVE]):
-        rows = returns[returns[:, simulator.LOG_COLLECTIVE] == collective]
+    for collective in np.unique(returns[:, machine.LOG_COLLECTIVE]):
+        rows = returns[returns[:, machine.LOG_COLLECTIVE] == collective]
         copies = timeline.log[
-            (timeline.log[:, simulator.LOG_KIND] == simulator.COPY_IN) & (timeline.log[:, simulator.LOG_COLLECTIVE] == collective)
+            (timeline.log[:, machine.LOG_KIND] == machine.COPY_IN) & (timeline.log[:, machine.LOG_COLLECTIVE] == collective)
         ]
         assert len(copies) <= 1
         if len(copies):
-            assert rows[:, simulator.LOG_START].max() <= copies[0, simulator.LOG_START] + 1e-6  # all ranks had posted
+            assert rows[:, machine.LOG_START].max() <= copies[0, machine.LOG_START] + 1e-6  # all ranks had posted
 
 
 @settings(deadline=None, max_examples=10)
 @given(graphs())
 def test_the_compiled_simulator_equals_the_plain_one(case):
-    compiled = replay(case, iterations=4, log=True)
-    original, fuse = simulator.simulate, simulator.fuse
+    compiled = replay_horovod(case, iterations=4, log=True)
+    original, fuse = machine.simulate, machine.fuse
     try:
-        simulator.simulate, simulator.fuse = original.py_func, fuse.py_func
-        plain = replay(case, iterations=4, log=True)
+        machine.simulate, machine.fuse = original.py_func, fuse.py_func
+        plain = replay_horovod(case, iterations=4, log=True)
     finally:
-        simulator.simulate, simulator.fuse = original, fuse
+        machine.simulate, machine.fuse = original, fuse
     np.testing.assert_allclose(plain.iterations_us, compiled.iterations_us, rtol=1e-9)
     np.testing.assert_allclose(plain.log, compiled.log, rtol=1e-9, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_timeline():
     case = graph(costs={"negotiate_busy_us": np.array([1.0, 50.0, 300.0])})
-    np.testing.assert_array_equal(replay(case, seed=3).iterations_us, replay(case, seed=3).iterations_us)
+    np.testing.assert_array_equal(replay_horovod(case, seed=3).iterations_us, replay_horovod(case, seed=3).iterations_us)
+
+
+@st.composite
+def jobs_with_ranks_alike(draw):
+    """A job of up to 8 ranks of up to 3 profiles on shared cores, with every rank followed: (job, profile of each rank)."""
+    ranks, profiles, units = draw(st.integers(1, 8)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    main = [draw(st.integers(100, 5000)) for _ in range(profiles)]
+    post = [[draw(st.integers(1, main[p])) for _ in range(units)] for p in range(profiles)]
+    profile = [draw(st.integers(0, profiles - 1)) for _ in range(ranks)]
+    core = [draw(st.integers(0, ranks - 1)) for _ in range(ranks)]
+    job = graph(
+        ranks=ranks, main_us=[main[p] for p in profile], post_us=[post[p] for p in profile], sizes=[100] * units,
+        update_us=float(draw(st.integers(0, 50))), core=np.unique(core, return_inverse=True)[1],
+        fusion_threshold_bytes=float(draw(st.integers(0, 400))), cycle_us=float(draw(st.integers(1, 2000))),
+        costs={
+            "alpha_busy_us": draw(st.floats(0, 500)), "beta_busy_us": draw(st.floats(0.1, 3)), "cpu_us": draw(st.floats(0, 0.1)),
+            "beta_tail_us": 0.1, "copy_in_us": draw(st.floats(0, 0.5)), "cycle_cpu_us": draw(st.floats(0, 50)),
+        },
+    )  # fmt: skip
+    return job, np.array(profile)
+
+
+def folded(job, profile):
+    """The same job with one rank of each class."""
+    classes = alike(profile, job.core)
+    kept = np.isin(job.release_class, classes.first_rank)
+    release_ptr, release_unit = job.release_ptr[: kept.sum() + 1], job.release_unit[np.repeat(kept, np.diff(job.release_ptr))]
+    return replace(
+        job, class_of_rank=classes.class_of_rank, core=classes.core, on_core=classes.on_core,
+        main_us=job.main_us[:, classes.first_rank], host_us=job.host_us[:, classes.first_rank],
+        post_us=job.post_us[:, classes.first_rank], post_order=job.post_order[:, classes.first_rank],
+        release_class=classes.class_of_rank[job.release_class[kept]], release_work_us=job.release_work_us[:, kept],
+        release_ptr=release_ptr, release_unit=release_unit,
+    )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100)
+@given(jobs_with_ranks_alike())
+def test_following_one_rank_of_each_class_changes_nothing(case):
+    job, profile = case
+    whole, few = (replay_horovod(one, iterations=4, log=True) for one in (job, folded(job, profile)))
+    np.testing.assert_array_equal(few.iterations_us, whole.iterations_us)
+    assert few.rank_breakdown_us == whole.rank_breakdown_us
+    followed = np.isin(whole.log[:, machine.LOG_RANK], [-1, *few.log[:, machine.LOG_RANK]])
+    np.testing.assert_array_equal(few.log, whole.log[followed])
+
+
+def test_ten_thousand_ranks_of_two_profiles_are_two_classes():
+    classes = alike(np.arange(10240) % 2, np.arange(10240))
+    assert classes.first_rank.tolist() == [0, 1]
+    assert classes.on_core.tolist() == [1, 1]
+
+
+def test_a_rank_that_shares_its_core_is_not_like_one_that_has_its_own():
+    classes = alike(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 2, 2]))
+    assert classes.class_of_rank.tolist() == [0, 0, 1, 2, 3]
+    assert classes.on_core.tolist() == [2, 1, 1, 1]
+    assert classes.core[2] == classes.core[3]

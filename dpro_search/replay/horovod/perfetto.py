@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.replay import simulator
+from dpro_search.replay.horovod import machine
 from dpro_search.replay.predictor import Predictor
 from dpro_search.space.plan import Plan
 
 _PHASES = (EventKind.NEGOTIATE, EventKind.MEMCPY_IN, EventKind.ALLREDUCE, EventKind.MEMCPY_OUT)
 _STATE_NAMES = {
-    simulator.COPY_IN: "copy in",
-    simulator.LATENCY: "all-reduce (latency)",
-    simulator.TRANSFER: "all-reduce (transfer)",
-    simulator.COPY_OUT: "copy out",
+    machine.COPY_IN: "copy in",
+    machine.LATENCY: "all-reduce (latency)",
+    machine.TRANSFER: "all-reduce (transfer)",
+    machine.COPY_OUT: "copy out",
 }
 _PREDICTED_PID, _HOROVOD_OFFSET = 1000, 900
 
@@ -61,28 +61,28 @@ def _measured(trace: Trace, step: int) -> list[dict[str, Any]]:
 def _predicted(predictor: Predictor, plan: Plan) -> list[dict[str, Any]]:
     timeline = predictor.timeline(plan, log=True, iterations=8)
     log = timeline.log
-    steps = log[log[:, simulator.LOG_KIND] == simulator.LOG_STEP]
-    iteration = int(steps[:, simulator.LOG_ITERATION].max()) // 2
-    first = steps[(steps[:, simulator.LOG_ITERATION] == iteration), simulator.LOG_START].min()
-    last = steps[(steps[:, simulator.LOG_ITERATION] == iteration), simulator.LOG_END].max()
-    log = log[(log[:, simulator.LOG_START] >= first - 1) & (log[:, simulator.LOG_START] <= last)]
-    ranks = int(log[:, simulator.LOG_RANK].max()) + 1
+    steps = log[log[:, machine.LOG_KIND] == machine.LOG_STEP]
+    iteration = int(steps[:, machine.LOG_ITERATION].max()) // 2
+    first = steps[(steps[:, machine.LOG_ITERATION] == iteration), machine.LOG_START].min()
+    last = steps[(steps[:, machine.LOG_ITERATION] == iteration), machine.LOG_END].max()
+    log = log[(log[:, machine.LOG_START] >= first - 1) & (log[:, machine.LOG_START] <= last)]
+    ranks = np.unique(log[log[:, machine.LOG_RANK] >= 0, machine.LOG_RANK]).astype(int).tolist()
     horovod = _PREDICTED_PID + _HOROVOD_OFFSET
-    found = [_named(_PREDICTED_PID + rank, f"predicted rank {rank}") for rank in range(ranks)]
+    found = [_named(_PREDICTED_PID + rank, f"predicted rank {rank}") for rank in ranks]
     found.append(_named(horovod, "predicted Horovod"))
     collectives: dict[int, float] = {}
     for row in log:
-        kind, start, duration = int(row[simulator.LOG_KIND]), float(row[simulator.LOG_START] - first), float(row[6] - row[5])
+        kind, start, duration = int(row[machine.LOG_KIND]), float(row[machine.LOG_START] - first), float(row[6] - row[5])
         if kind in _STATE_NAMES:
-            number = int(row[simulator.LOG_COLLECTIVE])
-            name = f"{_STATE_NAMES[kind]}, {int(row[simulator.LOG_UNIT])} tensors"
+            number = int(row[machine.LOG_COLLECTIVE])
+            name = f"{_STATE_NAMES[kind]}, {int(row[machine.LOG_UNIT])} tensors"
             collectives.setdefault(number, start)
             found.append(_slice(name, horovod, 1, start, duration))
-        elif kind == simulator.LOG_MAIN:
-            found.append(_slice("script, forward, backward", _PREDICTED_PID + int(row[simulator.LOG_RANK]), 1, start, duration))
-    for flow, row in enumerate(log[log[:, simulator.LOG_KIND] == simulator.LOG_POST]):
-        rank, unit, start = int(row[simulator.LOG_RANK]), int(row[simulator.LOG_UNIT]), float(row[simulator.LOG_START] - first)
-        pid, number = _PREDICTED_PID + rank, int(row[simulator.LOG_COLLECTIVE])
+        elif kind == machine.LOG_MAIN:
+            found.append(_slice("script, forward, backward", _PREDICTED_PID + int(row[machine.LOG_RANK]), 1, start, duration))
+    for flow, row in enumerate(log[log[:, machine.LOG_KIND] == machine.LOG_POST]):
+        rank, unit, start = int(row[machine.LOG_RANK]), int(row[machine.LOG_UNIT]), float(row[machine.LOG_START] - first)
+        pid, number = _PREDICTED_PID + rank, int(row[machine.LOG_COLLECTIVE])
         found.append(_slice(f"unit {unit}: post to return", pid, 100 + unit, start, float(row[6] - row[5])))
         if number in collectives:
             common = {"name": "posts", "cat": "flow", "id": flow}

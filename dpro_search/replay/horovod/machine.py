@@ -1,8 +1,9 @@
-"""The simulator: a `ReplayGraph` through several iterations, event by event.
+"""The simulator: a `HorovodJob` through several iterations, event by event.
 
 Every core is a fluid that its users share; between two events all speeds are constant. A rank has a main stream (the script,
-forward and backward, in recorded order) and an update stream (what came back). Horovod is one machine for all ranks, because each
-of its cycles begins with an agreement among all:
+forward and backward, in recorded order) and an update stream (what came back). Ranks that behave alike are one class; one of them
+is followed, as "rank" in what is below, and its core carries the others of its class that are there. Horovod is one machine for all
+ranks, because each of its cycles begins with an agreement among all:
 
     SLEEP -> NEGOTIATE -> for each fused collective: COPY_IN -> LATENCY -> TRANSFER -> COPY_OUT -> SLEEP
 
@@ -76,15 +77,16 @@ def _drawn(samples: Floats, draws: Floats, number: int) -> float:
     return float(samples[int(draws[number % len(draws)] * len(samples))])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def simulate(
     core: Ints,
+    alike: Ints,
     work_us: Floats,
     post_us: Floats,
     post_order: Ints,
     unit_bytes: Floats,
     unit_tensors: Ints,
-    release_rank: Ints,
+    release_class: Ints,
     release_work_us: Floats,
     release_ptr: Ints,
     release_unit: Ints,
@@ -101,7 +103,9 @@ def simulate(
     Parameters
     ----------
     work_us
-        Core time of script and main stream, [samples, ranks]; the other arrays are those of `ReplayGraph`.
+        Core time of script and main stream, [samples, classes]; the other arrays are those of `HorovodJob`.
+    alike
+        Ranks of each class on each of its cores, [classes].
     sample_of
         Sample of each iteration, [iterations].
     draws
@@ -112,7 +116,7 @@ def simulate(
     Returns
     -------
     tuple
-        End of each iteration on each rank, [iterations, ranks]; breakdown of the whole run, [3, ranks]; log rows written.
+        End of each iteration in each class, [iterations, classes]; breakdown of the whole run, [3, classes]; log rows written.
     """
     ranks, units, iterations = len(core), len(unit_bytes), len(sample_of)
     end_us = np.zeros((iterations, ranks))
@@ -121,7 +125,7 @@ def simulate(
     cores = core.max() + 1
     on_core = np.zeros(cores)
     for r in range(ranks):
-        on_core[core[r]] += 1
+        on_core[core[r]] += alike[r]
     crowd = on_core.max()
 
     iteration = np.zeros(ranks, np.int64)
@@ -130,12 +134,12 @@ def simulate(
     next_post = np.zeros(ranks, np.int64)
     to_release = np.zeros(ranks, np.int64)
     begun = np.zeros(ranks)
-    release_waits = np.zeros(len(release_rank), np.int64)
+    release_waits = np.zeros(len(release_class), np.int64)
     for r in range(ranks):
         main_left[r] = work_us[sample_of[0], r]
-    for i in range(len(release_rank)):
+    for i in range(len(release_class)):
         release_waits[i] = release_ptr[i + 1] - release_ptr[i]
-        to_release[release_rank[i]] += 1
+        to_release[release_class[i]] += 1
     releases_of_rank = to_release.copy()
 
     posted = np.zeros(units, np.int64)
@@ -159,7 +163,7 @@ def simulate(
             if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
                 busy = True
                 main_runs |= main_left[r] > 0
-                active_on[core[r]] += 1
+                active_on[core[r]] += alike[r]
         beta = costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]
         if state == NEGOTIATE:
             taken = min(costs[CYCLE_CPU] / negotiation, 0.9)
@@ -172,7 +176,9 @@ def simulate(
         else:
             taken = 0.0
         for c in range(cores):
-            free_of[c] = max(1.0 - taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c]), 0.0)
+            used = taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c])
+            # Agreements may follow each other without a pause, and would stop the ranks that they wait for.
+            free_of[c] = max(1.0 - (min(used, 0.9) if state == NEGOTIATE else used), 0.0)
         for r in range(ranks):
             speed_main[r] = 0.0
             speed_update[r] = 0.0
@@ -241,8 +247,8 @@ def simulate(
                     continue
                 main_left[r] = work_us[sample_of[iteration[r]], r]
                 to_release[r] = releases_of_rank[r]
-                for i in range(len(release_rank)):
-                    if release_rank[i] == r:
+                for i in range(len(release_class)):
+                    if release_class[i] == r:
                         release_waits[i] = release_ptr[i + 1] - release_ptr[i]
 
         # Horovod's machine: leave the state that has ended.
@@ -288,13 +294,13 @@ def simulate(
                     for r in range(ranks):
                         _write(log[logged], LOG_POST, r, u, collective, iteration[r], post_time[r, u], now)
                         logged += 1
-                for i in range(len(release_rank)):
+                for i in range(len(release_class)):
                     for k in range(release_ptr[i], release_ptr[i + 1]):
                         if release_unit[k] == u:
                             release_waits[i] -= 1
                             if release_waits[i] == 0:
-                                update_left[release_rank[i]] += release_work_us[sample_of[iteration[release_rank[i]]], i]
-                                to_release[release_rank[i]] -= 1
+                                update_left[release_class[i]] += release_work_us[sample_of[iteration[release_class[i]]], i]
+                                to_release[release_class[i]] -= 1
             current += 1
             collective += 1
         if current < groups:  # after NEGOTIATE or COPY_OUT: the next collective of this cycle

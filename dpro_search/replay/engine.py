@@ -1,0 +1,195 @@
+"""`Engine`: replays one graph again and again, with its own or with other durations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats
+from dpro_search.errors import InputError
+from dpro_search.replay.kernels.fixed import simulate
+from dpro_search.replay.kernels.fluid import simulate_fluid
+from dpro_search.replay.kernels.retime import retime
+from dpro_search.replay.layout import Layout, lay_out
+from dpro_search.replay.steady import unrolled
+from dpro_search.replay.stuck import stuck_error
+from dpro_search.replay.times import OpTimes, device_order
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Times by label of a layout: ready, start and end of each op, [n]; when each collective began to move data, [collectives].
+
+    A re-timed order has no ready times: they are those of the replay that the order comes from.
+    """
+
+    layout: Layout
+    ready_us: Floats
+    start_us: Floats
+    end_us: Floats
+    moved_us: Floats
+
+    @property
+    def makespan_us(self) -> float:
+        """The latest end."""
+        return float(self.end_us.max())
+
+    def times(self) -> OpTimes:
+        """Times by op number."""
+        columns = [np.empty(len(self.start_us)) for _ in range(3)]
+        for column, values in zip(columns, (self.ready_us, self.start_us, self.end_us), strict=True):
+            column[self.layout.op_of] = values
+        moved = columns[1]
+        if self.layout.collectives:
+            moved = moved.copy()
+            parts = self.layout.part
+            moved[self.layout.op_of[parts]] = self.moved_us[self.layout.collective[parts]]
+        return OpTimes(ready_us=columns[0], start_us=columns[1], moved_us=moved, end_us=columns[2])
+
+
+class Engine:
+    """Replays of one graph. The first one finds the order in which ops run; ops are then laid out in that order.
+
+    Attributes
+    ----------
+    graph
+        What is replayed; of all iterations.
+    layout
+        Its arrays in order of execution.
+    """
+
+    def __init__(self, graph: ReplayGraph, iterations: int = 1) -> None:
+        """Validate, replay once and lay out.
+
+        Raises
+        ------
+        GraphError
+            For what cannot be replayed, a deadlock included.
+        """
+        graph.validate()
+        self.graph = unrolled(graph, iterations)
+        self.iterations = iterations
+        self.layout = lay_out(self.graph)
+        self._find_order()
+
+    def simulate(self, duration_us: Floats | None = None) -> Run:
+        """Replay, event by event.
+
+        Parameters
+        ----------
+        duration_us
+            Of each op by label (see `in_layout`), [n]; those of the graph if None.
+        """
+        run, order = self._simulate(self.layout.duration_us if duration_us is None else duration_us)
+        self._refuse_stuck(run, order)
+        return run
+
+    def retime(self, duration_us: Floats) -> Run:
+        """The times under other durations, by label, [n], if every device keeps the order of the graph's own replay: one linear pass.
+
+        Raises
+        ------
+        InputError
+            The graph has flows or slow-downs: its times do not follow from an order.
+        """
+        if self.graph.is_fluid:
+            raise InputError("a graph with flows or slow-downs cannot be re-timed: replay it")
+        layout, (ptr, idx) = self.layout, self._executed
+        start, end, moved = np.empty(len(duration_us)), np.empty(len(duration_us)), np.empty(layout.collectives)
+        retime(duration_us, ptr, idx, layout.collective, layout.part_ptr, layout.part, start, end, moved)
+        return Run(layout=layout, ready_us=self._first.ready_us, start_us=start, end_us=end, moved_us=moved)
+
+    def in_layout(self, duration_us: Floats) -> Floats:
+        """Durations by op number, [n], as durations by label."""
+        return duration_us[self.layout.op_of]
+
+    @property
+    def first(self) -> Run:
+        """The graph's own replay."""
+        return self._first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layout, and of the replay's times."""
+        run = self._first
+        return self.layout.nbytes + sum(a.nbytes for a in (run.ready_us, run.start_us, run.end_us, run.moved_us))
+
+    @cached_property
+    def _executed(self) -> tuple[Int32s, Int32s]:
+        """Dependencies and, after them, the op that the same device served before: predecessors by label, CSR."""
+        layout = self.layout
+        count = len(layout.op_of)
+        before = device_order(layout.device, self._first.start_us, self._first.end_us, layout.policy == OrderPolicy.UNBOUNDED)
+        follows = np.flatnonzero(before >= 0)
+        needs = np.repeat(np.arange(count, dtype=np.int32), np.diff(layout.pred_ptr))
+        return csr(np.concatenate((needs, follows)), np.concatenate((layout.pred_idx, before[follows])), count)
+
+    def _find_order(self) -> None:
+        """Replay once in the graph's own numbering, then lay out in the order of the starts."""
+        run, order = self._simulate(self.layout.duration_us)
+        self._refuse_stuck(run, order)
+        self.layout = lay_out(self.graph, order)
+        self._first = Run(
+            layout=self.layout,
+            ready_us=run.ready_us[order],
+            start_us=run.start_us[order],
+            end_us=run.end_us[order],
+            moved_us=run.moved_us,
+        )
+
+    def _refuse_stuck(self, run: Run, order: Int32s) -> None:
+        """Raise the error that explains a replay in which not every op ended."""
+        if len(order) < len(self.graph) or np.isinf(run.end_us).any():
+            times = run.times()
+            raise stuck_error(self.graph, times.start_us, times.end_us)
+
+    def _simulate(self, duration_us: Floats) -> tuple[Run, Int32s]:
+        """A run, and the labels in the order in which they started: fewer than n if the replay got stuck."""
+        layout, count = self.layout, len(self.graph)
+        ready, start, end = (np.full(count + 1, np.inf) for _ in range(3))
+        moved, order = np.empty(layout.collectives), np.empty(count, np.int32)
+        common = (
+            duration_us,
+            layout.device,
+            layout.key,
+            layout.priority,
+            layout.succ_ptr,
+            layout.succ_idx,
+            layout.needs,
+            layout.policy,
+            layout.slot_ptr,
+            layout.program,
+            layout.collective,
+            layout.part_ptr,
+            layout.part,
+        )
+        if self.graph.is_fluid:
+            started = simulate_fluid(*common, *self._fluid, ready, start, end, moved, order)
+        else:
+            started = simulate(*common, ready, start, end, moved, order)
+        run = Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved)
+        return run, order[:started]
+
+    @property
+    def _fluid(self) -> tuple[object, ...]:
+        """What only `simulate_fluid` wants."""
+        graph, op_of = self.graph, self.layout.op_of
+        flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes
+        link_ptr, link_idx = graph.link_ptr, graph.link_idx
+        if len(flows):
+            lengths = np.diff(graph.link_ptr)[op_of]
+            link_ptr = np.zeros(len(op_of) + 1, np.int32)
+            np.cumsum(lengths, out=link_ptr[1:])
+            link_idx = graph.link_idx[np.repeat(graph.link_ptr[:-1][op_of] - link_ptr[:-1], lengths) + np.arange(link_ptr[-1])]
+        return (
+            graph.op_kind[op_of],
+            graph.rank_of_device.astype(np.int32),
+            flows,
+            link_ptr,
+            link_idx,
+            graph.link_bytes_per_us,
+            graph.slowdown,
+        )

@@ -1,0 +1,137 @@
+"""`IncrementalReplay`: the times of a graph, kept right while durations change; what cannot differ is not looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import Floats
+from dpro_search.errors import InputError
+from dpro_search.replay.engine import Engine, Run
+from dpro_search.replay.kernels.repair import GAVE_UP, repair
+from dpro_search.replay.layout import Layout
+from dpro_search.replay.times import OpTimes, device_order
+from dpro_search.space.replay_graph import Int32s, OrderPolicy
+
+_PATIENCE = 2  # mended ops, in sizes of the graph, after which a full replay is quicker
+
+
+class IncrementalReplay:
+    """Changes durations of an engine's graph and mends its times; equal to a full replay, to the last bit.
+
+    Where the order within an instant matters (devices that serve by priority, ops without work on a device) and in graphs with flows or
+    slow-downs, every change is a full replay.
+
+    Attributes
+    ----------
+    mended
+        Ops that the last change looked at; the number of all ops if it was a full replay.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._layout: Layout = engine.layout
+        self._label = self._layout.label_of()
+        self._duration_us = self._layout.duration_us.copy()
+        count, layout = len(self._duration_us), self._layout
+        self._dirty = np.zeros(-(-count // 8) * 8, np.uint8)
+        on_unbounded = layout.policy[layout.device] == OrderPolicy.UNBOUNDED
+        sinks = np.diff(layout.succ_ptr)[:-1] == 0
+        self._unbounded_sinks = np.flatnonzero(on_unbounded & sinks)
+        self._can_mend = not engine.graph.is_fluid and not (layout.policy == OrderPolicy.PRIORITY).any()
+        self.mended = 0
+        self._adopt(engine.first)
+
+    @property
+    def makespan_us(self) -> float:
+        """The latest end."""
+        ends = np.concatenate((self._end_us[self._last[self._last >= 0]], self._end_us[self._unbounded_sinks]))
+        return float(ends.max())
+
+    def change(self, ops: npt.ArrayLike, duration_us: npt.ArrayLike) -> float:
+        """Give ops new durations; returns the new makespan in us.
+
+        Parameters
+        ----------
+        ops
+            Op numbers, [any].
+        duration_us
+            Their new durations, [any].
+
+        Raises
+        ------
+        InputError
+            A duration is negative or not a number; nothing has changed then.
+        GraphError
+            The changed graph is a deadlock; nothing has changed then.
+        """
+        labels = self._label[np.atleast_1d(np.asarray(ops, np.int64))]
+        values = np.atleast_1d(np.asarray(duration_us, np.float64))
+        if len(labels) != len(values):
+            raise InputError(f"{len(labels)} ops and {len(values)} durations")
+        if not ((values >= 0) & np.isfinite(values)).all():
+            raise InputError(f"a duration must be a number >= 0, not {values[~((values >= 0) & np.isfinite(values))][0]}")
+        old = self._duration_us[labels]
+        self._duration_us[labels] = values
+        layout, count = self._layout, len(self._duration_us)
+        self.mended = GAVE_UP
+        if self._mendable:
+            self.mended = repair(
+                labels,
+                self._duration_us,
+                layout.device,
+                layout.key,
+                layout.pred_ptr,
+                layout.pred_idx,
+                layout.succ_ptr,
+                layout.succ_idx,
+                layout.policy,
+                layout.collective,
+                layout.part_ptr,
+                layout.part,
+                self._ready_us,
+                self._start_us,
+                self._end_us,
+                self._moved_us,
+                self._before,
+                self._behind,
+                self._last,
+                self._dirty,
+                _PATIENCE * count,
+            )
+        if self.mended == GAVE_UP:
+            self.mended = count
+            self._replay_all(labels, old)
+        return self.makespan_us
+
+    def times(self) -> OpTimes:
+        """Times of every op, by op number."""
+        run = Run(
+            layout=self._layout, ready_us=self._ready_us, start_us=self._start_us, end_us=self._end_us, moved_us=self._moved_us
+        )
+        return run.times()
+
+    def _replay_all(self, labels: Int32s, old: Floats) -> None:
+        try:
+            self._adopt(self._engine.simulate(self._duration_us))
+        except Exception:
+            self._duration_us[labels] = old
+            self._adopt(self._engine.simulate(self._duration_us))
+            raise
+
+    def _adopt(self, run: Run) -> None:
+        """Go on from a full replay."""
+        layout = self._layout
+        self._ready_us, self._start_us, self._end_us, self._moved_us = (
+            column.copy() for column in (run.ready_us, run.start_us, run.end_us, run.moved_us)
+        )
+        unbounded = layout.policy == OrderPolicy.UNBOUNDED
+        self._before = device_order(layout.device, self._start_us, self._end_us, unbounded)
+        self._behind = np.full(len(self._before), -1, np.int32)
+        has = np.flatnonzero(self._before >= 0).astype(np.int32)
+        self._behind[self._before[has]] = has
+        self._last = np.full(len(layout.policy), -1, np.int32)
+        ending = np.flatnonzero((self._behind < 0) & ~unbounded[layout.device])
+        self._last[layout.device[ending]] = ending
+        takes_time = (self._end_us > self._start_us) | unbounded[layout.device]
+        self._mendable = self._can_mend and bool(takes_time.all())

@@ -1,0 +1,261 @@
+"""Replay of a graph whose ops change speed while they run: flows that share links, compute slowed by communication.
+
+The same rules as `fixed.py`, which is many times faster; `replay/reference.py` says what must come out. An op keeps what is left of its
+work, its speed and since when; only a changed speed touches them, so that both implementations round alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from dpro_search.collect.trace import Floats
+from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
+from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
+
+_PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
+
+
+@njit(cache=True, nogil=True)
+def simulate_fluid(
+    duration_us: Floats,
+    device: Int32s,
+    key: Int32s,
+    priority: Int32s,
+    succ_ptr: Int32s,
+    succ_idx: Int32s,
+    needs: Int32s,
+    policy: Int8s,
+    slot_ptr: Int32s,
+    program: Int32s,
+    collective: Int32s,
+    part_ptr: Int32s,
+    part: Int32s,
+    kind: Int8s,
+    rank: Int32s,
+    flow_bytes: Floats,
+    link_ptr: Int32s,
+    link_idx: Int32s,
+    link_bytes_per_us: Floats,
+    slowdown: Floats,
+    ready_us: Floats,
+    start_us: Floats,
+    end_us: Floats,
+    moved_us: Floats,
+    order: Int32s,
+) -> int:
+    """Replay n ops; arrays, results and the meaning of op n as in `fixed.simulate`.
+
+    Parameters
+    ----------
+    rank
+        Of each device, [devices].
+    flow_bytes
+        Of each op, [n]; empty: there are no flows.
+    slowdown
+        Factors by kind of the op and kind of the other, [kinds, kinds]; empty: there are none.
+    """
+    count, devices, collectives = len(duration_us), len(policy), len(moved_us)
+    waits = needs.copy()
+    slot = program.copy()
+    head = slot_ptr[:-1].copy()
+    tail = slot_ptr[:-1].copy()
+    current = np.full(devices, -1, np.int32)
+    posted = np.zeros(collectives, np.int32)
+    stack = np.empty(count + 1, np.int32)
+
+    running = np.empty(count + 1, np.int32)  # ops that run, in the order in which they started
+    left = np.empty(count)
+    speed = np.empty(count)
+    since = np.empty(count)
+    due_us = np.empty(count)
+    moves_bytes = np.zeros(count, np.bool_)
+    links = len(link_bytes_per_us)
+    rate = np.zeros(count)
+    kinds = len(slowdown)
+    active = np.zeros((rank.max() + 1, max(kinds, 1)), np.int64)  # running ops by rank and kind
+    flows_changed = False
+
+    stack[0] = count
+    ended, runs, started, now = 1, 0, 0, 0.0
+    while True:
+        while True:
+            while ended > 0:
+                ended -= 1
+                op = stack[ended]
+                end_us[op] = now
+                if op < count:
+                    if policy[device[op]] != _UNBOUNDED:
+                        current[device[op]] = -1
+                    if kinds > 0:
+                        active[rank[device[op]], kind[op]] -= 1
+                for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+                    to = succ_idx[edge]
+                    waits[to] -= 1
+                    if waits[to] > 0:
+                        continue
+                    ready_us[to] = now
+                    d = device[to]
+                    if policy[d] == _UNBOUNDED:
+                        order[started] = to
+                        started += 1
+                        runs = _start(
+                            to, now, runs, duration_us, device, collective, part_ptr, part, kind, rank, posted, start_us, moved_us,
+                            running, left, speed, since, due_us, active,
+                        )  # fmt: skip
+                    elif policy[d] == _FIFO:
+                        enqueue(to, now, ready_us, key, slot, head[d], tail[d])
+                        tail[d] += 1
+                    elif policy[d] == _PRIORITY:
+                        enqueue_by_priority(to, now, ready_us, key, priority, slot, head[d], tail[d])
+                        tail[d] += 1
+            kept = 0
+            for k in range(runs):
+                op = running[k]
+                if due_us[op] > now:
+                    running[kept] = op
+                    kept += 1
+                elif len(flow_bytes) > 0 and flow_bytes[op] > 0 and not moves_bytes[op]:
+                    running[kept] = op
+                    kept += 1
+                    moves_bytes[op] = True
+                    left[op], speed[op], since[op], due_us[op] = flow_bytes[op], 0.0, now, np.inf
+                    flows_changed = True
+                else:
+                    flows_changed |= moves_bytes[op]
+                    stack[ended] = op
+                    ended += 1
+            runs = kept
+            if ended == 0:
+                break
+        took = False
+        for d in range(devices):
+            at = head[d]
+            if current[d] >= 0 or at == (slot_ptr[d + 1] if policy[d] == _PROGRAM else tail[d]) or policy[d] == _UNBOUNDED:
+                continue
+            op = slot[at]
+            if waits[op] > 0:
+                continue
+            head[d] = at + 1
+            current[d] = op
+            took = True
+            order[started] = op
+            started += 1
+            runs = _start(
+                op, now, runs, duration_us, device, collective, part_ptr, part, kind, rank, posted, start_us, moved_us,
+                running, left, speed, since, due_us, active,
+            )  # fmt: skip
+        if took:
+            continue
+        if flows_changed:
+            _share_links(running[:runs], moves_bytes, link_ptr, link_idx, link_bytes_per_us, rate)
+            flows_changed = False
+        now_next = np.inf
+        for k in range(runs):
+            op = running[k]
+            wanted = speed[op]
+            if moves_bytes[op]:
+                wanted = rate[op]
+            elif kinds > 0 and not (len(flow_bytes) > 0 and flow_bytes[op] > 0) and not (collectives > 0 and collective[op] >= 0):
+                factor = 1.0
+                for other in range(kinds):
+                    if active[rank[device[op]], other] > (1 if other == kind[op] else 0):
+                        factor = max(factor, slowdown[kind[op], other])
+                wanted = 1.0 / factor
+            if wanted != speed[op]:
+                left[op] = max(left[op] - (now - since[op]) * speed[op], 0.0)
+                since[op] = now
+                speed[op] = wanted
+                due_us[op] = now + left[op] / wanted
+            now_next = min(now_next, due_us[op])
+        if runs == 0:
+            return started
+        now = now_next
+
+
+@njit(cache=True, nogil=True)
+def _start(
+    op: int,
+    now: float,
+    runs: int,
+    duration_us: Floats,
+    device: Int32s,
+    collective: Int32s,
+    part_ptr: Int32s,
+    part: Int32s,
+    kind: Int8s,
+    rank: Int32s,
+    posted: Int32s,
+    start_us: Floats,
+    moved_us: Floats,
+    running: Int32s,
+    left: Floats,
+    speed: Floats,
+    since: Floats,
+    due_us: Floats,
+    active: Floats,
+) -> int:
+    """An op starts: it runs, unless it is a part of a collective that others have not posted. Returns how many ops run."""
+    start_us[op] = now
+    if len(posted) == 0 or collective[op] < 0:
+        running[runs] = op
+        left[op], speed[op], since[op], due_us[op] = duration_us[op], 1.0, now, now + duration_us[op]
+        active[rank[device[op]], kind[op] % active.shape[1]] += 1
+        return runs + 1
+    c = collective[op]
+    posted[c] += 1
+    if posted[c] < part_ptr[c + 1] - part_ptr[c]:
+        return runs
+    moved_us[c] = now
+    work = 0.0
+    for k in range(part_ptr[c], part_ptr[c + 1]):
+        work = max(work, duration_us[part[k]])
+    for k in range(part_ptr[c], part_ptr[c + 1]):
+        one = part[k]
+        running[runs] = one
+        runs += 1
+        left[one], speed[one], since[one], due_us[one] = work, 1.0, now, now + work
+        active[rank[device[one]], kind[one] % active.shape[1]] += 1
+    return runs
+
+
+@njit(cache=True, nogil=True)
+def _share_links(
+    running: Int32s,
+    moves_bytes: Int8s,
+    link_ptr: Int32s,
+    link_idx: Int32s,
+    link_bytes_per_us: Floats,
+    rate: Floats,
+) -> None:
+    """Max-min fair rates of the flows among the running ops, by progressive filling."""
+    left = link_bytes_per_us.copy()
+    users = np.zeros(len(left), np.int64)
+    unfixed = np.empty(len(running), np.int32)
+    count = 0
+    for op in running:
+        if moves_bytes[op]:
+            unfixed[count] = op
+            count += 1
+            for edge in range(link_ptr[op], link_ptr[op + 1]):
+                users[link_idx[edge]] += 1
+    while count > 0:
+        bottleneck, share = -1, np.inf
+        for link in range(len(left)):
+            if users[link] > 0 and left[link] / users[link] < share:
+                bottleneck, share = link, left[link] / users[link]
+        kept = 0
+        for k in range(count):
+            op = unfixed[k]
+            uses = False
+            for edge in range(link_ptr[op], link_ptr[op + 1]):
+                uses |= link_idx[edge] == bottleneck
+            if not uses:
+                unfixed[kept] = op
+                kept += 1
+                continue
+            rate[op] = share
+            for edge in range(link_ptr[op], link_ptr[op + 1]):
+                left[link_idx[edge]] -= share
+                users[link_idx[edge]] -= 1
+        count = kept

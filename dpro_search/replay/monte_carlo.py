@@ -1,0 +1,60 @@
+"""Monte-Carlo replays: how the iteration time varies with the durations that were recorded."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.errors import InputError
+from dpro_search.replay.engine import Engine
+from dpro_search.space.replay_graph import Int32s, ReplayGraph
+
+
+def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: int) -> Floats:
+    """Iteration time of each of many replays, [samples].
+
+    Each iteration takes all durations from one recorded step, so that what varies together in the job does so here. The iteration time of a
+    replay is the mean distance between its iterations without the first quarter; the makespan where there is only one. The kernel releases
+    the GIL: as many threads as there are processors run it. The result depends on the seed only.
+
+    Raises
+    ------
+    InputError
+        The graph has no recorded samples.
+    """
+    if not graph.samples_us.size:
+        raise InputError("the graph has no recorded durations to draw from (samples_us is empty)")
+    seeds = np.random.SeedSequence(seed).spawn(samples)
+    iteration_of, op_of = np.divmod(engine.layout.op_of, np.int32(len(graph)))
+    first = engine.iterations // 4
+
+    def one(child: np.random.SeedSequence) -> float:
+        rows = np.random.default_rng(child).integers(len(graph.samples_us), size=engine.iterations)
+        duration = np.empty(len(op_of))
+        _draw(graph.samples_us, rows, iteration_of, op_of, duration)
+        run = engine.simulate(duration)
+        if engine.iterations == 1:
+            return run.makespan_us
+        ends = np.zeros(engine.iterations)
+        _latest(run.end_us, iteration_of, ends)
+        return float((ends[-1] - ends[first]) / (engine.iterations - 1 - first))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return np.fromiter(pool.map(one, seeds), np.float64, samples)
+
+
+@njit(cache=True, nogil=True)
+def _draw(samples_us: npt.NDArray[np.float32], rows: Ints, iteration_of: Int32s, op_of: Int32s, duration_us: Floats) -> None:
+    for label in range(len(duration_us)):
+        duration_us[label] = samples_us[rows[iteration_of[label]], op_of[label]]
+
+
+@njit(cache=True, nogil=True)
+def _latest(end_us: Floats, iteration_of: Int32s, ends: Floats) -> None:
+    for label in range(len(end_us)):
+        ends[iteration_of[label]] = max(ends[iteration_of[label]], end_us[label])

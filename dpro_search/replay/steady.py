@@ -1,0 +1,82 @@
+"""Several iterations of a graph, and the distance between them once it has settled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats
+from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
+
+_SAME = 1e-3  # distances that differ by less, relatively, are one
+
+
+def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
+    """A graph of several iterations, joined by the carried dependencies: op i of iteration k becomes op ``k * n + i``.
+
+    Samples and buffers stay with the graph of one iteration.
+    """
+    if iterations == 1:
+        return graph
+    count = len(graph)
+    first = np.repeat(np.arange(iterations, dtype=np.int32) * count, count)
+    pred_ptr, pred_idx = _predecessors(graph, iterations)
+    collective = np.tile(graph.collective, iterations)
+    if len(collective):
+        collective = np.where(collective >= 0, collective + first // count * (graph.collective.max() + 1), -1).astype(np.int32)
+    return replace(
+        graph,
+        duration_us=np.tile(graph.duration_us, iterations),
+        device=np.tile(graph.device, iterations),
+        kind=np.tile(graph.kind, iterations),
+        priority=np.tile(graph.priority, iterations),
+        pred_ptr=pred_ptr,
+        pred_idx=pred_idx,
+        collective=collective,
+        flow_bytes=np.tile(graph.flow_bytes, iterations),
+        link_ptr=_tiled_ptr(graph.link_ptr, iterations),
+        link_idx=np.tile(graph.link_idx, iterations),
+        carry_src=graph.carry_src[:0],
+        carry_dst=graph.carry_dst[:0],
+        samples_us=graph.samples_us[:0, :0],
+        buffer_op=graph.buffer_op[:0],
+        buffer_bytes=graph.buffer_bytes[:0],
+        buffer_ptr=graph.buffer_ptr[:0],
+        buffer_use=graph.buffer_use[:0],
+        names=tuple(f"{name}#{k}" for k in range(iterations) for name in graph.names),
+    )
+
+
+def settled_distance(end_us: Floats) -> tuple[float, bool]:
+    """Distance between iterations that end at these times, [iterations >= 2], and whether it has settled.
+
+    Max-plus systems end in a cycle: the distances repeat after some iterations, often after one. Settled: the last distances are equal to
+    those one cycle before, for a cycle of at most a third of the iterations; the distance is then the cycle's mean. Otherwise it is
+    the mean of the last half.
+    """
+    distance = np.diff(end_us)
+    close = _SAME * max(float(np.abs(distance).mean()), 1e-12)
+    for cycle in range(1, len(end_us) // 3 + 1):
+        last, before = distance[-cycle:], distance[-2 * cycle : -cycle]
+        if len(before) == cycle and np.abs(last - before).max() <= close:
+            return float(last.mean()), True
+    return float(distance[len(distance) // 2 :].mean()), False
+
+
+def _predecessors(graph: ReplayGraph, iterations: int) -> tuple[Int32s, Int32s]:
+    """Dependencies of all iterations: those of one, and from the second on the carried ones."""
+    count = len(graph)
+    source, destination = graph.edges()
+    with_carried = np.concatenate((source, graph.carry_src - count)), np.concatenate((destination, graph.carry_dst))
+    ptr, idx = csr(with_carried[1], with_carried[0], count)
+    later = np.arange(1, iterations, dtype=np.int32)
+    all_ptr = np.concatenate((graph.pred_ptr[:-1], *(graph.pred_ptr[-1] + (k - 1) * ptr[-1] + ptr[:-1] for k in later)))
+    all_idx = np.concatenate((graph.pred_idx, (idx + later[:, None] * count).ravel()))
+    return np.append(all_ptr, len(all_idx)).astype(np.int32), all_idx.astype(np.int32)
+
+
+def _tiled_ptr(ptr: Int32s, iterations: int) -> Int32s:
+    if not len(ptr):
+        return ptr
+    return np.append(np.concatenate([ptr[:-1] + k * ptr[-1] for k in range(iterations)]), iterations * ptr[-1]).astype(np.int32)

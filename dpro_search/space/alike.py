@@ -1,0 +1,61 @@
+"""Ranks that behave alike: one of them is replayed, with how many of its kind share its core, and stands for all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro_search.collect.trace import Ints
+
+
+class Classes(NamedTuple):
+    """Ranks in classes that behave alike, numbered by their first rank.
+
+    Attributes
+    ----------
+    class_of_rank
+        Class of each rank, [ranks].
+    first_rank
+        The rank that stands for each class, [classes].
+    core
+        A core for each class, numbered from 0, [classes]; classes that share their cores share it.
+    on_core
+        Ranks of the class on each of its cores, [classes].
+    """
+
+    class_of_rank: Ints
+    first_rank: Ints
+    core: Ints
+    on_core: Ints
+
+
+def alike(profile: Ints, core: Ints) -> Classes:
+    """Classes of ranks with one profile whose cores carry the same profiles, each equally often.
+
+    Ranks act on each other through their core and through agreements among all, and an agreement waits for the last, however many
+    there are. Two such ranks therefore do the same at the same time.
+
+    Parameters
+    ----------
+    profile, core
+        Number of each rank's profile and of its core, [ranks].
+    """
+    order = np.lexsort((profile, core))
+    bounds = np.flatnonzero(np.diff(core[order])) + 1
+    kinds: dict[bytes, int] = {}
+    kind_of_core = np.array([kinds.setdefault(row.tobytes(), len(kinds)) for row in np.split(profile[order], bounds)])
+    kind = np.empty(len(core), dtype=np.int64)
+    kind[order] = np.repeat(kind_of_core, np.diff(np.concatenate(([0], bounds, [len(core)]))))
+    _, first, members = np.unique(np.stack((kind, profile)), axis=1, return_index=True, return_inverse=True)
+    by_first = np.argsort(first)
+    number = np.empty(len(first), dtype=np.int64)
+    number[by_first] = np.arange(len(first))
+    first_rank = first[by_first]
+    _, pair, count = np.unique(np.stack((core, profile)), axis=1, return_inverse=True, return_counts=True)
+    return Classes(
+        class_of_rank=number[members.reshape(-1)],
+        first_rank=first_rank,
+        core=np.unique(kind[first_rank], return_inverse=True)[1].astype(np.int64),
+        on_core=count[pair.reshape(-1)[first_rank]],
+    )

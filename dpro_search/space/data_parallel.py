@@ -1,0 +1,652 @@
+"""Data-parallel jobs of many ranks: what one rank computes in a step, how gradients are exchanged, and the graph of it all.
+
+Every rank runs a `RankStep`. When all producers of a tensor group have ended on a rank, the rank posts the group; the scheme
+communicates it (`collectives.py`); then what uses its tensors can run. Built with numpy over all ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.errors import GraphError, InputError
+from dpro_search.graph.dataflow import DataflowGraph, OpKind
+from dpro_search.space.collectives import (
+    Group,
+    Rows,
+    Wire,
+    halving_doubling,
+    halving_doubling_partners,
+    least_load,
+    parameter_server,
+    partition,
+    rendezvous,
+    ring,
+    round_robin,
+)
+from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
+
+
+def _no_ints() -> Ints:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankStep:
+    """One rank's compute of a training step: n ops on d local devices, T gradient tensors.
+
+    Attributes
+    ----------
+    duration_us, kind, device
+        Of each op, [n]; devices are local numbers.
+    policy
+        `OrderPolicy` of each local device, [d].
+    tensor_bytes
+        [T].
+    edge_src, edge_dst
+        ``edge_dst`` needs ``edge_src``.
+    maker_op, maker_tensor
+        Pairs: an op that must end before a tensor can be posted.
+    user_tensor, user_op
+        Pairs: an op that needs a tensor's result.
+    priority
+        Of each op, [n]; empty: all 0.
+    carry_src, carry_dst
+        ``carry_dst`` needs the ``carry_src`` of the iteration before.
+    op_names, tensor_names
+        For people; empty: numbers are shown.
+
+    Raises
+    ------
+    InputError
+        An index is out of range.
+    """
+
+    duration_us: Floats
+    kind: Ints
+    device: Ints
+    policy: Ints
+    tensor_bytes: Floats
+    edge_src: Ints = field(default_factory=_no_ints)
+    edge_dst: Ints = field(default_factory=_no_ints)
+    maker_op: Ints = field(default_factory=_no_ints)
+    maker_tensor: Ints = field(default_factory=_no_ints)
+    user_tensor: Ints = field(default_factory=_no_ints)
+    user_op: Ints = field(default_factory=_no_ints)
+    priority: Ints = field(default_factory=_no_ints)
+    carry_src: Ints = field(default_factory=_no_ints)
+    carry_dst: Ints = field(default_factory=_no_ints)
+    op_names: tuple[str, ...] = ()
+    tensor_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, count, columns in (
+            ("op", len(self), ("edge_src", "edge_dst", "maker_op", "user_op", "carry_src", "carry_dst")),
+            ("device", len(self.policy), ("device",)),
+            ("tensor", len(self.tensor_bytes), ("maker_tensor", "user_tensor")),
+        ):
+            for column in columns:
+                values = getattr(self, column)
+                if len(values) and (values.min() < 0 or values.max() >= count):
+                    raise InputError(f"{column} names {what} {values[(values < 0) | (values >= count)][0]} of {count}")
+
+    def __len__(self) -> int:
+        return len(self.duration_us)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Network:
+    """Hosts and their links, one for each direction.
+
+    Attributes
+    ----------
+    host
+        Of each rank, [ranks].
+    transmit_bytes_per_us, receive_bytes_per_us
+        Link rates of each host, [hosts].
+    latency_us
+        Of a message, before its bytes move.
+    local_bytes_per_us
+        Rate between ranks of one host, which use no link.
+    flows
+        Messages share links as they meet (max-min fair); False: each takes its latency and its bytes at the rate of the idle path,
+        so that only messages of one sender wait for each other.
+    """
+
+    host: Ints
+    transmit_bytes_per_us: Floats
+    receive_bytes_per_us: Floats
+    latency_us: float = 0.0
+    local_bytes_per_us: float = float("inf")
+    flows: bool = False
+
+    @staticmethod
+    def uniform(ranks: int, bytes_per_us: float, *, latency_us: float = 0.0, flows: bool = False, other_hosts: int = 0) -> Network:
+        """A host for each rank and, after them, hosts for servers; all links alike."""
+        rates = np.full(ranks + other_hosts, float(bytes_per_us))
+        return Network(
+            host=np.arange(ranks), transmit_bytes_per_us=rates, receive_bytes_per_us=rates, latency_us=latency_us, flows=flows
+        )
+
+    def idle_rate(self, sender: Ints, receiver: Ints) -> Floats:
+        """Bytes a us between hosts when nothing else moves, [...]."""
+        across = np.minimum(self.transmit_bytes_per_us[sender], self.receive_bytes_per_us[receiver])
+        rate: Floats = np.where(sender == receiver, self.local_bytes_per_us, across)
+        return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """A collective is one op a rank, of latency_us + bytes * us_per_byte, that moves data when all ranks have posted it."""
+
+    latency_us: float = 0.0
+    us_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Ring all-reduce, message by message; rank r sends to rank r + 1."""
+
+    reduce_us_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvingDoubling:
+    """Recursive vector halving, then doubling, message by message."""
+
+    reduce_us_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer:
+    """Groups are cut into partitions, each summed by one thread of one server.
+
+    Attributes
+    ----------
+    server_host
+        Host of each server, of the job's network.
+    threads
+        Of each server; partitions take them in turns.
+    partition_bytes
+        Largest partition.
+    balance
+        "round-robin": partitions take servers in turns; "least-load": the server with the fewest bytes so far.
+    sum_us_per_byte, merge_us_per_byte
+        What adding one worker's push costs, and copying the sum.
+    policy
+        How a worker and a server send: None is all messages at once where they are flows, else one after the other (FIFO).
+    """
+
+    server_host: tuple[int, ...]
+    threads: int = 1
+    partition_bytes: float = 4_096_000.0
+    balance: str = "round-robin"
+    sum_us_per_byte: float = 0.0
+    merge_us_per_byte: float = 0.0
+    policy: OrderPolicy | None = None
+
+
+Scheme = Rendezvous | Ring | HalvingDoubling | ParameterServer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DataParallelJob:
+    """N ranks that run steps and exchange gradients.
+
+    Attributes
+    ----------
+    steps, step_of_rank
+        What ranks run, and which of it each rank does, [ranks]. All steps have the same tensors.
+    scheme, network
+        How groups are communicated; a network is needed for everything but `Rendezvous`.
+    groups
+        Fused tensors, in the order in which ranks post them; every tensor is in one group. Empty: each tensor by itself.
+    group_priority
+        Lower is served first, [groups]; empty: all 0.
+    compute_factor
+        By what each rank's durations are multiplied, [ranks]; empty: 1.
+    negotiate_us
+        The ranks agree before a group is communicated (Horovod): that begins this long after the last rank has posted it. None:
+        each rank begins by itself; a `Rendezvous` then takes groups in their order on all ranks (DDP), any other could deadlock.
+    slowdown
+        See `ReplayGraph`; None: computation is not slowed.
+
+    Raises
+    ------
+    InputError
+        A field does not fit the others.
+    """
+
+    steps: tuple[RankStep, ...]
+    step_of_rank: Ints
+    scheme: Scheme
+    network: Network | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    group_priority: Ints = field(default_factory=_no_ints)
+    compute_factor: Floats = field(default_factory=lambda: np.zeros(0))
+    negotiate_us: float | None = None
+    slowdown: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if not self.steps or not len(self.tensor_bytes):
+            raise InputError("a data-parallel job needs a step with at least one gradient tensor")
+        if not self.groups:
+            object.__setattr__(self, "groups", tuple((tensor,) for tensor in range(len(self.steps[0].tensor_bytes))))
+        if not len(self.compute_factor):
+            object.__setattr__(self, "compute_factor", np.ones(self.ranks))
+        _check_steps(self)
+        _check_network(self)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.step_of_rank)
+
+    @property
+    def tensor_bytes(self) -> Floats:
+        """Size of each tensor, [tensors]."""
+        return self.steps[0].tensor_bytes
+
+    def group(self, index: int) -> Group:
+        """A group's name, size and priority."""
+        tensors = self.groups[index]
+        names = self.steps[0].tensor_names
+        name = _together([names[tensor] if names else f"tensor{tensor}" for tensor in tensors])
+        priority = int(self.group_priority[index]) if len(self.group_priority) else 0
+        return Group(name, float(self.tensor_bytes[list(tensors)].sum()), priority)
+
+    def most_ops(self, ranks: int) -> int:
+        """At most how many ops a graph with that many of the ranks has."""
+        groups = [self.group(number) for number in range(len(self.groups))]
+        if isinstance(self.scheme, ParameterServer):
+            sizes = [partition(group.size_bytes, self.scheme.partition_bytes) for group in groups]
+            communication = 4 * sum(len(size) for size in sizes) + 2 * len(groups)
+        else:
+            messages = {Rendezvous: 1, Ring: 4 * (self.ranks - 1), HalvingDoubling: 4 * self.ranks.bit_length()}
+            communication = len(groups) * (messages[type(self.scheme)] + 1)
+        return ranks * (communication + max(len(step) for step in self.steps))
+
+
+def replicated(step: RankStep, ranks: int, scheme: Scheme, **options: Any) -> DataParallelJob:
+    """All ranks run one step; options are `DataParallelJob`'s."""
+    return DataParallelJob(steps=(step,), step_of_rank=np.zeros(ranks, np.int64), scheme=scheme, **options)
+
+
+def buckets(tensor_bytes: Floats, bucket_bytes: float) -> tuple[tuple[int, ...], ...]:
+    """Tensors fused in their order, as long as a bucket is not larger than `bucket_bytes` (a larger tensor is alone)."""
+    found: list[list[int]] = []
+    size = 0.0
+    for tensor, tensor_size in enumerate(tensor_bytes.tolist()):
+        if not found or size + tensor_size > bucket_bytes:
+            found.append([])
+            size = 0.0
+        found[-1].append(tensor)
+        size += tensor_size
+    return tuple(tuple(bucket) for bucket in found)
+
+
+def layered_step(
+    tensor_bytes: npt.ArrayLike,
+    *,
+    forward_us: float,
+    backward_us: npt.ArrayLike,
+    update_us: npt.ArrayLike,
+    tensor_names: Sequence[str] = (),
+) -> RankStep:
+    """A step on one stream: forward, a backward op for each tensor in posting order, and an update of each; then the next forward.
+
+    Parameters
+    ----------
+    tensor_bytes, backward_us, update_us
+        [tensors]; one number for all tensors in a duration will do.
+    """
+    sizes = np.atleast_1d(np.asarray(tensor_bytes, np.float64))
+    count = len(sizes)
+    tensor = np.arange(count)
+    backward, update = 1 + tensor, 1 + count + tensor
+    names = tuple(tensor_names) or tuple(f"tensor{t}" for t in range(count))
+    durations = [np.broadcast_to(np.asarray(column, np.float64), count) for column in (backward_us, update_us)]
+    return RankStep(
+        duration_us=np.concatenate(([forward_us], *durations)),
+        kind=np.repeat(np.array([OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE], np.int64), [1, count, count]),
+        device=np.zeros(1 + 2 * count, np.int64),
+        policy=np.array([int(OrderPolicy.FIFO)]),
+        tensor_bytes=sizes,
+        edge_src=backward - 1,
+        edge_dst=backward,
+        maker_op=backward,
+        maker_tensor=tensor,
+        user_tensor=tensor,
+        user_op=update,
+        carry_src=update,
+        carry_dst=np.zeros(count, np.int64),
+        op_names=("forward", *(f"{name}.backward" for name in names), *(f"{name}.update" for name in names)),
+        tensor_names=names,
+    )
+
+
+def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
+    """What a recorded rank computes, at tensor level: means over the recorded steps.
+
+    The main stream is cut where the rank posts its tensors: forward, a backward segment up to each post, and what is left after the
+    last one. The updates are the recorded releases. The script between two steps ends the iteration, when all tensors are back.
+
+    Raises
+    ------
+    GraphError
+        The graph has no such rank.
+    """
+    if not 0 <= rank < graph.ranks:
+        raise GraphError(f"rank {rank} is not in the graph: it has ranks 0 to {graph.ranks - 1}")
+    profile = graph.profiles[rank]
+    tensors = len(graph.tensors)
+    post_us = profile.post_us.mean(axis=0)
+    posted = np.argsort(post_us, kind="stable")
+    forward_ops = (graph.op_rank == rank) & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.IO))
+    forward_us = min(float(graph.op_work_us[:, forward_ops].sum(axis=1).mean()), float(post_us[posted[0]]))
+    rest_us = float(profile.main_us.mean() - post_us[posted[-1]])
+    releases = profile.releases
+    segments = np.diff(post_us[posted], prepend=forward_us)
+    first_update = tensors + 2
+    host = first_update + len(releases)
+    backward = 1 + np.arange(tensors)
+    updated = [np.array(release.tensors, np.int64) for release in releases]
+    update_op = first_update + np.arange(len(releases))
+    return RankStep(
+        duration_us=np.array(
+            [forward_us, *segments, max(rest_us, 0.0), *(float(r.work_us.mean()) for r in releases), float(profile.host_us.mean())]
+        ),
+        kind=np.repeat(
+            np.array([OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.HOST], np.int64),
+            [1, tensors + 1, len(releases), 1],
+        ),
+        device=np.zeros(host + 1, np.int64),
+        policy=np.array([int(OrderPolicy.FIFO)]),
+        tensor_bytes=np.array([tensor.size_bytes for tensor in graph.tensors], dtype=np.float64),
+        edge_src=np.concatenate((np.arange(tensors + 1), update_op, [tensors + 1])),
+        edge_dst=np.concatenate((1 + np.arange(tensors + 1), np.full(len(releases) + 1, host))),
+        maker_op=backward,
+        maker_tensor=posted,
+        user_tensor=np.concatenate((*updated, np.arange(tensors))),
+        user_op=np.concatenate((np.repeat(update_op, [len(part) for part in updated]), np.full(tensors, host))),
+        carry_src=np.array([host]),
+        carry_dst=np.array([0]),
+        op_names=(
+            "forward",
+            *(f"{graph.tensors[t].name}.backward" for t in posted),
+            "backward.rest",
+            *(f"{_together([graph.tensors[t].name for t in release.tensors])}.update" for release in releases),
+            "script",
+        ),
+        tensor_names=tuple(tensor.name for tensor in graph.tensors),
+    )
+
+
+def build(job: DataParallelJob) -> ReplayGraph:
+    """The graph of a job with all its ranks."""
+    everyone = np.arange(job.ranks)
+    return build_rows(job, everyone, everyone)
+
+
+def build_rows(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> ReplayGraph:
+    """The graph of some ranks that stand for all of them (see `folding.py`, which knows when that is exact).
+
+    Parameters
+    ----------
+    rank
+        Rank that each row builds, [rows].
+    row_of_rank
+        Row that stands for each rank, [ranks].
+    """
+    return _JobGraph(job, rank, row_of_rank).build()
+
+
+class _JobGraph:
+    """Builds a job's graph: compute, then posts, then communication; a rank's ops have the same order in each."""
+
+    def __init__(self, job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> None:
+        self.job, self.rank, self.row_of_rank = job, rank, row_of_rank
+        self.builder = GraphBuilder()
+        self.count = len(rank)
+        self.group_of_tensor = np.zeros(len(job.tensor_bytes), np.int64)
+        for number, tensors in enumerate(job.groups):
+            self.group_of_tensor[list(tensors)] = number
+
+    def build(self) -> ReplayGraph:
+        first = [self._compute(number) for number in range(len(self.job.steps))]
+        posted = self._posts()
+        done = self._communicate(posted)
+        for step, (rows, ops) in zip(self.job.steps, first, strict=True):
+            self._join(step, rows, ops, posted, done)
+        return self.builder.build(self.job.slowdown)
+
+    def _compute(self, number: int) -> tuple[Ints, Int32s]:
+        """Compute ops of the rows that run a step: (rows, ops [n, rows])."""
+        step = self.job.steps[number]
+        rows = np.flatnonzero(self.job.step_of_rank[self.rank] == number)
+        ranks = self.rank[rows]
+        shape = (len(step.policy), len(rows))
+        devices = self.builder.add_devices(
+            np.broadcast_to(rows, shape), np.asarray(step.policy)[:, None], "stream{0}@{1}", (range(shape[0]), ranks)
+        )
+        names = step.op_names or tuple(f"op{op}" for op in range(len(step)))
+        ops = self.builder.add_ops(
+            devices[step.device],
+            np.outer(step.duration_us, self.job.compute_factor[ranks]),
+            kind=np.asarray(step.kind)[:, None],
+            priority=np.asarray(step.priority)[:, None] if len(step.priority) else 0,
+            name="{0}@{1}",
+            axes=(names, ranks),
+        )
+        self.builder.add_edges(ops[step.edge_src], ops[step.edge_dst])
+        self.builder.carry(ops[step.carry_src], ops[step.carry_dst])
+        return rows, ops
+
+    def _posts(self) -> Int32s:
+        """The op with which each row posts each group, [groups, rows]."""
+        device = self.builder.add_devices(np.arange(self.count), OrderPolicy.UNBOUNDED, "post@{0}", (self.rank,))
+        groups = len(self.job.groups)
+        return self.builder.add_ops(
+            np.broadcast_to(device, (groups, self.count)),
+            self.job.negotiate_us or 0.0,
+            kind=OpKind.HOST,
+            collective=-1 if self.job.negotiate_us is None else np.arange(groups)[:, None],
+            name="{0}.post@{1}",
+            axes=([self.job.group(number).name for number in range(groups)], self.rank),
+        )
+
+    def _join(self, step: RankStep, rows: Ints, ops: Int32s, posted: Int32s, done: Int32s) -> None:
+        makers = np.unique(np.stack((step.maker_op, self.group_of_tensor[step.maker_tensor])), axis=1)
+        self.builder.add_edges(ops[makers[0]], posted[makers[1][:, None], rows])
+        users = np.unique(np.stack((self.group_of_tensor[step.user_tensor], step.user_op)), axis=1)
+        self.builder.add_edges(done[users[0][:, None], rows], ops[users[1]])
+
+    def _communicate(self, posted: Int32s) -> Int32s:
+        """The op after which each row has each group, [groups, rows]."""
+        scheme = self.job.scheme
+        groups = [self.job.group(number) for number in range(len(self.job.groups))]
+        if isinstance(scheme, ParameterServer):
+            return self._parameter_server(scheme, groups, posted)
+        if isinstance(scheme, Rendezvous):
+            # Agreed on, groups are ready at the same instant everywhere; if not, only one order on all ranks cannot deadlock.
+            rows = self._devices(OrderPolicy.PROGRAM if self.job.negotiate_us is None else OrderPolicy.FIFO)
+            return np.stack(
+                [
+                    rendezvous(
+                        self.builder,
+                        posted[number],
+                        rows,
+                        group,
+                        collective=len(groups) + number,
+                        duration_us=scheme.latency_us + group.size_bytes * scheme.us_per_byte,
+                    )
+                    for number, group in enumerate(groups)
+                ]
+            )
+        rows, links = self._devices(OrderPolicy.FIFO), self._links(())
+        if isinstance(scheme, Ring):
+            ranks = self.job.ranks
+            after = (self.rank + 1) % ranks
+            options: dict[str, Any] = {
+                "ranks": ranks,
+                "previous": self.row_of_rank[(self.rank - 1) % ranks],
+                "wire": links.wire(self._host(self.rank), self._host(after)),
+            }
+            communicate: Callable[..., Int32s] = ring
+        else:
+            cube = halving_doubling_partners(self.job.ranks)
+            partner, mate = cube.partner[:, self.rank], cube.mate[self.rank]
+            options = {
+                "partner": np.where(partner >= 0, self.row_of_rank[partner], -1),
+                "mate": np.where(mate >= 0, self.row_of_rank[mate], -1),
+                "surplus": cube.surplus[self.rank],
+                "wire": links.wire(self._host(np.broadcast_to(self.rank, partner.shape)), self._host(partner)),
+                "mate_wire": links.wire(self._host(self.rank), self._host(mate)),
+            }
+            communicate = halving_doubling
+        options["reduce_us_per_byte"] = scheme.reduce_us_per_byte
+        return np.stack([communicate(self.builder, posted[g], rows, group, **options) for g, group in enumerate(groups)])
+
+    def _parameter_server(self, scheme: ParameterServer, groups: list[Group], posted: Int32s) -> Int32s:
+        network = _needed(self.job.network)
+        policy = scheme.policy
+        if policy is None:
+            policy = OrderPolicy.UNBOUNDED if network.flows else OrderPolicy.FIFO
+        rows, links = self._devices(policy, OrderPolicy.UNBOUNDED), self._links(scheme.server_host)
+        server_hosts = np.array(scheme.server_host)
+        server = np.arange(len(server_hosts))
+        threads = self.builder.add_devices(
+            np.broadcast_to(self.count + server[:, None], (len(server), scheme.threads)),
+            OrderPolicy.FIFO,
+            "server{0}.thread{1}",
+            (server, range(scheme.threads)),
+        )
+        respond = self.builder.add_devices(self.count + server, policy, "server{0}.respond", (server,))
+        sizes = [partition(group.size_bytes, scheme.partition_bytes) for group in groups]
+        every_size = np.concatenate(sizes)
+        chosen = (least_load if scheme.balance == "least-load" else round_robin)(every_size, len(server))
+        # A server's partitions take its threads in turns.
+        turn = np.zeros(len(chosen), np.int64)
+        for one in server:
+            turn[chosen == one] = np.arange(np.count_nonzero(chosen == one))
+        worker_host = self._host(self.rank)
+        done, start = [], 0
+        for number, group in enumerate(groups):
+            mine = slice(start, start + len(sizes[number]))
+            start = mine.stop
+            workers, host = np.broadcast_arrays(worker_host, server_hosts[chosen[mine]][:, None])
+            done.append(
+                parameter_server(
+                    self.builder,
+                    posted[number],
+                    rows,
+                    group,
+                    partition_bytes=sizes[number],
+                    thread=threads[chosen[mine], turn[mine] % scheme.threads],
+                    respond=respond[chosen[mine]],
+                    push=links.wire(workers, host),
+                    pull=links.wire(host, workers),
+                    sum_us_per_byte=scheme.sum_us_per_byte,
+                    merge_us_per_byte=scheme.merge_us_per_byte,
+                )
+            )
+        return np.stack(done)
+
+    def _devices(self, transmit: OrderPolicy, receive: OrderPolicy = OrderPolicy.FIFO) -> Rows:
+        row = np.arange(self.count)
+        sends = self.builder.add_devices(row, transmit, "transmit@{0}", (self.rank,))
+        if isinstance(self.job.scheme, Rendezvous):
+            return Rows(self.rank, sends, sends)
+        return Rows(self.rank, sends, self.builder.add_devices(row, receive, "receive@{0}", (self.rank,)))
+
+    def _host(self, rank: Ints) -> Ints:
+        return _needed(self.job.network).host[rank]
+
+    def _links(self, server_hosts: tuple[int, ...]) -> _Links:
+        """Links of the hosts of the rows, each of which stands for the hosts of the ranks that its row stands for."""
+        network = _needed(self.job.network)
+        stands_for = np.arange(len(network.transmit_bytes_per_us))
+        stands_for[network.host] = network.host[self.rank[self.row_of_rank]]
+        used = np.unique(stands_for[[*network.host, *server_hosts]])
+        transmit, receive = np.full((2, len(stands_for)), -1, np.int32)
+        if network.flows:
+            transmit[used] = self.builder.add_links(network.transmit_bytes_per_us[used])
+            receive[used] = self.builder.add_links(network.receive_bytes_per_us[used])
+        return _Links(network, transmit[stands_for], receive[stands_for])
+
+
+@dataclass(frozen=True)
+class _Links:
+    """The links of each host, [hosts]."""
+
+    network: Network
+    transmit: Int32s
+    receive: Int32s
+
+    def wire(self, sender: Ints, receiver: Ints) -> Wire:
+        """From hosts to hosts, [...]."""
+        rate = self.network.idle_rate(sender, receiver)
+        if not self.network.flows:
+            return Wire(self.network.latency_us, rate)
+        crossed = np.stack((self.transmit[sender], self.receive[receiver]), axis=-1)
+        return Wire(self.network.latency_us, rate, np.where((sender == receiver)[..., None], -1, crossed).astype(np.int32))
+
+
+def _together(names: Sequence[str]) -> str:
+    """What several tensors are called: the first, and how many more."""
+    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
+
+
+def _needed(network: Network | None) -> Network:
+    assert network is not None  # the job was checked
+    return network
+
+
+def _check_steps(job: DataParallelJob) -> None:
+    count = len(job.tensor_bytes)
+    if job.ranks == 0:
+        raise InputError("a data-parallel job needs at least one rank")
+    if job.step_of_rank.min() < 0 or job.step_of_rank.max() >= len(job.steps):
+        raise InputError(f"step_of_rank must name one of the {len(job.steps)} steps")
+    if len(job.compute_factor) != job.ranks or not (job.compute_factor > 0).all():
+        raise InputError(f"compute_factor must be a number > 0 for each of the {job.ranks} ranks")
+    if len(job.group_priority) not in (0, len(job.groups)):
+        raise InputError(f"group_priority has {len(job.group_priority)} entries for {len(job.groups)} groups")
+    for number, step in enumerate(job.steps):
+        if not np.array_equal(step.tensor_bytes, job.tensor_bytes):
+            raise InputError(f"step {number} has other tensors than step 0: ranks of a data-parallel job exchange the same ones")
+        missing = np.setdiff1d(np.arange(count), step.maker_tensor)
+        if len(missing):
+            raise InputError(f"step {number}: no op makes tensor {missing[0]}")
+    grouped = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.array(group, np.int64) for group in job.groups)]))
+    if not np.array_equal(grouped, np.arange(count)):
+        raise InputError(f"groups must hold each of the {count} tensors once")
+
+
+def _check_network(job: DataParallelJob) -> None:
+    network, scheme = job.network, job.scheme
+    if isinstance(scheme, Rendezvous):
+        return
+    if network is None:
+        raise InputError(f"{type(scheme).__name__} sends messages: the job needs a network")
+    hosts = len(network.transmit_bytes_per_us)
+    if len(network.host) != job.ranks:
+        raise InputError(f"the network has hosts for {len(network.host)} of {job.ranks} ranks")
+    named = network.host
+    if isinstance(scheme, ParameterServer):
+        if not scheme.server_host or scheme.threads < 1 or scheme.partition_bytes <= 0:
+            raise InputError("a parameter server needs a host, a thread and partitions of at least a byte")
+        if scheme.balance not in ("round-robin", "least-load"):
+            raise InputError(f"balance '{scheme.balance}': use round-robin or least-load")
+        named = np.concatenate((named, scheme.server_host))
+    if named.min() < 0 or named.max() >= hosts or len(network.receive_bytes_per_us) != hosts:
+        raise InputError(f"hosts must be among the {hosts} that have a transmit and a receive rate")
+    rates = (*network.transmit_bytes_per_us, *network.receive_bytes_per_us, network.local_bytes_per_us)
+    if not min(rates) > 0 or not network.latency_us >= 0:
+        raise InputError("link rates must be above 0, and the latency not below")

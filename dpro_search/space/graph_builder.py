@@ -1,0 +1,250 @@
+"""`GraphBuilder`: makes a `ReplayGraph` op by op (tests, documentation) or in blocks of arrays (graphs of many ranks)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import Floats
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
+
+Axis = Sequence[Any] | npt.NDArray[Any]  # what a template is formatted with along an axis of a block
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "device": np.int32,
+    "duration_us": np.float64,
+    "kind": np.int8,
+    "priority": np.int32,
+    "collective": np.int32,
+    "flow_bytes": np.float64,
+}
+
+
+class Labels(Sequence[str]):
+    """Names of numbered things, spelled when somebody asks: a million strings cost more than a million ops.
+
+    Numbers are given out in blocks of any shape; a block's template is formatted with the entry of each of its axes.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._first: list[int] = []
+        self._blocks: list[tuple[str, tuple[Axis, ...], tuple[int, ...]]] = []
+        self._count = 0
+
+    def add(self, template: str, axes: Sequence[Axis], shape: tuple[int, ...]) -> None:
+        """Name the next ``prod(shape)`` things; an empty template leaves them numbers."""
+        self._first.append(self._count)
+        self._blocks.append((template, tuple(axes), shape))
+        self._count += int(np.prod(shape))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        number = index + self._count if index < 0 else index
+        if not 0 <= number < self._count:
+            raise IndexError(f"{self._what} {index} of {self._count}")
+        block = bisect_right(self._first, number) - 1
+        template, axes, shape = self._blocks[block]
+        if not template:
+            return f"{self._what} {number}"
+        place = np.unravel_index(number - self._first[block], shape)
+        return template.format(*(axis[int(i)] for axis, i in zip(axes, place, strict=True)))
+
+
+class GraphBuilder:
+    """Collects devices, links, ops and dependencies; `build` makes the graph. Everything that is added gets the next number.
+
+    >>> builder = GraphBuilder()
+    >>> stream = builder.add_device(rank=0)
+    >>> forward = builder.add_op(stream, 100.0, name="forward")
+    >>> backward = builder.add_op(stream, 200.0, name="backward", kind=OpKind.BACKWARD, after=[forward])
+    >>> len(builder.build())
+    2
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _COLUMNS}
+        self._policy: list[npt.NDArray[np.int8]] = []
+        self._rank: list[Int32s] = []
+        self._rate: list[Floats] = []
+        self._pairs: dict[str, tuple[list[Int32s], list[Int32s]]] = {name: ([], []) for name in ("edge", "link", "carry", "use")}
+        self._buffer_op: list[int] = []
+        self._buffer_bytes: list[float] = []
+        self._names, self._device_names, self._buffer_names = Labels("op"), Labels("device"), Labels("buffer")
+        self._links = 0
+
+    def add_device(self, rank: int = 0, policy: OrderPolicy = OrderPolicy.FIFO, name: str = "") -> int:
+        """A device of a rank."""
+        return int(self.add_devices(np.array([rank]), policy, name.replace("{", "{{").replace("}", "}}"), [("",)])[0])
+
+    def add_devices(self, rank: npt.ArrayLike, policy: npt.ArrayLike, name: str = "", axes: Sequence[Axis] = ()) -> Int32s:
+        """A block of devices; returns their numbers in the shape of `rank`, against which `policy` broadcasts."""
+        ranks = np.asarray(rank, np.int32)
+        numbers = _numbers(len(self._device_names), ranks.shape)
+        self._rank.append(ranks.ravel())
+        self._policy.append(_filled(policy, ranks.shape, np.int8))
+        self._device_names.add(name, axes, ranks.shape)
+        return numbers
+
+    def add_link(self, bytes_per_us: float) -> int:
+        """One direction of a link."""
+        return int(self.add_links([bytes_per_us])[0])
+
+    def add_links(self, bytes_per_us: npt.ArrayLike) -> Int32s:
+        """A block of links; returns their numbers."""
+        rates = np.asarray(bytes_per_us, np.float64)
+        numbers = _numbers(self._links, rates.shape)
+        self._links += rates.size
+        self._rate.append(rates.ravel())
+        return numbers
+
+    def add_op(
+        self,
+        device: int,
+        duration_us: float,
+        *,
+        name: str = "",
+        kind: OpKind = OpKind.FORWARD,
+        priority: int = 0,
+        after: Sequence[int] = (),
+        collective: int | None = None,
+        flow_bytes: float = 0.0,
+        links: Sequence[int] = (),
+    ) -> int:
+        """One op, which needs the ops `after`."""
+        op = self.add_ops(
+            [device],
+            duration_us,
+            kind=kind,
+            priority=priority,
+            collective=-1 if collective is None else collective,
+            flow_bytes=flow_bytes,
+            links=[list(links)],
+            name=name.replace("{", "{{").replace("}", "}}"),
+            axes=[("",)],
+        )
+        self.add_edges(np.array(after, np.int32), op)
+        return int(op[0])
+
+    def add_ops(
+        self,
+        device: npt.ArrayLike,
+        duration_us: npt.ArrayLike,
+        *,
+        kind: npt.ArrayLike = OpKind.FORWARD,
+        priority: npt.ArrayLike = 0,
+        collective: npt.ArrayLike = -1,
+        flow_bytes: npt.ArrayLike = 0.0,
+        links: npt.ArrayLike | None = None,
+        name: str = "",
+        axes: Sequence[Axis] = (),
+    ) -> Int32s:
+        """A block of ops; returns their numbers in the shape of `device`, against which the other columns broadcast.
+
+        Parameters
+        ----------
+        links
+            Links that each op's bytes cross, [..., k]; -1 where an op crosses fewer than k.
+        name, axes
+            Template of the names, and for each axis of the block what the template is formatted with.
+        """
+        devices = np.asarray(device, np.int32)
+        numbers = _numbers(len(self), devices.shape)
+        columns = (devices, duration_us, kind, priority, collective, flow_bytes)
+        for (column, dtype), values in zip(_COLUMNS.items(), columns, strict=True):
+            self._ops[column].append(_filled(values, devices.shape, dtype))
+        if links is not None:
+            crossed = np.asarray(links, np.int32)
+            crossed = np.broadcast_to(crossed, (*devices.shape, crossed.shape[-1]))
+            self._pair("link", np.broadcast_to(numbers[..., None], crossed.shape)[crossed >= 0], crossed[crossed >= 0])
+        self._names.add(name, axes, devices.shape)
+        return numbers
+
+    def add_edges(self, source: npt.ArrayLike, destination: npt.ArrayLike) -> None:
+        """`destination` needs `source`; arrays are broadcast against each other."""
+        self._pair("edge", source, destination)
+
+    def carry(self, source: npt.ArrayLike, destination: npt.ArrayLike) -> None:
+        """`destination` needs the `source` of the iteration before; arrays are broadcast against each other."""
+        self._pair("carry", source, destination)
+
+    def add_buffer(self, op: int, size_bytes: float, *, uses: Sequence[int] = (), name: str = "") -> int:
+        """Memory that `op` allocates and that is free after the last of `uses`."""
+        number = len(self._buffer_op)
+        self._buffer_op.append(op)
+        self._buffer_bytes.append(size_bytes)
+        self._pair("use", number, np.array(uses, np.int32))
+        self._buffer_names.add(name.replace("{", "{{").replace("}", "}}"), [("",)], (1,))
+        return number
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def build(self, slowdown: Floats | None = None) -> ReplayGraph:
+        """The graph of all that was added; `ReplayGraph.validate` says what is wrong with it."""
+        ops = {name: _joined(parts, _COLUMNS[name]) for name, parts in self._ops.items()}
+        source, destination = self._joined_pairs("edge")
+        pred_ptr, pred_idx = csr(destination, source, len(self))
+        carry_src, carry_dst = self._joined_pairs("carry")
+        optional: dict[str, Any] = {}
+        if (ops["collective"] >= 0).any():
+            optional["collective"] = ops["collective"]
+        if self._links:
+            link_ptr, link_idx = csr(*self._joined_pairs("link"), len(self))
+            optional |= {"flow_bytes": ops["flow_bytes"], "link_ptr": link_ptr, "link_idx": link_idx}
+            optional["link_bytes_per_us"] = np.concatenate(self._rate)
+        if self._buffer_op:
+            buffer_ptr, buffer_use = csr(*self._joined_pairs("use"), len(self._buffer_op))
+            optional |= {"buffer_op": np.array(self._buffer_op, np.int32), "buffer_bytes": np.array(self._buffer_bytes, np.float64)}
+            optional |= {"buffer_ptr": buffer_ptr, "buffer_use": buffer_use, "buffer_names": self._buffer_names}
+        if slowdown is not None:
+            optional["slowdown"] = slowdown
+        return ReplayGraph(
+            duration_us=ops["duration_us"],
+            device=ops["device"],
+            kind=ops["kind"],
+            priority=ops["priority"],
+            pred_ptr=pred_ptr,
+            pred_idx=pred_idx,
+            policy=_joined(self._policy, np.int8),
+            rank_of_device=_joined(self._rank, np.int32),
+            carry_src=carry_src,
+            carry_dst=carry_dst,
+            names=self._names,
+            device_names=self._device_names,
+            **optional,
+        )
+
+    def _pair(self, which: str, left: npt.ArrayLike, right: npt.ArrayLike) -> None:
+        lefts, rights = np.broadcast_arrays(np.asarray(left, np.int32), np.asarray(right, np.int32))
+        self._pairs[which][0].append(lefts.ravel())
+        self._pairs[which][1].append(rights.ravel())
+
+    def _joined_pairs(self, which: str) -> tuple[Int32s, Int32s]:
+        left, right = self._pairs[which]
+        return _joined(left, np.int32), _joined(right, np.int32)
+
+
+def _numbers(first: int, shape: tuple[int, ...]) -> Int32s:
+    return np.arange(first, first + int(np.prod(shape)), dtype=np.int32).reshape(shape)
+
+
+def _filled(values: npt.ArrayLike, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.asarray(values, dtype), shape).ravel()
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *parts])

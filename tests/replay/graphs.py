@@ -1,0 +1,61 @@
+"""Random replay graphs for property tests."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
+
+POLICIES = tuple(OrderPolicy)
+# Few values, so that ops often become ready, end and tie at one instant; 0 ends at once.
+DURATIONS = st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.0, 0.1, 0.7])
+
+
+@st.composite
+def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=True, fluid=True, carry=False, max_ops=24):
+    """A valid graph; one with collectives may be a deadlock."""
+    count = draw(st.integers(1, max_ops))
+    devices = draw(st.integers(1, 6))
+    ranks = draw(st.integers(1, 3))
+    position = draw(st.permutations(range(count)))  # edges go up in position, not in op number
+    pairs = draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=2 * count))
+    edges = [(u, v) for u, v in pairs if position[u] < position[v]]
+    device = np.array(draw(st.lists(st.integers(0, devices - 1), min_size=count, max_size=count)), np.int32)
+    fields = {}
+    source, destination = (np.array([edge[i] for edge in edges], np.int32) for i in (0, 1))
+    fields["pred_ptr"], fields["pred_idx"] = csr(destination, source, count)
+    fields["policy"] = np.array(draw(st.lists(st.sampled_from(policies), min_size=devices, max_size=devices)), np.int8)
+    if draw(st.booleans()):
+        fields["priority"] = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.int32)
+    collective = np.full(count, -1, np.int32)
+    if collectives and draw(st.booleans()):
+        for number in range(draw(st.integers(1, 4))):
+            for op in draw(st.lists(st.integers(0, count - 1), max_size=4)):
+                taken = (collective == number) & (device == device[op])
+                if not taken.any() or fields["policy"][device[op]] == OrderPolicy.UNBOUNDED:
+                    collective[op] = number
+        fields["collective"] = collective
+    if fluid and draw(st.booleans()):
+        links = draw(st.integers(1, 3))
+        fields["link_bytes_per_us"] = np.array(draw(st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=links, max_size=links)))
+        used = [draw(st.lists(st.integers(0, links - 1), min_size=1, max_size=2, unique=True)) for _ in range(count)]
+        sizes = np.array(draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0, 5.0]), min_size=count, max_size=count)))
+        fields["flow_bytes"] = np.where(collective >= 0, 0.0, sizes)
+        fields["link_ptr"] = np.cumsum([0, *map(len, used)]).astype(np.int32)
+        fields["link_idx"] = np.array([link for links in used for link in links], np.int32)
+    if fluid and draw(st.booleans()):
+        kinds = len(OpKind)
+        fields["kind"] = np.array(draw(st.lists(st.integers(0, kinds - 1), min_size=count, max_size=count)), np.int8)
+        slowdown = np.ones((kinds, kinds))
+        slowdown[draw(st.integers(0, kinds - 1)), draw(st.integers(0, kinds - 1))] = 1.5
+        slowdown[OpKind.FORWARD, OpKind.COMM] = 2.0
+        fields["slowdown"] = slowdown
+    if carry:
+        carried = draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=count))
+        fields["carry_src"], fields["carry_dst"] = (np.array([c[i] for c in carried], np.int32) for i in (0, 1))
+    return ReplayGraph(
+        duration_us=np.array(draw(st.lists(durations, min_size=count, max_size=count))),
+        device=device,
+        rank_of_device=np.arange(devices, dtype=np.int32) % ranks,
+        **fields,
+    )

@@ -1,0 +1,45 @@
+"""The critical path of the sample's replay, and who keeps the others waiting."""
+
+import itertools
+
+import pytest
+from sample import predictor, sample
+
+from dpro_search.graph.arrivals import arrivals
+from dpro_search.replay.horovod.critical_path import critical_path
+from dpro_search.replay.what_if import asked, parse_question
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.plan import Plan
+
+
+def path_of(source):
+    return critical_path(source.timeline(Plan(), log=True))
+
+
+def test_the_path_has_no_gap_and_is_as_long_as_the_iteration():
+    timeline = predictor().timeline(Plan(), log=True)
+    path = critical_path(timeline)
+    assert path[0].start_us == 0
+    for before, after in itertools.pairwise(path):
+        assert after.start_us == pytest.approx(before.start_us + before.duration_us, abs=2)
+    assert sum(segment.duration_us for segment in path) == pytest.approx(timeline.iteration_us, rel=0.1)
+
+
+def test_a_slow_link_makes_collectives_the_path():
+    slow = predictor().at(cluster=ClusterSpec(cores=predictor().cluster.cores, rate_bps=2e8))
+    path = path_of(slow)
+    collective = sum(segment.duration_us for segment in path if segment.kind == "collective")
+    assert collective > 0.8 * sum(segment.duration_us for segment in path)
+
+
+def test_free_communication_makes_compute_the_path():
+    path = path_of(asked(predictor(), parse_question("communication=0")))
+    compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "update"))
+    assert compute > 0.95 * sum(segment.duration_us for segment in path)
+
+
+def test_somebody_comes_last_and_does_not_wait():
+    found = arrivals(sample())
+    assert sum(arrival.last_pct for arrival in found) == pytest.approx(100)
+    assert all(arrival.waited_us >= 0 for arrival in found)
+    assert len(found) == sample().meta.ranks

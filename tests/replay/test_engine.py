@@ -1,0 +1,60 @@
+"""The engine gives the times of the specification, to the last bit."""
+
+import numpy as np
+import pytest
+from graphs import POLICIES, replay_graphs
+from hypothesis import HealthCheck, event, given, settings
+
+from dpro_search.errors import GraphError
+from dpro_search.replay.engine import Engine
+from dpro_search.replay.reference import replay_reference
+from dpro_search.replay.steady import unrolled
+
+many = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def assert_equal_times(found, expected):
+    for name, a, b in zip(expected._fields, found, expected, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def check(graph):
+    try:
+        expected = replay_reference(graph)
+    except GraphError as error:
+        event("deadlock")
+        with pytest.raises(GraphError) as found:
+            Engine(graph)
+        assert str(found.value) == str(error)
+        return
+    engine = Engine(graph)
+    assert_equal_times(engine.first.times(), expected)
+    assert_equal_times(engine.simulate().times(), expected)  # in the new layout
+
+
+@many
+@given(replay_graphs(fluid=False))
+def test_devices_orders_and_collectives(graph):
+    check(graph)
+
+
+@many
+@given(replay_graphs())
+def test_links_and_slowdowns(graph):
+    check(graph)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_order_policy_alone(policy):
+    @settings(max_examples=150, deadline=None)
+    @given(replay_graphs(policies=(policy,)))
+    def each(graph):
+        check(graph)
+
+    each()
+
+
+@settings(max_examples=150, deadline=None)
+@given(replay_graphs(carry=True, max_ops=8))
+def test_several_iterations_are_a_larger_graph(graph):
+    check(unrolled(graph, 3))

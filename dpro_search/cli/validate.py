@@ -42,7 +42,8 @@ def validate(
     from dpro_search.space.plan import Plan
 
     result = SearchResult.load(run)
-    meta = Trace.load(trace or Path(read_run(run).trace)).meta
+    recorded = Trace.load(trace or Path(read_run(run).trace))
+    meta, knobs = recorded.meta, recorded.horovod_settings
     chosen = tuple(command or meta.command)
     if not chosen:
         raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
@@ -53,8 +54,8 @@ def validate(
         ranks=meta.ranks,
         cores=meta.cores if min(meta.cores) >= 0 else (),
         env={
-            "HOROVOD_FUSION_THRESHOLD": str(meta.settings.fusion_threshold_bytes),
-            "HOROVOD_CYCLE_TIME": f"{meta.settings.cycle_time_us / 1000:.6g}",
+            "HOROVOD_FUSION_THRESHOLD": str(knobs.fusion_threshold_bytes),
+            "HOROVOD_CYCLE_TIME": f"{knobs.cycle_time_us / 1000:.6g}",
         },
     )
     console = stderr_console()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import zipfile
 from dataclasses import dataclass, fields
@@ -33,6 +34,22 @@ class EventKind(enum.IntEnum):
     ALLREDUCE = 5  # the transfer and the reduction
     MEMCPY_OUT = 6  # copy out of the fusion buffer
     CYCLE = 7  # an instant: the communication thread of the recording rank woke up
+    KERNEL = 8  # computation on a device stream
+    COPY = 9  # a copy or fill on a device stream
+    COLLECTIVE = 10  # a rank's part of a collective or of a message, on a device stream or a communication thread; holds its wait
+    RUNTIME = 11  # a host call that launches work on a device
+    SYNC = 12  # a host call that waits for a device
+    SERVER = 13  # work of a parameter server's thread; `rank` is the server's, counted after the workers
+
+
+class DependencyKind(enum.IntEnum):
+    """Why an event could not start before another had ended (or, for LAUNCH, had started). Order on one stream goes without saying."""
+
+    LAUNCH = 0  # a device op after the start of the host call that launched it
+    EVENT = 1  # a stream waited for an event recorded on another stream
+    SYNC = 2  # a host call waited for a device op
+    DATA = 3  # an op used another's result
+    HOST = 4  # a thread waited for another thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +73,23 @@ class Events:
     def select(self, mask: npt.NDArray[Any]) -> Events:
         """The events under a boolean mask or an index array."""
         return Events(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """Recorded dependencies between events, beyond the order on a stream: `target` needed `source`, [k] each."""
+
+    source: Ints  # index of an event
+    target: Ints
+    kind: Ints  # DependencyKind
+
+    @staticmethod
+    def none() -> Dependencies:
+        """Of a trace whose format records none, or keeps them in its graphs."""
+        return Dependencies(**{f.name: np.zeros(0, np.int64) for f in fields(Dependencies)})
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +158,8 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]  # host of each rank
     cores: tuple[int, ...]  # core of each rank, -1 where not pinned
     rate_bps: float | None = None  # shaped link rate per host and direction; None: not shaped
-    settings: CommSettings
+    settings: CommSettings | None = None  # None: not a Horovod job
+    format: str = "tensorflow-horovod"  # what the raw files were
     clock: ClockReport
     versions: dict[str, str] = {}
     command: tuple[str, ...] = ()
@@ -148,6 +183,14 @@ class Trace:
     tensors: tuple[TensorInfo, ...]
     graphs: tuple[NodeGraph, ...]
     graph_of_rank: tuple[int, ...]
+    dependencies: Dependencies = dataclasses.field(default_factory=Dependencies.none)
+
+    @property
+    def horovod_settings(self) -> CommSettings:
+        """Horovod's knobs; raises `InputError` for a trace of another kind."""
+        if self.meta.settings is None:
+            raise InputError(f"the trace ({self.meta.format}) is not of a Horovod job: its knobs are not known")
+        return self.meta.settings
 
     def iterations_us(self, *, traced: bool = False) -> Floats:
         """Distances between the starts of consecutive steps on rank 0: the measured iterations, without the job's first steps.
@@ -165,6 +208,7 @@ class Trace:
         with written_folder(folder) as tmp:
             columns = {f"events.{f.name}": _packed(getattr(self.events, f.name)) for f in fields(Events)}
             columns |= {f"steps.{f.name}": _packed(getattr(self.steps, f.name)) for f in fields(Steps)}
+            columns |= {f"dependencies.{f.name}": _packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
             for i, graph in enumerate(self.graphs):
                 columns[f"graph{i}.input_ptr"] = _packed(graph.input_ptr)
                 columns[f"graph{i}.input_idx"] = _packed(graph.input_idx)
@@ -210,6 +254,10 @@ class Trace:
             strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
             events = Events(**{f.name: _widened(columns[f"events.{f.name}"]) for f in fields(Events)})
             steps = Steps(**{f.name: _widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
+            none = np.zeros(0, np.int32)  # of traces written before there were dependencies
+            dependencies = Dependencies(
+                **{f.name: _widened(columns.get(f"dependencies.{f.name}", none)) for f in fields(Dependencies)}
+            )
             graphs = tuple(
                 NodeGraph(
                     name=g.name,
@@ -229,6 +277,7 @@ class Trace:
             tensors=strings.tensors,
             graphs=graphs,
             graph_of_rank=strings.graph_of_rank,
+            dependencies=dependencies,
         )
 
 

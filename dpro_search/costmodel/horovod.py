@@ -266,7 +266,7 @@ def _negotiations(trace: Trace, spans: dict[str, Floats], busy: _BusyTime) -> tu
     It ends with the first copy where something is sent. A cycle that sends nothing and outlasts the cycle time was as long as its
     distance to the next; one that does not is taken as quiet, for its end cannot be seen.
     """
-    cycle_us = trace.meta.settings.cycle_time_us
+    cycle_us = trace.horovod_settings.cycle_time_us
     marks = trace.events.select(trace.events.kind == EventKind.CYCLE)
     order = np.argsort(marks.start_us, kind="stable")
     start, step = marks.start_us[order], marks.step[order].astype(np.float64)

@@ -74,7 +74,7 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
     times, graph = timeline.times, timeline.graph
     op, reason, begin_us, end_us = _walk(
         int(times.end_us.argmax()),
-        *times[1:],
+        *times[1:4],
         executed(timeline).previous,
         graph.pred_ptr,
         graph.pred_idx,

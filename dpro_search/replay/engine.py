@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 class Run:
     """Times by label of a layout: ready, start and end of each op, [n]; when each collective began to move data, [collectives].
 
-    A re-timed order has no ready times: they are those of the replay that the order comes from.
+    `order` holds the labels in the order in which they started, [n]. A re-timed order has the ready times of the replay that it
+    comes from.
     """
 
     layout: Layout
@@ -31,6 +33,7 @@ class Run:
     start_us: Floats
     end_us: Floats
     moved_us: Floats
+    order: Int32s
 
     @property
     def makespan_us(self) -> float:
@@ -47,7 +50,9 @@ class Run:
             moved = moved.copy()
             parts = self.layout.part
             moved[self.layout.op_of[parts]] = self.moved_us[self.layout.collective[parts]]
-        return OpTimes(ready_us=columns[0], start_us=columns[1], moved_us=moved, end_us=columns[2])
+        return OpTimes(
+            ready_us=columns[0], start_us=columns[1], moved_us=moved, end_us=columns[2], order=self.layout.op_of[self.order]
+        )
 
 
 class Engine:
@@ -59,6 +64,8 @@ class Engine:
         What is replayed; of all iterations.
     layout
         Its arrays in order of execution.
+    first
+        The graph's own replay.
     """
 
     def __init__(self, graph: ReplayGraph, iterations: int = 1) -> None:
@@ -73,7 +80,7 @@ class Engine:
         self.graph = unrolled(graph, iterations)
         self.iterations = iterations
         self.layout = lay_out(self.graph)
-        self._find_order()
+        self.first = self._find_order()
 
     def simulate(self, duration_us: Floats | None = None) -> Run:
         """Replay, event by event.
@@ -83,12 +90,11 @@ class Engine:
         duration_us
             Of each op by label (see `in_layout`), [n]; those of the graph if None.
         """
-        run, order = self._simulate(self.layout.duration_us if duration_us is None else duration_us)
-        self._refuse_stuck(run, order)
-        return run
+        return self._simulate(self.layout.duration_us if duration_us is None else duration_us)
 
     def retime(self, duration_us: Floats) -> Run:
-        """The times under other durations, by label, [n], if every device keeps the order of the graph's own replay: one linear pass.
+        """The times under other durations, by label, [n], if every device keeps the order of the graph's own replay: one linear
+        pass.
 
         Raises
         ------
@@ -100,58 +106,47 @@ class Engine:
         layout, (ptr, idx) = self.layout, self._executed
         start, end, moved = np.empty(len(duration_us)), np.empty(len(duration_us)), np.empty(layout.collectives)
         retime(duration_us, ptr, idx, layout.collective, layout.part_ptr, layout.part, start, end, moved)
-        return Run(layout=layout, ready_us=self._first.ready_us, start_us=start, end_us=end, moved_us=moved)
+        return Run(layout=layout, ready_us=self.first.ready_us, start_us=start, end_us=end, moved_us=moved, order=self.first.order)
 
     def in_layout(self, duration_us: Floats) -> Floats:
         """Durations by op number, [n], as durations by label."""
         return duration_us[self.layout.op_of]
 
     @property
-    def first(self) -> Run:
-        """The graph's own replay."""
-        return self._first
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of the layout, and of the replay's times."""
-        run = self._first
-        return self.layout.nbytes + sum(a.nbytes for a in (run.ready_us, run.start_us, run.end_us, run.moved_us))
+        """Bytes of the layout, and of a replay's times."""
+        run = self.first
+        return self.layout.nbytes + sum(a.nbytes for a in (run.ready_us, run.start_us, run.end_us, run.moved_us, run.order))
 
     @cached_property
     def _executed(self) -> tuple[Int32s, Int32s]:
         """Dependencies and, after them, the op that the same device served before: predecessors by label, CSR."""
         layout = self.layout
         count = len(layout.op_of)
-        before = device_order(layout.device, self._first.start_us, self._first.end_us, layout.policy == OrderPolicy.UNBOUNDED)
+        before = device_order(layout.device, self.first.order, layout.policy == OrderPolicy.UNBOUNDED)
         follows = np.flatnonzero(before >= 0)
         needs = np.repeat(np.arange(count, dtype=np.int32), np.diff(layout.pred_ptr))
         return csr(np.concatenate((needs, follows)), np.concatenate((layout.pred_idx, before[follows])), count)
 
-    def _find_order(self) -> None:
+    def _find_order(self) -> Run:
         """Replay once in the graph's own numbering, then lay out in the order of the starts."""
-        run, order = self._simulate(self.layout.duration_us)
-        self._refuse_stuck(run, order)
-        self.layout = lay_out(self.graph, order)
-        self._first = Run(
+        run = self._simulate(self.layout.duration_us)
+        self.layout = lay_out(self.graph, run.order)
+        return Run(
             layout=self.layout,
-            ready_us=run.ready_us[order],
-            start_us=run.start_us[order],
-            end_us=run.end_us[order],
+            ready_us=run.ready_us[run.order],
+            start_us=run.start_us[run.order],
+            end_us=run.end_us[run.order],
             moved_us=run.moved_us,
+            order=np.arange(len(run.order), dtype=np.int32),
         )
 
-    def _refuse_stuck(self, run: Run, order: Int32s) -> None:
-        """Raise the error that explains a replay in which not every op ended."""
-        if len(order) < len(self.graph) or np.isinf(run.end_us).any():
-            times = run.times()
-            raise stuck_error(self.graph, times.start_us, times.end_us)
-
-    def _simulate(self, duration_us: Floats) -> tuple[Run, Int32s]:
-        """A run, and the labels in the order in which they started: fewer than n if the replay got stuck."""
+    def _simulate(self, duration_us: Floats) -> Run:
         layout, count = self.layout, len(self.graph)
-        ready, start, end = (np.full(count + 1, np.inf) for _ in range(3))
+        ready, start, end = (np.empty(count + 1) for _ in range(3))
         moved, order = np.empty(layout.collectives), np.empty(count, np.int32)
-        common = (
+        filled: tuple[Any, ...] = (ready, start, end, moved, order)
+        common: tuple[Any, ...] = (
             duration_us,
             layout.device,
             layout.key,
@@ -167,14 +162,15 @@ class Engine:
             layout.part,
         )
         if self.graph.is_fluid:
-            started = simulate_fluid(*common, *self._fluid, ready, start, end, moved, order)
+            started = simulate_fluid(*common, *self._fluid, *filled)
         else:
-            started = simulate(*common, ready, start, end, moved, order)
-        run = Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved)
-        return run, order[:started]
+            started = simulate(*common, *filled)
+        if started < count:
+            raise stuck_error(self.graph, layout.op_of[order[:started]])
+        return Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved, order=order)
 
     @property
-    def _fluid(self) -> tuple[object, ...]:
+    def _fluid(self) -> tuple[Any, ...]:
         """What only `simulate_fluid` wants."""
         graph, op_of = self.graph, self.layout.op_of
         flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes

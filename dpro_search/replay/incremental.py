@@ -19,8 +19,8 @@ _PATIENCE = 2  # mended ops, in sizes of the graph, after which a full replay is
 class IncrementalReplay:
     """Changes durations of an engine's graph and mends its times; equal to a full replay, to the last bit.
 
-    Where the order within an instant matters (devices that serve by priority, ops without work on a device) and in graphs with flows or
-    slow-downs, every change is a full replay.
+    Where the order within an instant matters (devices that serve by priority, ops without work on a device) and in graphs with
+    flows or slow-downs, every change is a full replay.
 
     Attributes
     ----------
@@ -107,9 +107,19 @@ class IncrementalReplay:
     def times(self) -> OpTimes:
         """Times of every op, by op number."""
         run = Run(
-            layout=self._layout, ready_us=self._ready_us, start_us=self._start_us, end_us=self._end_us, moved_us=self._moved_us
+            layout=self._layout,
+            ready_us=self._ready_us,
+            start_us=self._start_us,
+            end_us=self._end_us,
+            moved_us=self._moved_us,
+            order=self._order(),
         )
         return run.times()
+
+    def _order(self) -> Int32s:
+        """Labels in the order of their starts: where mending was possible, ops without work are on unbounded devices, and labels
+        order those."""
+        return np.argsort(self._start_us, kind="stable").astype(np.int32) if self._mendable else self._full_order
 
     def _replay_all(self, labels: Int32s, old: Floats) -> None:
         try:
@@ -122,11 +132,12 @@ class IncrementalReplay:
     def _adopt(self, run: Run) -> None:
         """Go on from a full replay."""
         layout = self._layout
+        self._full_order = run.order
         self._ready_us, self._start_us, self._end_us, self._moved_us = (
             column.copy() for column in (run.ready_us, run.start_us, run.end_us, run.moved_us)
         )
         unbounded = layout.policy == OrderPolicy.UNBOUNDED
-        self._before = device_order(layout.device, self._start_us, self._end_us, unbounded)
+        self._before = device_order(layout.device, run.order, unbounded)
         self._behind = np.full(len(self._before), -1, np.int32)
         has = np.flatnonzero(self._before >= 0).astype(np.int32)
         self._behind[self._before[has]] = has

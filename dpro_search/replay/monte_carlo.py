@@ -18,9 +18,9 @@ from dpro_search.space.replay_graph import Int32s, ReplayGraph
 def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: int) -> Floats:
     """Iteration time of each of many replays, [samples].
 
-    Each iteration takes all durations from one recorded step, so that what varies together in the job does so here. The iteration time of a
-    replay is the mean distance between its iterations without the first quarter; the makespan where there is only one. The kernel releases
-    the GIL: as many threads as there are processors run it. The result depends on the seed only.
+    Each iteration takes all durations from one recorded step, so that what varies together in the job does so here. The iteration
+    time of a replay is the mean distance between its iterations without the first quarter; the makespan where there is only one.
+    The kernel releases the GIL: as many threads as there are processors run it. The result depends on the seed only.
 
     Raises
     ------

@@ -61,7 +61,7 @@ class Predictor:
         return Predictor(
             graph,
             fit_comm_costs(trace, graph),
-            trace.meta.settings,
+            trace.horovod_settings,
             ClusterSpec.of(trace.meta),
             trace.meta.peak_rss_bytes,
             seed,

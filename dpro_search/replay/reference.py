@@ -31,9 +31,10 @@ def replay_reference(graph: ReplayGraph) -> OpTimes:
     graph.validate()
     simulation = _Simulation(graph)
     simulation.run()
-    if any(math.isinf(end) for end in simulation.end):
-        raise stuck_error(graph, np.array(simulation.start), np.array(simulation.end))
-    return OpTimes(*(np.array(column) for column in (simulation.ready, simulation.start, simulation.moved, simulation.end)))
+    if len(simulation.order) < len(graph):
+        raise stuck_error(graph, np.array(simulation.order, np.int32))
+    ready, start, moved, end = map(np.array, (simulation.ready, simulation.start, simulation.moved, simulation.end))
+    return OpTimes(ready_us=ready, start_us=start, moved_us=moved, end_us=end, order=np.array(simulation.order, np.int32))
 
 
 @dataclass
@@ -56,6 +57,7 @@ class _Simulation:
         self.graph = graph
         self.now = 0.0
         self.ready, self.start, self.moved, self.end = ([math.inf] * count for _ in range(4))
+        self.order: list[int] = []
         self.device = graph.device.tolist()
         self.rank = graph.rank_of_op.tolist()
         self.kind = graph.op_kind.tolist()
@@ -102,6 +104,7 @@ class _Simulation:
 
     def starts(self, op: int) -> None:
         self.start[op] = self.now
+        self.order.append(op)
         collective = self.collective[op]
         parts = self.parts[collective] if collective >= 0 else [op]
         if all(self.start[part] <= self.now for part in parts):

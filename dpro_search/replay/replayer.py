@@ -18,10 +18,11 @@ def replay(graph: ReplayGraph, *, iterations: int | None = None, samples: int = 
     Parameters
     ----------
     iterations
-        How many to replay; None: one if no dependency is carried to the next iteration, else as many as it takes to settle (8 to 64).
+        How many to replay; None: one if no dependency is carried to the next iteration, else as many as it takes to settle (8 to
+        64).
     samples
-        Monte-Carlo replays beside the one with `duration_us`: each iteration takes the durations of one recorded step, chosen at random.
-        They run in parallel threads, and depend on the seed only.
+        Monte-Carlo replays beside the one with `duration_us`: each iteration takes the durations of one recorded step, chosen at
+        random. They run in parallel threads, and depend on the seed only.
 
     Raises
     ------

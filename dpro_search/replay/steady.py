@@ -51,9 +51,9 @@ def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
 def settled_distance(end_us: Floats) -> tuple[float, bool]:
     """Distance between iterations that end at these times, [iterations >= 2], and whether it has settled.
 
-    Max-plus systems end in a cycle: the distances repeat after some iterations, often after one. Settled: the last distances are equal to
-    those one cycle before, for a cycle of at most a third of the iterations; the distance is then the cycle's mean. Otherwise it is
-    the mean of the last half.
+    Max-plus systems end in a cycle: the distances repeat after some iterations, often after one. Settled: the last distances are
+    equal to those one cycle before, for a cycle of at most a third of the iterations; the distance is then the cycle's mean.
+    Otherwise it is the mean of the last half.
     """
     distance = np.diff(end_us)
     close = _SAME * max(float(np.abs(distance).mean()), 1e-12)

@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import networkx
 import numpy as np
+import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats
 from dpro_search.errors import GraphError
-from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 _SHOWN = 6  # ops that an error names
 
+Bools = npt.NDArray[np.bool_]
 
-def stuck_error(graph: ReplayGraph, start_us: Floats, end_us: Floats) -> GraphError:
-    """The error for a replay that stopped before all ops had ended; times that never came are infinite or NaN."""
-    never_ended = np.flatnonzero(~np.isfinite(end_us))
+
+def stuck_error(graph: ReplayGraph, order: Int32s) -> GraphError:
+    """The error for a replay that stopped before all ops had started.
+
+    Parameters
+    ----------
+    order
+        The ops that did start, in any order, [any].
+    """
+    started = np.zeros(len(graph), np.bool_)
+    started[order] = True
+    open_ = ~_ended(graph, started)
     waits = networkx.DiGraph()
-    waits.add_nodes_from(never_ended.tolist())
-    _add_dependencies(waits, graph, end_us)
-    if not _cycle(waits):  # the dependencies alone are fine: it is the order on the devices
-        _add_device_waits(waits, graph, start_us, end_us)
-        _add_collective_waits(waits, graph, start_us, end_us)
-        cycle = _cycle(waits)
-        if any(len(graph.collective) and graph.collective[op] >= 0 for op in cycle):
-            return _different_orders(graph, cycle, start_us)
-    else:
-        cycle = _cycle(waits)
-    if not cycle:
-        return GraphError(f"{len(never_ended)} ops can never start, {graph.name(int(never_ended[0]))} first")
+    source, destination = graph.edges()
+    waits.add_edges_from(zip(source[open_[source]].tolist(), destination[open_[source]].tolist(), strict=True))
+    cycle, what = _cycle(waits), "the dependencies have a cycle"
+    if not cycle:  # then it is the order on the devices
+        _add_device_waits(waits, graph, started, open_)
+        _add_collective_waits(waits, graph, started, open_)
+        cycle, what = _cycle(waits), "the dependencies contradict the program order of the devices"
+        if len(graph.collective) and (graph.collective[cycle] >= 0).any():
+            return _different_orders(graph, [op for op in cycle if graph.collective[op] >= 0 and started[op]])
     shown = [graph.name(op) for op in cycle[:_SHOWN]]
     more = f" -> ... ({len(cycle)} ops)" if len(cycle) > _SHOWN else f" -> {shown[0]}"
-    return GraphError("the dependencies have a cycle, no op on it can ever start: " + " -> ".join(shown) + more)
+    return GraphError(f"{what}, no op on it can ever start: " + " -> ".join(shown) + more)
+
+
+def _ended(graph: ReplayGraph, started: Bools) -> Bools:
+    """Ops that ended: those that started, but for parts of a collective that waits for others."""
+    ended = started.copy()
+    if len(graph.collective):
+        parts = np.flatnonzero(graph.collective >= 0)
+        ended[parts] &= ~np.isin(graph.collective[parts], graph.collective[parts[~started[parts]]])
+    return ended
 
 
 def _cycle(waits: networkx.DiGraph) -> list[int]:
@@ -41,41 +59,29 @@ def _cycle(waits: networkx.DiGraph) -> list[int]:
         return []
 
 
-def _add_dependencies(waits: networkx.DiGraph, graph: ReplayGraph, end_us: Floats) -> None:
-    source, destination = graph.edges()
-    open_ = ~np.isfinite(end_us[source])
-    waits.add_edges_from(zip(source[open_].tolist(), destination[open_].tolist(), strict=True))
-
-
-def _add_device_waits(waits: networkx.DiGraph, graph: ReplayGraph, start_us: Floats, end_us: Floats) -> None:
+def _add_device_waits(waits: networkx.DiGraph, graph: ReplayGraph, started: Bools, open_: Bools) -> None:
     """An op that has not started waits for the op that holds its device; in program order for the one before it."""
-    for device in range(graph.devices):
-        if graph.policy[device] == OrderPolicy.UNBOUNDED:
-            continue
-        ops = np.flatnonzero((graph.device == device) & ~np.isfinite(end_us))
-        holding = ops[np.isfinite(start_us[ops])]
-        waiting = ops[~np.isfinite(start_us[ops])]
+    for device in np.unique(graph.device[open_]):
+        ops = np.flatnonzero((graph.device == device) & open_)
+        holding, waiting = ops[started[ops]].tolist(), ops[~started[ops]].tolist()
         if graph.policy[device] == OrderPolicy.PROGRAM:
-            line = [*holding.tolist(), *waiting.tolist()]
-            waits.add_edges_from(zip(line[:-1], line[1:], strict=True))
-        else:
-            waits.add_edges_from((int(held), int(op)) for held in holding for op in waiting)
+            waits.add_edges_from(pairwise(holding + waiting))
+        elif graph.policy[device] != OrderPolicy.UNBOUNDED:
+            waits.add_edges_from((held, op) for held in holding for op in waiting)
 
 
-def _add_collective_waits(waits: networkx.DiGraph, graph: ReplayGraph, start_us: Floats, end_us: Floats) -> None:
+def _add_collective_waits(waits: networkx.DiGraph, graph: ReplayGraph, started: Bools, open_: Bools) -> None:
     """A part that was posted waits for those that were not."""
     if not len(graph.collective):
         return
-    open_ = np.flatnonzero(~np.isfinite(end_us) & (graph.collective >= 0))
-    for collective in np.unique(graph.collective[open_]):
-        parts = open_[graph.collective[open_] == collective]
-        posted = np.isfinite(start_us[parts])
-        waits.add_edges_from((int(late), int(early)) for late in parts[~posted] for early in parts[posted])
+    parts = np.flatnonzero(open_ & (graph.collective >= 0))
+    for collective in np.unique(graph.collective[parts]):
+        own = parts[graph.collective[parts] == collective]
+        waits.add_edges_from((late, early) for late in own[~started[own]].tolist() for early in own[started[own]].tolist())
 
 
-def _different_orders(graph: ReplayGraph, cycle: list[int], start_us: Floats) -> GraphError:
+def _different_orders(graph: ReplayGraph, posted: list[int]) -> GraphError:
     """Each rank on the cycle has posted one collective and could post the next only after it."""
-    posted = [op for op in cycle if graph.collective[op] >= 0 and np.isfinite(start_us[op])]
     facts = [f"rank {int(graph.rank_of_op[op])} waits in {graph.name(op)}" for op in posted[:_SHOWN]]
     return GraphError(
         "ranks post collectives in different orders, which is a deadlock in the real job too: "

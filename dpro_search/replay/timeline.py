@@ -49,8 +49,7 @@ class Timeline:
         """The op that each op's device served just before it, -1 where there is none, [iterations * n]."""
         return device_order(
             np.tile(self.graph.device, self.iterations),
-            self.times.start_us,
-            self.times.end_us,
+            self.times.order,
             self.graph.policy == OrderPolicy.UNBOUNDED,
         )
 

@@ -49,7 +49,7 @@ def op_level(trace: Trace, graph: DataflowGraph, costs: CommCosts, *, step: int 
         A gradient was in no collective of the step, or there is no typical one.
     """
     cycles = _recorded_cycles(trace, graph, costs, typical_step(trace, graph) if step is None else step)
-    cycle_us = max(float(costs.negotiate_busy_us.mean()), trace.meta.settings.cycle_time_us)
+    cycle_us = max(float(costs.negotiate_busy_us.mean()), trace.horovod_settings.cycle_time_us)
     waking = min(costs.cycle_cpu_us / cycle_us, _MOST_TAKEN)
     ops = _Ops(graph, _recorded_position(trace, graph), _ranks_on_core(trace) / (1 - waking))
     for rank in range(graph.ranks):
@@ -132,7 +132,7 @@ def _recorded_cycles(trace: Trace, graph: DataflowGraph, costs: CommCosts, step:
         rows = np.flatnonzero(number == cycle)
         agreement = costs.negotiate_busy_us if left_us[rows[0]] > 0 else costs.negotiate_idle_us
         # A post falls into a long cycle more often than into a short one (the inspection paradox), on average into its middle.
-        length = np.maximum(agreement, trace.meta.settings.cycle_time_us)
+        length = np.maximum(agreement, trace.horovod_settings.cycle_time_us)
         found.append(
             _Cycle(
                 wait_us=float((length**2).mean() / length.mean() / 2),

@@ -1,7 +1,8 @@
 """`ReplayGraph`: what the replay engine eats. Arrays only; times in microseconds, sizes in bytes.
 
-An **op** runs on one **device**, after the ops that it needs. A device (a stream, a thread, a link's send queue) belongs to a rank and
-runs one op at a time, in the order that its policy says. `replay/reference.py` is the specification of what an engine makes of it.
+An **op** runs on one **device**, after the ops that it needs. A device (a stream, a thread, a link's send queue) belongs to a rank
+and runs one op at a time, in the order that its policy says. `replay/reference.py` is the specification of what an engine makes of
+it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,16 @@ class OrderPolicy(enum.IntEnum):
     UNBOUNDED = 3  # all of them at once
 
 
-def _none(dtype: type) -> Any:
-    return field(default_factory=lambda: np.zeros(0, dtype=dtype))
+def _no_int8s() -> Int8s:
+    return np.zeros(0, np.int8)
+
+
+def _no_int32s() -> Int32s:
+    return np.zeros(0, np.int32)
+
+
+def _no_floats() -> Floats:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +60,11 @@ class ReplayGraph:
     policy, rank_of_device
         `OrderPolicy` and rank of each device, [d].
     collective
-        Collective that each op is a rank's part of, -1 for none; empty: no op is. Its parts are posted when their devices take them;
-        once all are posted data move, for the longest duration of the parts, and all parts end together.
+        Collective that each op is a rank's part of, -1 for none; empty: no op is. Its parts are posted when their devices take
+        them; once all are posted data move, for the longest duration of the parts, and all parts end together.
     flow_bytes, link_ptr, link_idx, link_bytes_per_us
-        Bytes that an op moves after its latency, [n], over which links, CSR; and each link's rate. Flows share links max-min fairly.
-        Empty: none. A full-duplex link is two links, one for each direction.
+        Bytes that an op moves after its latency, [n], over which links, CSR; and each link's rate. Flows share links max-min
+        fairly. Empty: none. A full-duplex link is two links, one for each direction.
     slowdown
         ``slowdown[a, b] >= 1``: an op of kind a takes that many times longer while one of kind b runs on its rank, [kinds, kinds];
         the largest factor counts; empty: none. Flows and collectives are not slowed.
@@ -76,21 +85,21 @@ class ReplayGraph:
     pred_idx: Int32s
     policy: Int8s
     rank_of_device: Int32s
-    kind: Int8s = _none(np.int8)
-    priority: Int32s = _none(np.int32)
-    collective: Int32s = _none(np.int32)
-    flow_bytes: Floats = _none(np.float64)
-    link_ptr: Int32s = _none(np.int32)
-    link_idx: Int32s = _none(np.int32)
-    link_bytes_per_us: Floats = _none(np.float64)
+    kind: Int8s = field(default_factory=_no_int8s)
+    priority: Int32s = field(default_factory=_no_int32s)
+    collective: Int32s = field(default_factory=_no_int32s)
+    flow_bytes: Floats = field(default_factory=_no_floats)
+    link_ptr: Int32s = field(default_factory=_no_int32s)
+    link_idx: Int32s = field(default_factory=_no_int32s)
+    link_bytes_per_us: Floats = field(default_factory=_no_floats)
     slowdown: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    carry_src: Int32s = _none(np.int32)
-    carry_dst: Int32s = _none(np.int32)
+    carry_src: Int32s = field(default_factory=_no_int32s)
+    carry_dst: Int32s = field(default_factory=_no_int32s)
     samples_us: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    buffer_op: Int32s = _none(np.int32)
-    buffer_bytes: Floats = _none(np.float64)
-    buffer_ptr: Int32s = _none(np.int32)
-    buffer_use: Int32s = _none(np.int32)
+    buffer_op: Int32s = field(default_factory=_no_int32s)
+    buffer_bytes: Floats = field(default_factory=_no_floats)
+    buffer_ptr: Int32s = field(default_factory=_no_int32s)
+    buffer_use: Int32s = field(default_factory=_no_int32s)
     names: Sequence[str] = ()
     device_names: Sequence[str] = ()
     buffer_names: Sequence[str] = ()
@@ -192,11 +201,10 @@ class ReplayGraph:
             twice = np.flatnonzero((counts > 1) & ~unbounded)
             if len(twice):
                 op = int(parts[first[twice[0]]])
-                raise GraphError(
-                    f"collective {int(self.collective[op])} has two parts on {self.device_name(int(self.device[op]))}: it can never start"
-                )
+                device = self.device_name(int(self.device[op]))
+                raise GraphError(f"collective {int(self.collective[op])} has two parts on {device}: it can never start")
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], field_name: str, must: str, values: npt.NDArray[Any] | None = None) -> None:
+    def _refuse(self, bad: Any, field_name: str, must: str, values: npt.NDArray[Any] | None = None) -> None:
         ops = np.flatnonzero(bad)
         if len(ops):
             shown = (getattr(self, field_name) if values is None else values)[ops[0]]

@@ -7,6 +7,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
 POLICIES = tuple(OrderPolicy)
+TIMES = ("ready_us", "start_us", "moved_us", "end_us")
 # Few values, so that ops often become ready, end and tie at one instant; 0 ends at once.
 DURATIONS = st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.0, 0.1, 0.7])
 
@@ -59,3 +60,11 @@ def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=T
         rank_of_device=np.arange(devices, dtype=np.int32) % ranks,
         **fields,
     )
+
+
+def assert_equal_times(found, expected):
+    """All times are equal; the order is a right one, but ops that start at one instant have many."""
+    for name in TIMES:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+    assert sorted(found.order) == list(range(len(found.order)))
+    assert (np.diff(found.start_us[found.order]) >= 0).all()

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from graphs import replay_graphs
+from graphs import assert_equal_times, replay_graphs
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from dpro_search.errors import GraphError, InputError
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.incremental import IncrementalReplay
 from dpro_search.replay.reference import replay_reference
+from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
 
 POSITIVE = st.sampled_from([1.0, 1.0, 2.0, 3.0, 0.1, 0.7])
@@ -41,8 +41,7 @@ def check(graph, data, durations):
             graph = changed
             assert incremental.change(ops, values) == expected.end_us.max()
             event("mended" if incremental.mended < len(graph) else "replayed in full")
-        for name, a, b in zip(expected._fields, incremental.times(), expected, strict=True):
-            np.testing.assert_array_equal(a, b, err_msg=name)
+        assert_equal_times(incremental.times(), expected)
 
 
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
@@ -55,3 +54,14 @@ def test_graphs_that_can_be_mended(graph, data):
 @given(replay_graphs(), st.data())
 def test_all_others_fall_back_to_a_full_replay(graph, data):
     check(graph, data, st.sampled_from([0.0, 1.0, 2.0]))
+
+
+def test_a_bad_duration_changes_nothing():
+    graph = GraphBuilder()
+    device = graph.add_device()
+    first = graph.add_op(device, 1.0)
+    graph.add_op(device, 2.0, after=[first])
+    incremental = IncrementalReplay(Engine(graph.build()))
+    with pytest.raises(InputError, match="must be a number >= 0, not -1"):
+        incremental.change([1], [-1.0])
+    assert incremental.change([1], [4.0]) == 5.0

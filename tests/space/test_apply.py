@@ -21,8 +21,8 @@ def applied(plan: Plan, cluster: ClusterSpec | None = None):
 def test_the_empty_plan_is_the_recorded_setting():
     graph = applied(Plan())
     assert graph.units == len(sample().tensors)
-    assert graph.fusion_threshold_bytes == sample().meta.settings.fusion_threshold_bytes
-    assert graph.cycle_us == sample().meta.settings.cycle_time_us
+    assert graph.fusion_threshold_bytes == sample().horovod_settings.fusion_threshold_bytes
+    assert graph.cycle_us == sample().horovod_settings.cycle_time_us
     assert not graph.exact_groups
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from graphs import TIMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,6 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.times import OpTimes
 from dpro_search.space.data_parallel import (
     DataParallelJob,
     HalvingDoubling,
@@ -107,7 +107,7 @@ def _assert_equal(whole, whole_times, folded, folded_times, iterations=1):
         ops = np.flatnonzero(whole.rank_of_op == rank)
         what = [folded.graph.name(op).split("@")[0] for op in folded.ops_of_rank(rank)]
         assert what == [whole.name(op).split("@")[0] for op in ops]
-        for name in OpTimes._fields:
+        for name in TIMES:
             expected = getattr(whole_times, name).reshape(iterations, -1)[:, ops]
             np.testing.assert_array_equal(folded.unfold(getattr(folded_times, name), rank), expected)
 
@@ -247,7 +247,7 @@ def test_512_ranks_of_161_tensors_are_equal_to_the_last_bit(negotiate_us):
     whole, folded = build(job), fold(job)
     whole_times, folded_times = replay(whole, iterations=1).times, replay(folded.graph, iterations=1).times
     order = np.argsort(whole.rank_of_op, kind="stable").reshape(512, -1)
-    for name in OpTimes._fields:
+    for name in TIMES:
         unfolded = np.stack([folded.unfold(getattr(folded_times, name), rank)[0] for rank in range(512)])
         np.testing.assert_array_equal(unfolded, getattr(whole_times, name)[order])
 

@@ -1,1 +1,4 @@
-"""Compiled passes over the arrays of a `Layout`. They release the GIL; constants come as arguments (numba's cache does not see changes)."""
+"""Compiled passes over the arrays of a `Layout`; they release the GIL.
+
+Constants of other modules come as arguments: numba's cache does not see their changes.
+"""

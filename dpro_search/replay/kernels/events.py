@@ -1,4 +1,4 @@
-"""A queue of (time, code), earliest first: a sorted array while it is short (no jumps that a processor guesses wrong), else a heap."""
+"""A queue of (time, code), earliest first: a sorted array while it is short (no jumps to guess wrong), else a heap."""
 
 from __future__ import annotations
 

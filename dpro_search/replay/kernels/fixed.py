@@ -1,8 +1,8 @@
 """Replay of a graph whose ops run at one speed, event by event; `replay/reference.py` says what must come out.
 
-The queue of events holds one entry for each busy device, each moving collective and each running op of an unbounded device. Ready ops wait in
-their device's stretch of `slot`, which is sorted by the device's policy; ops become ready in order of time, so a new one goes to the end
-or close to it.
+The queue of events holds one entry for each busy device, each moving collective and each running op of an unbounded device. Ready
+ops wait in their device's stretch of `slot`, which is sorted by the device's policy; ops become ready in order of time, so a new
+one goes to the end or close to it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Replay of a graph whose ops change speed while they run: flows that share links, compute slowed by communication.
 
-The same rules as `fixed.py`, which is many times faster; `replay/reference.py` says what must come out. An op keeps what is left of its
-work, its speed and since when; only a changed speed touches them, so that both implementations round alike.
+The same rules as `fixed.py`, which is many times faster; `replay/reference.py` says what must come out. An op keeps what is left of
+its work, its speed and since when; only a changed speed touches them, so that both implementations round alike.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
@@ -70,7 +71,6 @@ def simulate_fluid(
     since = np.empty(count)
     due_us = np.empty(count)
     moves_bytes = np.zeros(count, np.bool_)
-    links = len(link_bytes_per_us)
     rate = np.zeros(count)
     kinds = len(slowdown)
     active = np.zeros((rank.max() + 1, max(kinds, 1)), np.int64)  # running ops by rank and kind
@@ -193,7 +193,7 @@ def _start(
     speed: Floats,
     since: Floats,
     due_us: Floats,
-    active: Floats,
+    active: Ints,
 ) -> int:
     """An op starts: it runs, unless it is a part of a collective that others have not posted. Returns how many ops run."""
     start_us[op] = now
@@ -222,7 +222,7 @@ def _start(
 @njit(cache=True, nogil=True)
 def _share_links(
     running: Int32s,
-    moves_bytes: Int8s,
+    moves_bytes: npt.NDArray[np.bool_],
     link_ptr: Int32s,
     link_idx: Int32s,
     link_bytes_per_us: Floats,

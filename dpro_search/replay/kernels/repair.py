@@ -1,12 +1,12 @@
 """New times for other durations, from an order that is nearly right: what changed is mended, not simulated.
 
-The times of a replay are the one solution of three rules: an op is ready when its last predecessor ends; a first-in-first-out device
-serves in the order of (ready time, key); an op starts when it is ready and its device has served the op before it. An op that may break a
-rule is *dirty*. Dirty ops are mended in order of their labels, which is nearly the order of time; that may make successors, neighbours
-on the device and the other parts of a collective dirty.
+The times of a replay are the one solution of three rules: an op is ready when its last predecessor ends; a first-in-first-out
+device serves in the order of (ready time, key); an op starts when it is ready and its device has served the op before it. An op
+that may break a rule is *dirty*. Dirty ops are mended in order of their labels, which is nearly the order of time; that may make
+successors, neighbours on the device and the other parts of a collective dirty.
 
-While few ops change, only dirty ones are looked at. Where most do, all ops from a *front* on are taken out of their devices' lines and put
-back one by one: no marks are needed then, since nothing before the front depends on them.
+While few ops change, only dirty ones are looked at. Where most do, all ops from a *front* on are taken out of their devices' lines
+and put back one by one: no marks are needed then, since nothing before the front depends on them.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def repair(
     Returns
     -------
     int
-        How many ops were mended; `GAVE_UP` if that was not enough, or if an op on a device came to take no time (then the order within an
-        instant does not follow from the rules). Times and lines are then worthless.
+        How many ops were mended; `GAVE_UP` if that was not enough, or if an op on a device came to take no time (then the order
+        within an instant does not follow from the rules). Times and lines are then worthless.
     """
     count = len(duration_us)
     words = dirty.view(np.uint64)

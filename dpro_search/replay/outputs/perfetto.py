@@ -137,7 +137,7 @@ class _Predicted:
         self.first = first_iteration * len(self.graph)
         self.begin_us = float(timeline.times.start_us[self.first :].min())
         self.start, self.moved, self.end = (
-            np.round(column[self.first :] - self.begin_us, _DECIMALS) for column in timeline.times[1:]
+            np.round(column[self.first :] - self.begin_us, _DECIMALS) for column in timeline.times[1:4]
         )
         self.device = np.tile(self.graph.device, timeline.iterations - first_iteration)
         self.rank = self.graph.rank_of_device[self.device]

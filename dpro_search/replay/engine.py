@@ -79,7 +79,7 @@ class Engine:
         graph.validate()
         self.graph = unrolled(graph, iterations)
         self.iterations = iterations
-        self.layout = lay_out(self.graph)
+        self._lay_out(None)
         self.first = self._find_order()
 
     def simulate(self, duration_us: Floats | None = None) -> Run:
@@ -123,15 +123,19 @@ class Engine:
         """Dependencies and, after them, the op that the same device served before: predecessors by label, CSR."""
         layout = self.layout
         count = len(layout.op_of)
-        before = device_order(layout.device, self.first.order, layout.policy == OrderPolicy.UNBOUNDED)
+        before, _ = device_order(layout.device, self.first.order, layout.policy == OrderPolicy.UNBOUNDED)
         follows = np.flatnonzero(before >= 0)
         needs = np.repeat(np.arange(count, dtype=np.int32), np.diff(layout.pred_ptr))
         return csr(np.concatenate((needs, follows)), np.concatenate((layout.pred_idx, before[follows])), count)
 
+    def _lay_out(self, op_of: Int32s | None) -> None:
+        self.layout = lay_out(self.graph, op_of)
+        self._fluid = self._fluid_arrays() if self.graph.is_fluid else ()
+
     def _find_order(self) -> Run:
         """Replay once in the graph's own numbering, then lay out in the order of the starts."""
         run = self._simulate(self.layout.duration_us)
-        self.layout = lay_out(self.graph, run.order)
+        self._lay_out(run.order)
         return Run(
             layout=self.layout,
             ready_us=run.ready_us[run.order],
@@ -161,16 +165,12 @@ class Engine:
             layout.part_ptr,
             layout.part,
         )
-        if self.graph.is_fluid:
-            started = simulate_fluid(*common, *self._fluid, *filled)
-        else:
-            started = simulate(*common, *filled)
+        started = simulate_fluid(*common, *self._fluid, *filled) if self._fluid else simulate(*common, *filled)
         if started < count:
             raise stuck_error(self.graph, layout.op_of[order[:started]])
         return Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved, order=order)
 
-    @property
-    def _fluid(self) -> tuple[Any, ...]:
+    def _fluid_arrays(self) -> tuple[Any, ...]:
         """What only `simulate_fluid` wants."""
         graph, op_of = self.graph, self.layout.op_of
         flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes

@@ -8,12 +8,12 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.replay.engine import Engine, Run
-from dpro_search.replay.kernels.repair import GAVE_UP, repair
+from dpro_search.replay.kernels.repair import BLOCK, GAVE_UP, collective_state, latest_end, repair
 from dpro_search.replay.layout import Layout
 from dpro_search.replay.times import OpTimes, device_order
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
-_PATIENCE = 2  # mended ops, in sizes of the graph, after which a full replay is quicker
+_IMPATIENCE = 12  # once one op in so many was mended by itself, a full replay is quicker
 
 
 class IncrementalReplay:
@@ -28,13 +28,23 @@ class IncrementalReplay:
         Ops that the last change looked at; the number of all ops if it was a full replay.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, sweep_after: int | None = None) -> None:
+        """Begin with the engine's own replay.
+
+        Parameters
+        ----------
+        sweep_after
+            Ops that are mended one by one before sweeping over all later ones is considered, where most of them change; None: a
+            share of all that has proved good.
+        """
+        self._sweep_after = max(512, len(engine.graph) // 32) if sweep_after is None else sweep_after
         self._engine = engine
         self._layout: Layout = engine.layout
         self._label = self._layout.label_of()
         self._duration_us = self._layout.duration_us.copy()
         count, layout = len(self._duration_us), self._layout
-        self._dirty = np.zeros(-(-count // 8) * 8, np.uint8)
+        blocks = -(-count // BLOCK)
+        self._dirty, self._blocks = np.zeros(blocks * BLOCK, np.uint8), np.zeros(blocks, np.uint8)
         on_unbounded = layout.policy[layout.device] == OrderPolicy.UNBOUNDED
         sinks = np.diff(layout.succ_ptr)[:-1] == 0
         self._unbounded_sinks = np.flatnonzero(on_unbounded & sinks)
@@ -45,8 +55,7 @@ class IncrementalReplay:
     @property
     def makespan_us(self) -> float:
         """The latest end."""
-        ends = np.concatenate((self._end_us[self._last[self._last >= 0]], self._end_us[self._unbounded_sinks]))
-        return float(ends.max())
+        return float(latest_end(self._end_us, self._last, self._unbounded_sinks))
 
     def change(self, ops: npt.ArrayLike, duration_us: npt.ArrayLike) -> float:
         """Give ops new durations; returns the new makespan in us.
@@ -93,11 +102,15 @@ class IncrementalReplay:
                 self._start_us,
                 self._end_us,
                 self._moved_us,
+                self._work_us,
+                self._latest,
                 self._before,
                 self._behind,
                 self._last,
                 self._dirty,
-                _PATIENCE * count,
+                self._blocks,
+                self._sweep_after,
+                max(count // _IMPATIENCE, 64),
             )
         if self.mended == GAVE_UP:
             self.mended = count
@@ -137,12 +150,11 @@ class IncrementalReplay:
             column.copy() for column in (run.ready_us, run.start_us, run.end_us, run.moved_us)
         )
         unbounded = layout.policy == OrderPolicy.UNBOUNDED
-        self._before = device_order(layout.device, run.order, unbounded)
+        self._work_us, self._latest = np.empty(layout.collectives), np.empty(layout.collectives, np.int32)
+        collective_state(self._duration_us, layout.part_ptr, layout.part, self._start_us, self._work_us, self._latest)
+        self._before, self._last = device_order(layout.device, run.order, unbounded)
         self._behind = np.full(len(self._before), -1, np.int32)
         has = np.flatnonzero(self._before >= 0).astype(np.int32)
         self._behind[self._before[has]] = has
-        self._last = np.full(len(layout.policy), -1, np.int32)
-        ending = np.flatnonzero((self._behind < 0) & ~unbounded[layout.device])
-        self._last[layout.device[ending]] = ending
         takes_time = (self._end_us > self._start_us) | unbounded[layout.device]
         self._mendable = self._can_mend and bool(takes_time.all())

@@ -47,11 +47,9 @@ class Timeline:
     @cached_property
     def previous_on_device(self) -> Int32s:
         """The op that each op's device served just before it, -1 where there is none, [iterations * n]."""
-        return device_order(
-            np.tile(self.graph.device, self.iterations),
-            self.times.order,
-            self.graph.policy == OrderPolicy.UNBOUNDED,
-        )
+        device = np.tile(self.graph.device.astype(np.int32, copy=False), self.iterations)
+        before: Int32s = device_order(device, self.times.order, self.graph.policy == OrderPolicy.UNBOUNDED)[0]
+        return before
 
     def iteration_end_us(self) -> Floats:
         """Latest end of each iteration's ops, [iterations]."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int32s
@@ -26,8 +27,11 @@ class OpTimes(NamedTuple):
     order: Int32s
 
 
-def device_order(device: npt.NDArray[np.integer], order: Int32s, unbounded: npt.NDArray[np.bool_]) -> Int32s:
-    """The op that each op's device served just before it, -1 where there is none, [n]; unbounded devices serve in no order.
+@njit(cache=True, nogil=True)
+def device_order(device: Int32s, order: Int32s, unbounded: npt.NDArray[np.bool_]) -> tuple[Int32s, Int32s]:
+    """The op that each op's device served just before it, -1 where there is none, [n], and the last op of each device, [devices].
+
+    Unbounded devices serve in no order: -1 for all their ops, and for them.
 
     Parameters
     ----------
@@ -36,9 +40,11 @@ def device_order(device: npt.NDArray[np.integer], order: Int32s, unbounded: npt.
     unbounded
         Of each device, [devices].
     """
-    served = order[np.argsort(device[order], kind="stable")]
-    on = device[served]
-    follows = (on[1:] == on[:-1]) & ~unbounded[on[1:]]
     before = np.full(len(device), -1, np.int32)
-    before[served[1:][follows]] = served[:-1][follows]
-    return before
+    last = np.full(len(unbounded), -1, np.int32)
+    for op in order:
+        d = device[op]
+        if not unbounded[d]:
+            before[op] = last[d]
+            last[d] = op
+    return before, last

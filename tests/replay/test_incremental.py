@@ -23,7 +23,7 @@ def check(graph, data, durations):
         engine = Engine(graph)
     except GraphError:
         assume(False)
-    incremental = IncrementalReplay(engine)
+    incremental = IncrementalReplay(engine, sweep_after=data.draw(st.sampled_from([1, 3, None])))
     for _ in range(data.draw(st.integers(1, 4))):
         ops = data.draw(st.lists(st.integers(0, len(graph) - 1), min_size=1, max_size=3, unique=True))
         values = [data.draw(durations) for _ in ops]

@@ -1,8 +1,8 @@
 """Replay of a graph whose ops run at one speed, event by event; `replay/reference.py` says what must come out.
 
 The queue of events holds one entry for each busy device, each moving collective and each running op of an unbounded device. Ready
-ops wait in their device's stretch of `slot`, which is sorted by the device's policy; ops become ready in order of time, so a new
-one goes to the end or close to it.
+ops wait in their device's stretch of `slot`, sorted as the device's policy says. First in, first out, a new one goes to the end
+or close to it, for ops become ready in order of time.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ def enqueue(op: int, now: float, ready_us: Floats, key: Int32s, slot: Int32s, fi
 
 
 @njit(cache=True, nogil=True)
-def enqueue_by_priority(
-    op: int, now: float, ready_us: Floats, key: Int32s, priority: Int32s, slot: Int32s, first: int, end: int
-) -> None:
-    """The same on a device that serves by priority."""
-    at = end
-    while at > first:
-        other = slot[at - 1]
-        if priority[other] != priority[op]:
-            if priority[other] < priority[op]:
-                break
-        elif ready_us[other] < now or key[other] < key[op]:
-            break
-        slot[at] = other
-        at -= 1
-    slot[at] = op
+def _goes_first(a: int, b: int, ready_us: Floats, key: Int32s, priority: Int32s) -> bool:
+    if priority[a] != priority[b]:
+        return bool(priority[a] < priority[b])
+    return bool(ready_us[a] < ready_us[b] or (ready_us[a] == ready_us[b] and key[a] < key[b]))
+
+
+@njit(cache=True, nogil=True)
+def enqueue_by_priority(op: int, ready_us: Floats, key: Int32s, priority: Int32s, slot: Int32s, first: int, end: int) -> None:
+    """The same on a device that serves by priority: ops come in any order, so its place is searched from the middle."""
+    low, high = first, end
+    if end > first and not _goes_first(op, slot[end - 1], ready_us, key, priority):
+        low = end
+    while low < high:
+        middle = (low + high) >> 1
+        if _goes_first(op, slot[middle], ready_us, key, priority):
+            high = middle
+        else:
+            low = middle + 1
+    for at in range(end, low, -1):
+        slot[at] = slot[at - 1]
+    slot[low] = op
 
 
 @njit(cache=True, nogil=True)
@@ -147,7 +153,7 @@ def simulate(
                         enqueue(to, now, ready_us, key, slot, head[d], tail[d])
                         tail[d] += 1
                     elif how == _PRIORITY:
-                        enqueue_by_priority(to, now, ready_us, key, priority, slot, head[d], tail[d])
+                        enqueue_by_priority(to, ready_us, key, priority, slot, head[d], tail[d])
                         tail[d] += 1
                     if current[d] < 0 and not is_touched[d]:
                         is_touched[d] = True

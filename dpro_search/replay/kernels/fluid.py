@@ -73,6 +73,7 @@ def simulate_fluid(
     moves_bytes = np.zeros(count, np.bool_)
     rate = np.zeros(count)
     kinds = len(slowdown)
+    slowing = np.array([other for other in range(kinds) if slowdown[:, other].max() > 1.0], np.int64)
     active = np.zeros((rank.max() + 1, max(kinds, 1)), np.int64)  # running ops by rank and kind
     flows_changed = False
 
@@ -107,7 +108,7 @@ def simulate_fluid(
                         enqueue(to, now, ready_us, key, slot, head[d], tail[d])
                         tail[d] += 1
                     elif policy[d] == _PRIORITY:
-                        enqueue_by_priority(to, now, ready_us, key, priority, slot, head[d], tail[d])
+                        enqueue_by_priority(to, ready_us, key, priority, slot, head[d], tail[d])
                         tail[d] += 1
             kept = 0
             for k in range(runs):
@@ -158,7 +159,7 @@ def simulate_fluid(
                 wanted = rate[op]
             elif kinds > 0 and not (len(flow_bytes) > 0 and flow_bytes[op] > 0) and not (collectives > 0 and collective[op] >= 0):
                 factor = 1.0
-                for other in range(kinds):
+                for other in slowing:
                     if active[rank[device[op]], other] > (1 if other == kind[op] else 0):
                         factor = max(factor, slowdown[kind[op], other])
                 wanted = 1.0 / factor

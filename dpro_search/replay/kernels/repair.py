@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _FIFO, _UNBOUNDED = int(OrderPolicy.FIFO), int(OrderPolicy.UNBOUNDED)
-_DENSE_FROM, _DENSE_SHARE = 512, 8  # sweep once so many ops were mended, and one in so many of those passed
+_DENSE_SHARE = 8  # sweep where one in so many of the ops passed was mended
 
 GAVE_UP = -1
+BLOCK = 512
 
 
 @njit(cache=True, nogil=True)
@@ -42,10 +43,14 @@ def repair(
     start_us: Floats,
     end_us: Floats,
     moved_us: Floats,
+    work_us: Floats,
+    latest: Int32s,
     before: Int32s,
     behind: Int32s,
     last: Int32s,
     dirty: npt.NDArray[np.uint8],
+    blocks: npt.NDArray[np.uint8],
+    sweep_after: int,
     limit: int,
 ) -> int:
     """Mend the times after the durations of some ops changed.
@@ -53,15 +58,19 @@ def repair(
     Parameters
     ----------
     changed
-        Labels of the ops whose duration in `duration_us` is new; empty: all of them may be.
+        Labels of the ops whose duration in `duration_us` is new.
     ready_us, start_us, end_us, moved_us
         Times of the replay before, mended in place.
+    work_us, latest
+        How long each collective moves data, and how many of its parts start when it begins to, mended, [collectives].
     before, behind, last
         The op that the same device serves before and after each, -1 for none, [n]; the last op of each device, [devices]; mended.
-    dirty
-        All 0, and so again at the end; a multiple of 8 bytes, at least n.
+    dirty, blocks
+        Marks of ops, and of blocks of `BLOCK` ops that may hold marks; all 0, and so again at the end; whole blocks, at least n.
+    sweep_after
+        Ops to mend before a sweep is considered.
     limit
-        Mend at most so many ops.
+        Mend at most so many ops one by one; a sweep does not count.
 
     Returns
     -------
@@ -71,33 +80,52 @@ def repair(
     """
     count = len(duration_us)
     words = dirty.view(np.uint64)
-    word, lowest, front = len(words), count, count
+    lowest, front, block = count, count, len(blocks)
     for k in range(len(changed)):
-        dirty[changed[k]] = 1
-        lowest = min(lowest, changed[k])
-        word = min(word, changed[k] >> 3)
+        op = changed[k]
+        if len(moved_us) > 0 and collective[op] >= 0:  # one of the parts stands for all
+            op = part[part_ptr[collective[op]]]
+            if dirty[op] != 0:
+                continue
+            _set_work(collective[op], duration_us, part_ptr, part, work_us)
+        lowest = min(lowest, op)
+        block = _mark(op, dirty, blocks, block)
     if len(changed) == 0:
-        front, word = 0, 0
-        _take_out(0, device, before, behind, last)
+        front = 0
+        _take_out(0, device, before, behind, last, dirty, blocks, block)
     mended = 0
     while True:
-        beyond = (front + 7) >> 3
-        while word < beyond and words[word] == 0:
-            word += 1
-        sweeps = word >= beyond
+        op = -1
+        while block < len(blocks) and op < 0:
+            if blocks[block] != 0:
+                for word in range(block * (BLOCK >> 3), (block + 1) * (BLOCK >> 3)):
+                    if words[word] != 0:
+                        op = word << 3
+                        while dirty[op] == 0:
+                            op += 1
+                        dirty[op] = 0
+                        break
+                else:
+                    blocks[block] = 0
+            if op < 0:
+                block += 1
+        sweeps = op < 0
         if sweeps:
+            swept = _sweep(
+                front, duration_us, device, key, pred_ptr, pred_idx, succ_ptr, succ_idx, policy, collective,
+                ready_us, start_us, end_us, before, behind, last,
+            )  # fmt: skip
+            mended += swept - front
+            limit += swept - front
+            front = swept
             if front == count:
                 return mended
             op = front
             front += 1
-        else:
-            op = word << 3
-            while dirty[op] == 0:
-                op += 1
-            dirty[op] = 0
         mended += 1
         if mended > limit:
             dirty[:] = 0
+            blocks[:] = 0
             return GAVE_UP
 
         ready = 0.0
@@ -122,8 +150,7 @@ def repair(
                         behind[before[op]] = behind[op]
                     if behind[op] >= 0:
                         before[behind[op]] = before[op]
-                        dirty[behind[op]] = 1
-                        word = min(word, behind[op] >> 3)
+                        block = _mark(behind[op], dirty, blocks, block)
                     else:
                         last[d] = before[op]
                 before[op], behind[op] = left, right
@@ -131,39 +158,197 @@ def repair(
                     behind[left] = op
                 if right >= 0:
                     before[right] = op
-                    dirty[right] = 1
-                    word = min(word, right >> 3)
+                    block = _mark(right, dirty, blocks, block)
                 else:
                     last[d] = op
             if left >= 0:
                 start = max(start, end_us[left])
+        c = collective[op] if len(moved_us) > 0 else -1
+        if c < 0:
+            end = start + duration_us[op]
+        else:
+            _post(c, start_us[op], start, op, part_ptr, part, start_us, moved_us, latest)
+            end = moved_us[c] + work_us[c]
         ready_us[op] = ready
         start_us[op] = start
-        end = start + duration_us[op]
-        if len(moved_us) > 0 and collective[op] >= 0:
-            c = collective[op]
-            move, work = 0.0, 0.0
-            for k in range(part_ptr[c], part_ptr[c + 1]):
-                move = max(move, start_us[part[k]])
-                work = max(work, duration_us[part[k]])
-            moved_us[c] = move
-            end = move + work
-            for k in range(part_ptr[c], part_ptr[c + 1]):
-                one = part[k]
-                if one != op and end_us[one] != end and one < front:
-                    end_us[one] = end
-                    word = _mark(one, front, behind, succ_ptr, succ_idx, dirty, word)
         if how != _UNBOUNDED and end == start:
             dirty[:] = 0
+            blocks[:] = 0
             return GAVE_UP
         if end_us[op] != end:
             end_us[op] = end
             if not sweeps:
-                word = _mark(op, front, behind, succ_ptr, succ_idx, dirty, word)
-        if front == count and not sweeps and mended >= _DENSE_FROM and mended * _DENSE_SHARE > op - lowest:
+                block = _mark_after(op, front, behind, succ_ptr, succ_idx, dirty, blocks, block)
+            if c >= 0:
+                for k in range(part_ptr[c], part_ptr[c + 1]):
+                    one = part[k]
+                    if end_us[one] != end:
+                        end_us[one] = end
+                        if one < front:
+                            block = _mark_after(one, front, behind, succ_ptr, succ_idx, dirty, blocks, block)
+        if front == count and not sweeps and mended >= sweep_after and mended * _DENSE_SHARE > op - lowest:
             front = op + 1
-            _take_out(front, device, before, behind, last)
-            dirty[front:] = 0
+            block = _take_out(front, device, before, behind, last, dirty, blocks, block)
+
+
+@njit(cache=True, nogil=True)
+def _post(
+    c: int,
+    old_us: float,
+    new_us: float,
+    op: int,
+    part_ptr: Int32s,
+    part: Int32s,
+    start_us: Floats,
+    moved_us: Floats,
+    latest: Int32s,
+) -> None:
+    """A part of a collective starts at another time: data move when the latest part starts."""
+    if new_us == old_us:
+        return
+    if new_us > moved_us[c]:
+        moved_us[c], latest[c] = new_us, 1
+        return
+    if new_us == moved_us[c]:
+        latest[c] += 1
+        return
+    if old_us != moved_us[c]:
+        return
+    latest[c] -= 1
+    if latest[c] > 0:
+        return
+    moved_us[c] = new_us
+    for k in range(part_ptr[c], part_ptr[c + 1]):
+        at = new_us if part[k] == op else start_us[part[k]]
+        if at > moved_us[c]:
+            moved_us[c], latest[c] = at, 0
+        if at == moved_us[c]:
+            latest[c] += 1
+
+
+@njit(cache=True, nogil=True)
+def collective_state(
+    duration_us: Floats, part_ptr: Int32s, part: Int32s, start_us: Floats, work_us: Floats, latest: Int32s
+) -> None:
+    """How long each collective moves data, and how many of its parts start last, both filled, [collectives]."""
+    for c in range(len(work_us)):
+        _set_work(c, duration_us, part_ptr, part, work_us)
+        moved, latest[c] = -1.0, 0
+        for k in range(part_ptr[c], part_ptr[c + 1]):
+            if start_us[part[k]] > moved:
+                moved, latest[c] = start_us[part[k]], 0
+            if start_us[part[k]] == moved:
+                latest[c] += 1
+
+
+@njit(cache=True, nogil=True)
+def _set_work(c: int, duration_us: Floats, part_ptr: Int32s, part: Int32s, work_us: Floats) -> None:
+    """A collective moves data for the longest duration of its parts."""
+    work_us[c] = 0.0
+    for k in range(part_ptr[c], part_ptr[c + 1]):
+        work_us[c] = max(work_us[c], duration_us[part[k]])
+
+
+@njit(cache=True, nogil=True)
+def latest_end(end_us: Floats, last: Int32s, sinks: Ints) -> float:
+    """The makespan: the latest end of the devices' last ops, [devices], -1 for none, and of some others, [any]."""
+    latest = 0.0
+    for op in last:
+        if op >= 0:
+            latest = max(latest, end_us[op])
+    for op in sinks:
+        latest = max(latest, end_us[op])
+    return latest
+
+
+@njit(cache=True, nogil=True)
+def _sweep(
+    front: int,
+    duration_us: Floats,
+    device: Int32s,
+    key: Int32s,
+    pred_ptr: Int32s,
+    pred_idx: Int32s,
+    succ_ptr: Int32s,
+    succ_idx: Int32s,
+    policy: Int8s,
+    collective: Int32s,
+    ready_us: Floats,
+    start_us: Floats,
+    end_us: Floats,
+    before: Int32s,
+    behind: Int32s,
+    last: Int32s,
+) -> int:
+    """Put ops back into their devices' lines; the new front is the first one with which something before it would change."""
+    parts = len(collective) > 0
+    for op in range(front, len(duration_us)):
+        ready = 0.0
+        for edge in range(pred_ptr[op], pred_ptr[op + 1]):
+            ready = max(ready, end_us[pred_idx[edge]])
+        d = device[op]
+        how = policy[d]
+        start = ready
+        if parts and collective[op] >= 0:
+            return op
+        if how != _UNBOUNDED:
+            left = last[d]
+            if duration_us[op] == 0.0:
+                return op
+            if left >= 0:
+                if how == _FIFO and _precedes(op, ready, left, ready_us[left], key):
+                    if parts or not _insert(
+                        op, ready, duration_us, key, succ_ptr, succ_idx, ready_us, start_us, end_us, before, behind, left
+                    ):
+                        return op
+                    continue
+                start = max(start, end_us[left])
+                behind[left] = op
+            before[op], behind[op], last[d] = left, -1, op
+        ready_us[op] = ready
+        start_us[op] = start
+        end_us[op] = start + duration_us[op]
+    return len(duration_us)
+
+
+@njit(cache=True, nogil=True)
+def _insert(
+    op: int,
+    ready: float,
+    duration_us: Floats,
+    key: Int32s,
+    succ_ptr: Int32s,
+    succ_idx: Int32s,
+    ready_us: Floats,
+    start_us: Floats,
+    end_us: Floats,
+    before: Int32s,
+    behind: Int32s,
+    tail: int,
+) -> bool:
+    """Put an op into its device's line before others, which come later then.
+
+    False, and nothing done, if an op before it needs one of them.
+    """
+    left, right = tail, -1
+    while left >= 0 and _precedes(op, ready, left, ready_us[left], key):
+        for edge in range(succ_ptr[left], succ_ptr[left + 1]):
+            if succ_idx[edge] < op:
+                return False
+        left, right = before[left], left
+    before[op], behind[op], before[right] = left, right, op
+    start = ready
+    if left >= 0:
+        behind[left] = op
+        start = max(start, end_us[left])
+    ready_us[op] = ready
+    start_us[op] = start
+    end_us[op] = start + duration_us[op]
+    while right >= 0:
+        start_us[right] = max(ready_us[right], end_us[before[right]])
+        end_us[right] = start_us[right] + duration_us[right]
+        right = behind[right]
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -173,27 +358,56 @@ def _precedes(a: int, ready_a_us: float, b: int, ready_b_us: float, key: Int32s)
 
 
 @njit(cache=True, nogil=True)
-def _mark(op: int, front: int, behind: Int32s, succ_ptr: Int32s, succ_idx: Int32s, dirty: npt.NDArray[np.uint8], word: int) -> int:
-    """Make those dirty that wait for an op and lie before the front; returns the first word that may hold a mark."""
-    if behind[op] >= 0:
-        dirty[behind[op]] = 1
-        word = min(word, behind[op] >> 3)
-    for edge in range(succ_ptr[op], succ_ptr[op + 1]):
-        to = succ_idx[edge]
-        if to < front:
-            dirty[to] = 1
-            word = min(word, to >> 3)
-    return word
+def _mark(op: int, dirty: npt.NDArray[np.uint8], blocks: npt.NDArray[np.uint8], block: int) -> int:
+    """Make an op dirty; returns the first block that may hold a mark."""
+    dirty[op] = 1
+    own = op // BLOCK
+    blocks[own] = 1
+    return min(block, own)
 
 
 @njit(cache=True, nogil=True)
-def _take_out(front: int, device: Int32s, before: Int32s, behind: Int32s, last: Int32s) -> None:
-    """Take all ops from the front on out of their devices' lines."""
+def _mark_after(
+    op: int,
+    front: int,
+    behind: Int32s,
+    succ_ptr: Int32s,
+    succ_idx: Int32s,
+    dirty: npt.NDArray[np.uint8],
+    blocks: npt.NDArray[np.uint8],
+    block: int,
+) -> int:
+    """Make those dirty that wait for an op and lie before the front; returns the first block that may hold a mark."""
+    if behind[op] >= 0:
+        block = _mark(behind[op], dirty, blocks, block)
+    for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+        to = succ_idx[edge]
+        if to < front:
+            block = _mark(to, dirty, blocks, block)
+    return block
+
+
+@njit(cache=True, nogil=True)
+def _take_out(
+    front: int,
+    device: Int32s,
+    before: Int32s,
+    behind: Int32s,
+    last: Int32s,
+    dirty: npt.NDArray[np.uint8],
+    blocks: npt.NDArray[np.uint8],
+    block: int,
+) -> int:
+    """Take all ops from the front on out of their devices' lines, and the marks off them; returns the first block with a mark."""
     for op in range(len(device) - 1, front - 1, -1):
         left, right = before[op], behind[op]
+        dirty[op] = 0
         if right >= 0:
             before[right] = left
+            if right < front:
+                block = _mark(right, dirty, blocks, block)
         else:
             last[device[op]] = left
         if left >= 0:
             behind[left] = right
+    return block

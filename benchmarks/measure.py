@@ -1,0 +1,45 @@
+"""Timing on a machine that others use: everything that is compared runs in turn, again and again, and the medians count."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of several rounds."""
+
+    median: float
+    least: float
+    spread_pct: float  # from the first to the third quartile, over the median
+
+
+def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, Measured]:
+    """Run A B C A B C ...; the first round, which compiles and fills caches, does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for number in range(rounds + 1):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: _summary(values) for name, values in seconds.items()}
+
+
+def _summary(values: list[float]) -> Measured:
+    first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
+    return Measured(median=float(median), least=min(values), spread_pct=float((third - first) / median * 100))
+
+
+def machine() -> str:
+    """Processor, cores and load, in a line."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {platform.python_version()}"

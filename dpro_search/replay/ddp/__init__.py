@@ -1,0 +1,1 @@
+"""Replay of PyTorch DistributedDataParallel jobs whose ranks share a core with Gloo's threads."""

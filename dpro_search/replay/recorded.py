@@ -1,0 +1,207 @@
+"""`RecordedPredictor`: the iteration time of a job whose trace carries streams and dependencies, as recorded or with changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats, Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.sensitivity import Change
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.recorded import RecordedOps, graph_of_all, graph_of_step, iterations_us, recorded_ops, typical_step
+from dpro_search.space.replay_graph import ReplayGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedPrediction:
+    """An iteration time.
+
+    Attributes
+    ----------
+    iteration_us
+        Median over the recorded steps: of each, the settled distance of iterations that all have its ops, order and durations.
+    interval_us
+        The smallest and the largest of these.
+    breakdown_us
+        Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only communicates, only
+        waits for other ranks, or does nothing.
+    settled
+        Whether all replays settled.
+    """
+
+    iteration_us: float
+    interval_us: tuple[float, float]
+    breakdown_us: dict[str, float]
+    settled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A step, predicted from all others, beside the usual guess: the median iteration of the other steps."""
+
+    step: int
+    measured_us: float
+    predicted_us: float
+    baseline_us: float
+
+    @property
+    def error_pct(self) -> float:
+        """Signed error of the prediction."""
+        return (self.predicted_us / self.measured_us - 1) * 100
+
+    @property
+    def baseline_error_pct(self) -> float:
+        """Signed error of the usual guess."""
+        return (self.baseline_us / self.measured_us - 1) * 100
+
+
+class RecordedPredictor:
+    """Predictions from the recorded steps, without those in `without`.
+
+    Parameters
+    ----------
+    trace
+        Events with streams and dependencies, of at least one step.
+    without
+        Steps that must not be used.
+
+    Raises
+    ------
+    GraphError
+        Nothing ran in a step.
+    """
+
+    def __init__(self, trace: Trace, *, without: Sequence[int] = ()) -> None:
+        self._trace = trace
+        self._without = tuple(without)
+
+    @cached_property
+    def ops(self) -> RecordedOps:
+        """The ops of all steps."""
+        return recorded_ops(self._trace)
+
+    @cached_property
+    def iterations_us(self) -> dict[int, float]:
+        """Measured iterations by step, of the steps in use."""
+        return {step: us for step, us in iterations_us(self._trace).items() if step not in self._without}
+
+    @property
+    def measured_iteration_us(self) -> float | None:
+        """Median of the measured iterations; None where only one step was recorded."""
+        measured = list(self.iterations_us.values())
+        return float(np.median(measured)) if measured else None
+
+    @cached_property
+    def graph(self) -> ReplayGraph:
+        """The typical step; a sample for each step in use."""
+        return graph_of_step(self.ops, typical_step(self._trace, self._without), self._without)
+
+    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
+        """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
+        replays = [replay(_changed(graph_of_step(self.ops, step, self._without), changes)) for step in self._measured_steps()]
+        found = np.array([timeline.iteration_us for timeline in replays])
+        return RecordedPrediction(
+            iteration_us=float(np.median(found)),
+            interval_us=(float(found.min()), float(found.max())),
+            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
+            settled=all(timeline.settled for timeline in replays),
+        )
+
+    def held_out(self, step: int) -> HeldOut:
+        """Predict a measured step from all others; raises `InputError` if it was not measured or there are no others."""
+        measured = self.iterations_us
+        others = [us for other, us in measured.items() if other != step]
+        if step not in measured or not others:
+            known = f"{min(measured)} to {max(measured)}" if measured else "none"
+            raise InputError(
+                f"--holdout-step {step}: steps with a measured iteration are {known}, and two are needed (the first recorded has none)"
+            )
+        predictor = RecordedPredictor(self._trace, without=(*self._without, step))
+        predictor.__dict__["ops"] = self.ops  # they are the same, and take longest
+        return HeldOut(
+            step=step,
+            measured_us=measured[step],
+            predicted_us=predictor.predict().iteration_us,
+            baseline_us=float(np.median(others)),
+        )
+
+    def own_durations(self) -> dict[int, tuple[float, float]]:
+        """Measured and replayed iteration of each step, all steps replayed one after the other with the durations that each had.
+
+        With one step only, how long it took from the first event to the last device end.
+        """
+        ops = self.ops
+        end_us = replay(graph_of_all(ops)).times.end_us
+        last = {step: float(end_us[_ends(ops, step)].max()) for step in ops.steps}
+        if len(ops.steps) == 1:
+            step = ops.steps[0]
+            return {step: (self._window_us(), last[step])}
+        replayed = {step: last[step] - last[before] for before, step in zip(ops.steps, ops.steps[1:], strict=False)}
+        return {step: (us, replayed[step]) for step, us in self.iterations_us.items()}
+
+    def _window_us(self) -> float:
+        events = self._trace.events
+        inside = np.isin(events.step, self._trace.steps.index)
+        return float(self._trace.steps.end_us.max() - events.start_us[inside].min())
+
+    def _measured_steps(self) -> list[int]:
+        """Steps in use that have a measured iteration; all in use where none has."""
+        used = [step for step in self.ops.steps if step not in self._without]
+        return [step for step in used if step in self.iterations_us] or used
+
+
+def _changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
+    for change in changes:
+        graph = change.apply(graph)
+    return graph
+
+
+def device_breakdown(timeline: Timeline) -> dict[str, float]:
+    """What the devices of a rank do in a settled iteration, mean over ranks, in us (see `RecordedPrediction`)."""
+    graph, times = timeline.graph, timeline.times
+    count = len(graph)
+    first = (timeline.iterations - 1) // 2 * count
+    this = slice(first, first + count)
+    kind = graph.op_kind
+    compute = np.isin(kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SERVER))
+    moves = kind == OpKind.COMM
+    totals = dict.fromkeys(("compute", "exposed_communication", "waiting_for_ranks"), 0.0)
+    for rank in range(graph.ranks):
+        mine = graph.rank_of_op == rank
+        busy = _union(times.start_us[this][mine & compute], times.end_us[this][mine & compute])
+        moving = _union(times.moved_us[this][mine & moves], times.end_us[this][mine & moves])
+        posted = _union(times.start_us[this][mine & moves], times.end_us[this][mine & moves])
+        computed_us = _length(busy)
+        with_moving_us = _length(_union(*np.concatenate((busy, moving), axis=1)))
+        with_posted_us = _length(_union(*np.concatenate((busy, posted), axis=1)))
+        totals["compute"] += computed_us
+        totals["exposed_communication"] += with_moving_us - computed_us
+        totals["waiting_for_ranks"] += with_posted_us - with_moving_us
+    found = {name: us / graph.ranks for name, us in totals.items()}
+    return found | {"idle": max(timeline.iteration_us - sum(found.values()), 0.0)}
+
+
+def _ends(ops: RecordedOps, step: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Ops whose ends end a step: those of the devices, of all where there is none."""
+    mine = ops.step == step
+    return mine & ops.on_device if (mine & ops.on_device).any() else mine
+
+
+def _union(start_us: Floats, end_us: Floats) -> Floats:
+    """Disjoint spans that cover the same time, [2, spans]."""
+    order = np.argsort(start_us, kind="stable")
+    start_us, reach_us = start_us[order], np.maximum.accumulate(end_us[order]) if len(order) else end_us
+    first = np.ones(len(order), np.bool_)
+    first[1:] = start_us[1:] > reach_us[:-1]
+    last = np.append(np.flatnonzero(first)[1:], len(order)) - 1
+    return np.stack((start_us[first], reach_us[last[: first.sum()]]))
+
+
+def _length(spans: Floats) -> float:
+    return float((spans[1] - spans[0]).sum())

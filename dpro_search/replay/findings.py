@@ -50,8 +50,8 @@ def _device(times: Sequence[RankTime]) -> list[tuple[float, str]]:
     found = [
         (
             mean["host_bound"],
-            f"Host-bound: devices idle {mean['host_bound']:.0f} % of a step ({mostly:.1f} ms) because nothing was launched; use CUDA graphs, "
-            "larger batches or torch.compile, and look at data loading.",
+            f"Host-bound: devices idle {mean['host_bound']:.0f} % of a step ({mostly:.1f} ms) because nothing was launched; "
+            "use CUDA graphs, larger batches or torch.compile, and look at data loading.",
         ),
         (
             mean["exposed_communication"],
@@ -73,8 +73,8 @@ def _device(times: Sequence[RankTime]) -> list[tuple[float, str]]:
     found.append(
         (
             mean["waiting_for_ranks"],
-            f"Ranks wait {mean['waiting_for_ranks']:.0f} % of a step for others to post a collective, rank {times[worst].rank} most "
-            f"({pct['waiting_for_ranks'][worst]:.0f} %); balance the work of the ranks.",
+            f"Ranks wait {mean['waiting_for_ranks']:.0f} % of a step for others to post a collective, "
+            f"rank {times[worst].rank} most ({pct['waiting_for_ranks'][worst]:.0f} %); balance the work of the ranks.",
         )
     )
     return found
@@ -86,8 +86,8 @@ def _stragglers(late: Sequence[Lateness], times: Sequence[RankTime]) -> list[tup
     worst = max(late, key=lambda row: row.cost_us)
     step_us = float(np.mean([row.step_us for row in times]))
     sentence = (
-        f"Rank {worst.rank} comes last to {worst.last_pct:.0f} % of the collectives and costs the others {worst.cost_us / 1e3:.2f} ms a step; "
-        "look at its host, its input and its clocks."
+        f"Rank {worst.rank} comes last to {worst.last_pct:.0f} % of the collectives and costs the others "
+        f"{worst.cost_us / 1e3:.2f} ms a step; look at its host, its input and its clocks."
     )
     return [(worst.cost_us / step_us * 100, sentence)]
 

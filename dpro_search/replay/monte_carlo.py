@@ -15,7 +15,7 @@ from dpro_search.replay.engine import Engine
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 
-def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: int) -> Floats:
+def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: int, threads: int | None = None) -> Floats:
     """Iteration time of each of many replays, [samples].
 
     Each iteration takes all durations from one recorded step, so that what varies together in the job does so here. The iteration
@@ -44,7 +44,7 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
         _latest(run.end_us, iteration_of, ends)
         return float((ends[-1] - ends[first]) / (engine.iterations - 1 - first))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         return np.fromiter(pool.map(one, seeds), np.float64, samples)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.errors import InputError
@@ -29,8 +30,8 @@ class RecordedPrediction:
     interval_us
         The smallest and the largest of these.
     breakdown_us
-        Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only communicates, only
-        waits for other ranks, or does nothing.
+        Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only
+        communicates, only waits for other ranks, or does nothing.
     settled
         Whether all replays settled.
     """
@@ -120,7 +121,7 @@ class RecordedPredictor:
         if step not in measured or not others:
             known = f"{min(measured)} to {max(measured)}" if measured else "none"
             raise InputError(
-                f"--holdout-step {step}: steps with a measured iteration are {known}, and two are needed (the first recorded has none)"
+                f"--holdout-step {step}: steps with a measured iteration are {known}; two are needed (the first recorded has none)"
             )
         predictor = RecordedPredictor(self._trace, without=(*self._without, step))
         predictor.__dict__["ops"] = self.ops  # they are the same, and take longest
@@ -187,10 +188,11 @@ def device_breakdown(timeline: Timeline) -> dict[str, float]:
     return found | {"idle": max(timeline.iteration_us - sum(found.values()), 0.0)}
 
 
-def _ends(ops: RecordedOps, step: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
     """Ops whose ends end a step: those of the devices, of all where there is none."""
-    mine = ops.step == step
-    return mine & ops.on_device if (mine & ops.on_device).any() else mine
+    mine: npt.NDArray[np.bool_] = ops.step == step
+    on_device = mine & ops.on_device
+    return on_device if on_device.any() else mine
 
 
 def _union(start_us: Floats, end_us: Floats) -> Floats:

@@ -184,7 +184,7 @@ class ReplayGraph:
             raise GraphError(f"rank_of_device has {len(self.rank_of_device)} entries for {self.devices} devices")
         if len(self.flow_bytes):
             self._refuse(~((self.flow_bytes >= 0) & np.isfinite(self.flow_bytes)), "flow_bytes", "must be a number >= 0")
-            self._refuse((self.flow_bytes > 0) & (np.diff(self.link_ptr) == 0), "link_ptr", "a flow needs a link", self.flow_bytes)
+            self._refuse((self.flow_bytes > 0) & (np.diff(self.link_ptr) == 0), "flow_bytes", "needs a link to move over")
             if len(self.link_idx) and (self.link_idx.min() < 0 or self.link_idx.max() >= len(self.link_bytes_per_us)):
                 raise GraphError(f"link_idx must be one of the {len(self.link_bytes_per_us)} links")
             if not (self.link_bytes_per_us > 0).all():

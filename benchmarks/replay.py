@@ -4,8 +4,8 @@
     python benchmarks/replay.py --graph ring:8:3906 --json     # one graph
 
 `seconds` is one replay of a graph that an `Engine` has prepared (`prepare_seconds`: validation, one replay, layout in order of
-execution). The baseline gets its CSR arrays prepared too, and runs on the graph in its own numbering; `baseline_laid_out_seconds` is
-the baseline on the engine's layout, so that what the layout alone brings can be seen.
+execution). The baseline gets its CSR arrays prepared too, and runs on the graph in its own numbering; `baseline_laid_out_seconds`
+is the baseline on the engine's layout, so that what the layout alone brings can be seen.
 
 `incremental_speedup`: the communication ops of one tensor take 10 % longer, then as long as before; `IncrementalReplay.change` each
 time against `Engine.simulate`, median over 21 tensors spread over the model. `incremental_changed_pct` is the part of all ops whose
@@ -36,8 +36,8 @@ from dpro_search.replay.engine import Engine
 from dpro_search.replay.incremental import IncrementalReplay
 from dpro_search.replay.replayer import replay
 from dpro_search.space.data_parallel import Rendezvous, layered_step, rank_step_of, replicated
-from dpro_search.space.data_parallel import build as build_job
 from dpro_search.space.folding import fold
+from dpro_search.space.job_graph import build as build_job
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 SIZES = ("ring:8:39", "ring:8:391", "ring:8:3906", "coarse:8:250", "coarse:8:2500", "coarse:8:25000")
@@ -106,7 +106,7 @@ def _plain_arguments(graph: ReplayGraph, source: Int32s, destination: Int32s, or
 
 
 def incremental(engine: Engine, tensors: Int32s) -> dict[str, Any]:
-    """Changes of one tensor at a time against full replays, in turn; `tensors` has the communication ops of each, [tensors, any]."""
+    """Changes of one tensor at a time against full replays, in turn; `tensors` has each one's communication ops, [tensors, any]."""
     session = IncrementalReplay(engine)
     duration = engine.graph.duration_us
     before = session.times()

@@ -26,7 +26,8 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Ints
 from dpro_search.errors import GraphError
 from dpro_search.space.collectives import halving_doubling_partners
-from dpro_search.space.data_parallel import DataParallelJob, ParameterServer, Rendezvous, Ring, build_rows
+from dpro_search.space.data_parallel import DataParallelJob, ParameterServer, Rendezvous, Ring
+from dpro_search.space.job_graph import build_rows
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 _MOST_OPS = 20_000_000

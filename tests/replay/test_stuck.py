@@ -94,7 +94,7 @@ def test_a_flow_needs_a_link_and_a_link_a_rate():
     built = graph.build()
     with pytest.raises(GraphError, match="link 0 has no rate above 0"):
         replay(replace(built, link_bytes_per_us=np.array([0.0])))
-    with pytest.raises(GraphError, match="flow_bytes of push is 5.0: it needs a link to move over"):
+    with pytest.raises(GraphError, match=r"flow_bytes of push is 5\.0: it needs a link to move over"):
         replay(replace(built, link_ptr=np.array([0, 0], np.int32), link_idx=np.array([], np.int32)))
 
 

@@ -21,11 +21,11 @@ from dpro_search.space.data_parallel import (
     Rendezvous,
     Ring,
     buckets,
-    build,
     layered_step,
     rank_step_of,
     replicated,
 )
+from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
 
 _FREE = Rendezvous(us_per_byte=0.0)

@@ -18,11 +18,11 @@ from dpro_search.space.data_parallel import (
     RankStep,
     Rendezvous,
     Ring,
-    build,
     layered_step,
     replicated,
 )
 from dpro_search.space.folding import classes, fold
+from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
 
 _TENSOR_BYTES = np.array([700.0, 1100.0, 300.0])

@@ -26,13 +26,13 @@ def predictor(trace: Trace) -> DdpPredictor:
     return DdpPredictor.from_trace(trace)
 
 
-def test_core_time_is_what_the_kernel_counted_without_the_profiler(trace):
+def test_core_time_is_what_the_kernel_counted_without_the_profiler_and_what_others_always_took(trace):
     graph = build_ddp_graph(trace)
     untraced = ~trace.steps.traced & (trace.steps.index >= 4)
     for rank in range(2):
         counted = float(np.median(trace.steps.compute_cpu_us[untraced & (trace.steps.rank == rank)]))
         used = graph.backward_us[:, rank] + graph.copy_us[:, rank].sum(axis=1) + graph.after_us[:, rank]
-        assert float(np.median(used)) == pytest.approx(counted, rel=0.3)
+        assert 0.8 * counted < float(np.median(used)) < 2 * counted
 
 
 def test_the_main_thread_waits_for_each_last_bucket(trace):

@@ -14,7 +14,7 @@ def examples():
             yield pytest.param(code, id=f"{path.name}-{number}")
 
 
-@pytest.mark.parametrize("code", examples())
+@pytest.mark.parametrize("code", list(examples()))
 def test_an_example_gives_the_values_in_its_comments(code):
     scope = {}
     for line in code.splitlines():

@@ -20,8 +20,8 @@ from dpro_search.space.ddp_job import DdpJob, apply_ddp
 from dpro_search.space.plan import Plan, Prediction
 
 # Half-width of the interval beside the noise of the steps: nine in ten errors were smaller where plans were measured.
-_MODEL_ERROR_RECORDED = 0.08
-_MODEL_ERROR_CHANGED = 0.12
+_MODEL_ERROR_RECORDED = 0.05
+_MODEL_ERROR_CHANGED = 0.09
 
 
 class DdpPredictor:

@@ -35,20 +35,37 @@ def _goes_first(a: int, b: int, ready_us: Floats, key: Int32s, priority: Int32s)
 
 
 @njit(cache=True, nogil=True)
-def enqueue_by_priority(op: int, ready_us: Floats, key: Int32s, priority: Int32s, slot: Int32s, first: int, end: int) -> None:
-    """The same on a device that serves by priority: ops come in any order, so its place is searched from the middle."""
-    low, high = first, end
+def enqueue_by_priority(
+    op: int, ready_us: Floats, key: Int32s, priority: Int32s, slot: Int32s, base: int, first: int, end: int
+) -> int:
+    """The same on a device that serves by priority; returns where the waiting ops begin then: at `first`, or one before.
+
+    Its place is searched from both ends. What moves up is the shorter side: left of `first`, from `base` on, there is room.
+    """
+    low, high, step = first, end, 1
     if end > first and not _goes_first(op, slot[end - 1], ready_us, key, priority):
         low = end
+    while low + step <= high:
+        if _goes_first(op, slot[low + step - 1], ready_us, key, priority):
+            high = low + step - 1
+            break
+        low += step
+        step *= 2
     while low < high:
         middle = (low + high) >> 1
         if _goes_first(op, slot[middle], ready_us, key, priority):
             high = middle
         else:
             low = middle + 1
+    if low - first < end - low and first > base:
+        for at in range(first, low):
+            slot[at - 1] = slot[at]
+        slot[low - 1] = op
+        return first - 1
     for at in range(end, low, -1):
         slot[at] = slot[at - 1]
     slot[low] = op
+    return first
 
 
 @njit(cache=True, nogil=True)
@@ -153,8 +170,9 @@ def simulate(
                         enqueue(to, now, ready_us, key, slot, head[d], tail[d])
                         tail[d] += 1
                     elif how == _PRIORITY:
-                        enqueue_by_priority(to, ready_us, key, priority, slot, head[d], tail[d])
-                        tail[d] += 1
+                        begin = enqueue_by_priority(to, ready_us, key, priority, slot, slot_ptr[d], head[d], tail[d])
+                        tail[d] += 1 if begin == head[d] else 0
+                        head[d] = begin
                     if current[d] < 0 and not is_touched[d]:
                         is_touched[d] = True
                         touched[touches] = d

@@ -108,8 +108,9 @@ def simulate_fluid(
                         enqueue(to, now, ready_us, key, slot, head[d], tail[d])
                         tail[d] += 1
                     elif policy[d] == _PRIORITY:
-                        enqueue_by_priority(to, ready_us, key, priority, slot, head[d], tail[d])
-                        tail[d] += 1
+                        begin = enqueue_by_priority(to, ready_us, key, priority, slot, slot_ptr[d], head[d], tail[d])
+                        tail[d] += 1 if begin == head[d] else 0
+                        head[d] = begin
             kept = 0
             for k in range(runs):
                 op = running[k]
@@ -129,7 +130,7 @@ def simulate_fluid(
             runs = kept
             if ended == 0:
                 break
-        took = False
+        before = runs
         for d in range(devices):
             at = head[d]
             if current[d] >= 0 or at == (slot_ptr[d + 1] if policy[d] == _PROGRAM else tail[d]) or policy[d] == _UNBOUNDED:
@@ -139,14 +140,16 @@ def simulate_fluid(
                 continue
             head[d] = at + 1
             current[d] = op
-            took = True
             order[started] = op
             started += 1
             runs = _start(
                 op, now, runs, duration_us, device, collective, part_ptr, part, kind, rank, posted, start_us, moved_us,
                 running, left, speed, since, due_us, active,
             )  # fmt: skip
-        if took:
+        at_once = False
+        for k in range(before, runs):
+            at_once |= due_us[running[k]] <= now
+        if at_once:
             continue
         if flows_changed:
             _share_links(running[:runs], moves_bytes, link_ptr, link_idx, link_bytes_per_us, rate)

@@ -31,9 +31,11 @@ def repair(
     duration_us: Floats,
     device: Int32s,
     key: Int32s,
-    pred_ptr: Int32s,
+    pred_begin: Int32s,
+    pred_end: Int32s,
     pred_idx: Int32s,
-    succ_ptr: Int32s,
+    succ_begin: Int32s,
+    succ_end: Int32s,
     succ_idx: Int32s,
     policy: Int8s,
     collective: Int32s,
@@ -53,12 +55,14 @@ def repair(
     sweep_after: int,
     limit: int,
 ) -> int:
-    """Mend the times after the durations of some ops changed.
+    """Mend the times after the durations or the predecessors of some ops changed.
 
     Parameters
     ----------
     changed
-        Labels of the ops whose duration in `duration_us` is new.
+        Labels of the ops of which something is new.
+    pred_begin, pred_end, pred_idx, succ_begin, succ_end, succ_idx
+        Dependencies both ways: rows ``idx[begin[op]:end[op]]``. For a sweep every op's label is above its predecessors'.
     ready_us, start_us, end_us, moved_us
         Times of the replay before, mended in place.
     work_us, latest
@@ -75,19 +79,20 @@ def repair(
     Returns
     -------
     int
-        How many ops were mended; `GAVE_UP` if that was not enough, or if an op on a device came to take no time (then the order
-        within an instant does not follow from the rules). Times and lines are then worthless.
+        How many ops were mended; `GAVE_UP` if that was not enough, or if an op on a device, which others need, came to take no time
+        (then the order within an instant does not follow from the rules). Times and lines are then worthless.
     """
     count = len(duration_us)
     words = dirty.view(np.uint64)
     lowest, front, block = count, count, len(blocks)
     for k in range(len(changed)):
         op = changed[k]
-        if len(moved_us) > 0 and collective[op] >= 0:  # one of the parts stands for all
-            op = part[part_ptr[collective[op]]]
-            if dirty[op] != 0:
-                continue
-            _set_work(collective[op], duration_us, part_ptr, part, work_us)
+        if len(moved_us) > 0 and collective[op] >= 0:
+            first = part[part_ptr[collective[op]]]
+            if dirty[first] == 0:  # else its work was set for another part
+                _set_work(collective[op], duration_us, part_ptr, part, work_us)
+                lowest = min(lowest, first)
+                block = _mark(first, dirty, blocks, block)
         lowest = min(lowest, op)
         block = _mark(op, dirty, blocks, block)
     if len(changed) == 0:
@@ -112,7 +117,7 @@ def repair(
         sweeps = op < 0
         if sweeps:
             swept = _sweep(
-                front, duration_us, device, key, pred_ptr, pred_idx, succ_ptr, succ_idx, policy, collective,
+                front, duration_us, device, key, pred_begin, pred_end, pred_idx, succ_begin, succ_end, succ_idx, policy, collective,
                 ready_us, start_us, end_us, before, behind, last,
             )  # fmt: skip
             mended += swept - front
@@ -129,7 +134,7 @@ def repair(
             return GAVE_UP
 
         ready = 0.0
-        for edge in range(pred_ptr[op], pred_ptr[op + 1]):
+        for edge in range(pred_begin[op], pred_end[op]):
             ready = max(ready, end_us[pred_idx[edge]])
         d = device[op]
         how = policy[d]
@@ -171,21 +176,21 @@ def repair(
             end = moved_us[c] + work_us[c]
         ready_us[op] = ready
         start_us[op] = start
-        if how != _UNBOUNDED and end == start:
+        if how != _UNBOUNDED and end == start and succ_begin[op] < succ_end[op]:
             dirty[:] = 0
             blocks[:] = 0
             return GAVE_UP
         if end_us[op] != end:
             end_us[op] = end
             if not sweeps:
-                block = _mark_after(op, front, behind, succ_ptr, succ_idx, dirty, blocks, block)
+                block = _mark_after(op, front, behind, succ_begin, succ_end, succ_idx, dirty, blocks, block)
             if c >= 0:
                 for k in range(part_ptr[c], part_ptr[c + 1]):
                     one = part[k]
                     if end_us[one] != end:
                         end_us[one] = end
                         if one < front:
-                            block = _mark_after(one, front, behind, succ_ptr, succ_idx, dirty, blocks, block)
+                            block = _mark_after(one, front, behind, succ_begin, succ_end, succ_idx, dirty, blocks, block)
         if front == count and not sweeps and mended >= sweep_after and mended * _DENSE_SHARE > op - lowest:
             front = op + 1
             block = _take_out(front, device, before, behind, last, dirty, blocks, block)
@@ -267,9 +272,11 @@ def _sweep(
     duration_us: Floats,
     device: Int32s,
     key: Int32s,
-    pred_ptr: Int32s,
+    pred_begin: Int32s,
+    pred_end: Int32s,
     pred_idx: Int32s,
-    succ_ptr: Int32s,
+    succ_begin: Int32s,
+    succ_end: Int32s,
     succ_idx: Int32s,
     policy: Int8s,
     collective: Int32s,
@@ -284,7 +291,7 @@ def _sweep(
     parts = len(collective) > 0
     for op in range(front, len(duration_us)):
         ready = 0.0
-        for edge in range(pred_ptr[op], pred_ptr[op + 1]):
+        for edge in range(pred_begin[op], pred_end[op]):
             ready = max(ready, end_us[pred_idx[edge]])
         d = device[op]
         how = policy[d]
@@ -298,7 +305,19 @@ def _sweep(
             if left >= 0:
                 if how == _FIFO and _precedes(op, ready, left, ready_us[left], key):
                     if parts or not _insert(
-                        op, ready, duration_us, key, succ_ptr, succ_idx, ready_us, start_us, end_us, before, behind, left
+                        op,
+                        ready,
+                        duration_us,
+                        key,
+                        succ_begin,
+                        succ_end,
+                        succ_idx,
+                        ready_us,
+                        start_us,
+                        end_us,
+                        before,
+                        behind,
+                        left,
                     ):
                         return op
                     continue
@@ -317,7 +336,8 @@ def _insert(
     ready: float,
     duration_us: Floats,
     key: Int32s,
-    succ_ptr: Int32s,
+    succ_begin: Int32s,
+    succ_end: Int32s,
     succ_idx: Int32s,
     ready_us: Floats,
     start_us: Floats,
@@ -332,7 +352,7 @@ def _insert(
     """
     left, right = tail, -1
     while left >= 0 and _precedes(op, ready, left, ready_us[left], key):
-        for edge in range(succ_ptr[left], succ_ptr[left + 1]):
+        for edge in range(succ_begin[left], succ_end[left]):
             if succ_idx[edge] < op:
                 return False
         left, right = before[left], left
@@ -371,7 +391,8 @@ def _mark_after(
     op: int,
     front: int,
     behind: Int32s,
-    succ_ptr: Int32s,
+    succ_begin: Int32s,
+    succ_end: Int32s,
     succ_idx: Int32s,
     dirty: npt.NDArray[np.uint8],
     blocks: npt.NDArray[np.uint8],
@@ -380,7 +401,7 @@ def _mark_after(
     """Make those dirty that wait for an op and lie before the front; returns the first block that may hold a mark."""
     if behind[op] >= 0:
         block = _mark(behind[op], dirty, blocks, block)
-    for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+    for edge in range(succ_begin[op], succ_end[op]):
         to = succ_idx[edge]
         if to < front:
             block = _mark(to, dirty, blocks, block)

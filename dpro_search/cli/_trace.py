@@ -11,11 +11,14 @@ from dpro_search.collect.trace import EventKind, Trace
 
 def trace_facts(trace: Trace, out: Path) -> dict[str, Any]:
     """Facts that both verbs report as JSON."""
+    import numpy as np
+
+    work = np.isin(trace.events.kind, (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER))
     return {
         "trace": str(out),
         "ranks": trace.meta.ranks,
         "steps": int(trace.steps.traced[trace.steps.rank == 0].sum()),
-        "ops": int((trace.events.kind == EventKind.OP).sum()),
+        "ops": int(work.sum()),
         "tensors": len(trace.tensors),
         "clock_residual_us": max(trace.meta.clock.residual_us),
         "warnings": list(trace.meta.warnings),
@@ -29,7 +32,7 @@ def print_trace(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
         return
     for warning in facts["warnings"]:
         stderr_console().print(f"warning: {warning}", style="yellow")
-    print(f"{facts['steps']} profiled steps of {facts['ranks']} ranks, {facts['ops']} ops, {facts['tensors']} gradients")
+    print(f"{facts['steps']} profiled steps of {facts['ranks']} ranks, {facts['ops']} ops, {facts['tensors']} communicated tensors")
     print("\n".join(lines))
     print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")
     print(f"trace: {facts['trace']}")

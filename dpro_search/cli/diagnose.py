@@ -38,6 +38,18 @@ def diagnose(
     from dpro_search.space.plan import Plan
 
     recorded = Trace.load(sample_trace_path() if trace is None else trace)
+    if recorded.meta.format == "pytorch-ddp":
+        from dpro_search.cli._ddp import diagnose_ddp_trace, print_diagnosis
+
+        facts = diagnose_ddp_trace(recorded)
+        if as_json:
+            print_json(facts)
+        else:
+            print_diagnosis(facts)
+        return
+    if recorded.meta.settings is None:
+        _diagnose_recorded(recorded, as_json)
+        return
     predictor = Predictor.from_trace(recorded)
     timeline = predictor.timeline(Plan(), log=True)
     punctuality = {arrival.rank: arrival for arrival in arrivals(recorded)}
@@ -63,6 +75,18 @@ def diagnose(
         print_json(result)
     else:
         _print(result, path)
+
+
+def _diagnose_recorded(trace: Trace, as_json: bool) -> None:
+    """A trace of another kind than Horovod's: its own ops and dependencies are replayed."""
+    from dpro_search.cli._output import print_json
+    from dpro_search.cli._recorded import diagnose_recorded, print_diagnosis
+
+    result = diagnose_recorded(trace)
+    if as_json:
+        print_json(result)
+    else:
+        print_diagnosis(result)
 
 
 def _op_facts(trace: Trace, predictor: Predictor) -> dict[str, Any]:

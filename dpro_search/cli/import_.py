@@ -9,27 +9,40 @@ import typer
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Raw folder that 'collect --keep-raw' left.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files or folders of one job, gzip or not.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Turn the raw files of a recorded TensorFlow + Horovod job into a trace.
+    """Turn raw files into a trace: profiles that others recorded, or the folder that 'collect --keep-raw' left.
 
-    Example: dpro-search import raw --out T
+    The format is told by the files' content. Files of several ranks are matched, and the ranks' clocks aligned.
+
+    Example: dpro-search import rank0.json.gz rank1.json.gz --out T
     """
     import numpy as np
 
+    from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.assemble import assemble
+    from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
+    from dpro_search.errors import InputError
 
-    trace = assemble(source)
+    if out.exists():
+        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    own = len(sources) == 1 and (sources[0] / "job.json").is_file()
+    trace = assemble(sources[0]) if own else import_trace(sources)
     trace.save(out)
-    comm = trace.events.select(trace.events.kind == EventKind.COMM)
-    matched, unmatched = len(np.unique(comm.collective[comm.collective >= 0])), int((comm.collective < 0).sum())
+    parts = trace.events.select(np.isin(trace.events.kind, (EventKind.COMM, EventKind.COLLECTIVE)))
+    matched, unmatched = len(np.unique(parts.collective[parts.collective >= 0])), int((parts.collective < 0).sum())
     facts = trace_facts(trace, out) | {
-        "format": "tensorflow-horovod",
+        "format": trace.meta.format,
         "dropped": dict(trace.meta.dropped),
         "collectives": {"matched": matched, "unmatched": unmatched},
     }
-    print_trace(facts, [f"{matched} collectives, {unmatched} communication spans without one"], as_json)
+    lines = [f"format {trace.meta.format}; {matched} collectives matched, {unmatched} communication spans without one"]
+    lines += [f"left out: {number} {reason}" for reason, number in trace.meta.dropped.items()]
+    if len(trace.dependencies) and len(trace.steps):
+        measured_us = float((trace.steps.end_us - trace.steps.start_us)[-1])
+        lines.append(f"{len(trace.dependencies)} recorded dependencies; the last step took {microseconds(measured_us)}")
+    print_trace(facts, lines, as_json)

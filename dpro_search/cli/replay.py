@@ -24,7 +24,8 @@ def replay(
         typer.Option(
             "--set",
             metavar="K=V",
-            help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N, ranks=N, cores=N (that the ranks share), rate=1gbit.",
+            help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N (DDP); "
+            "ranks=N, cores=N (that the ranks share), rate=1gbit.",
         ),
     ] = None,
     what_ifs: Annotated[
@@ -40,7 +41,7 @@ def replay(
         bool, typer.Option("--own-durations", help="Replay each profiled step from its own durations; the error is their mean.")
     ] = False,
     samples: Annotated[
-        int | None, typer.Option("--samples", metavar="N", min=1, help="Replay N times with other luck, for quantiles.")
+        int | None, typer.Option("--samples", metavar="N", min=1, help="Replay N times with durations drawn anew, for quantiles.")
     ] = None,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write prediction and measurement for ui.perfetto.dev.")
@@ -56,6 +57,7 @@ def replay(
     """
     import time
 
+    from dpro_search.cli._ddp import replay_ddp_trace
     from dpro_search.collect._files import write_file
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
@@ -67,6 +69,23 @@ def replay(
     from dpro_search.space.plan import Plan
 
     recorded = Trace.load(sample_trace_path() if trace is None else trace)
+    if recorded.meta.format == "pytorch-ddp":
+        if perfetto is not None or timeline is not None:
+            raise InputError("--perfetto and --timeline do not know DistributedDataParallel jobs yet: leave them out")
+        facts = replay_ddp_trace(
+            recorded,
+            plan=plan,
+            changes=changes or [],
+            what_ifs=what_ifs or [],
+            holdout_step=holdout_step,
+            own_durations=own_durations,
+            samples=samples,
+        )
+        _print(facts, as_json)
+        return
+    if recorded.meta.settings is None:
+        _replay_recorded(recorded, plan, changes, what_ifs, holdout_step, own_durations, samples, perfetto, timeline, as_json)
+        return
     chosen = Plan() if plan is None else Plan.load(plan)
     changed = bool(chosen != Plan() or changes or what_ifs)
     if (holdout_step is not None or own_durations) and changed:
@@ -118,8 +137,44 @@ def replay(
     )
 
 
+def _replay_recorded(
+    trace: Trace,
+    plan: Path | None,
+    changes: list[str] | None,
+    what_ifs: list[str] | None,
+    holdout_step: int | None,
+    own_durations: bool,
+    samples: int | None,
+    perfetto: Path | None,
+    timeline: Path | None,
+    as_json: bool,
+) -> None:
+    """A trace of another kind than Horovod's: its own ops and dependencies are replayed."""
+    from dpro_search.cli._recorded import replay_recorded
+    from dpro_search.errors import InputError
+
+    if plan is not None or changes:
+        raise InputError(
+            f"--plan and --set change the knobs of a Horovod job; this trace ({trace.meta.format}) is none: use --what-if"
+        )
+    if (holdout_step is not None or own_durations) and what_ifs:
+        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --what-if")
+    if holdout_step is not None and own_durations:
+        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
+    result = replay_recorded(
+        trace,
+        what_ifs=what_ifs or [],
+        holdout_step=holdout_step,
+        own_durations=own_durations,
+        samples=samples,
+        perfetto=perfetto,
+        timeline=timeline,
+    )
+    _print(result, as_json)
+
+
 def _drawn_us(predictor: Predictor, plan: Plan, samples: int) -> dict[str, float]:
-    """Quantiles of the iteration time over replays with other luck; a bar on stderr where that is a terminal."""
+    """Quantiles of the iteration time over replays with durations drawn anew; a bar on stderr where that is a terminal."""
     import numpy as np
     from rich.progress import Progress
 
@@ -192,7 +247,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     print(f"predicted iteration  {microseconds(result['predicted_iteration_us'])}  ({microseconds(low)} - {microseconds(high)})")
     if "quantiles_us" in result:
         shown = "  ".join(f"{name} {microseconds(value_us)}" for name, value_us in result["quantiles_us"].items())
-        print(f"  with other luck      {shown}")
+        print(f"  of samples           {shown}")
     if result["measured_iteration_us"] is not None:
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
     for name, value_us in result["breakdown_us"].items():

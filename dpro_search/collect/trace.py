@@ -36,14 +36,14 @@ class EventKind(enum.IntEnum):
     CYCLE = 7  # an instant: the communication thread of the recording rank woke up
     KERNEL = 8  # computation on a device stream
     COPY = 9  # a copy or fill on a device stream
-    COLLECTIVE = 10  # a rank's part of a collective or of a message, on a device stream or a communication thread; holds its wait
+    COLLECTIVE = 10  # a rank's part of a collective or a message, on a device stream or a communication thread; holds its wait
     RUNTIME = 11  # a host call that launches work on a device
     SYNC = 12  # a host call that waits for a device
     SERVER = 13  # work of a parameter server's thread; `rank` is the server's, counted after the workers
 
 
 class DependencyKind(enum.IntEnum):
-    """Why an event could not start before another had ended (or, for LAUNCH, had started). Order on one stream goes without saying."""
+    """Why an event could not start before another had ended (for LAUNCH: had started); order on a stream goes without saying."""
 
     LAUNCH = 0  # a device op after the start of the host call that launched it
     EVENT = 1  # a stream waited for an event recorded on another stream

@@ -7,12 +7,20 @@ from functools import cached_property
 
 import numpy as np
 
+from dpro_search.collect.readers.straggler_analysis import FORMAT
+from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.replay.recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.space.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
+
+
+def recorded_predictor(trace: Trace, *, without: Sequence[int] = ()) -> RecordedPredictor:
+    """The predictor for a trace that is not of a Horovod job: by operation where it was recorded so, else by streams."""
+    kind = PipelinePredictor if trace.meta.format == FORMAT else RecordedPredictor
+    return kind(trace, without=without)
 
 
 class PipelinePredictor(RecordedPredictor):

@@ -57,11 +57,12 @@ class Predictor:
     @staticmethod
     def from_trace(trace: Trace, *, steps: tuple[int, ...] | None = None, with_profiler: bool = False, seed: int = 0) -> Predictor:
         """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
+        knobs = trace.horovod_settings  # first: a trace of another kind is refused with a line that says so
         graph = build_graph(trace, steps, with_profiler=with_profiler)
         return Predictor(
             graph,
             fit_comm_costs(trace, graph),
-            trace.horovod_settings,
+            knobs,
             ClusterSpec.of(trace.meta),
             trace.meta.peak_rss_bytes,
             seed,

@@ -105,7 +105,8 @@ class RecordedPredictor:
 
     def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
         """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
-        replays = [replay(_changed(graph_of_step(self.ops, step, self._without), changes)) for step in self._measured_steps()]
+        graphs = (graph_of_step(self.ops, step, self._without, samples=False) for step in self._measured_steps())
+        replays = [replay(_changed(graph, changes)) for graph in graphs]
         found = np.array([timeline.iteration_us for timeline in replays])
         return RecordedPrediction(
             iteration_us=float(np.median(found)),
@@ -144,7 +145,10 @@ class RecordedPredictor:
             step = ops.steps[0]
             return {step: (self._window_us(), last[step])}
         replayed = {step: last[step] - last[before] for before, step in zip(ops.steps, ops.steps[1:], strict=False)}
-        return {step: (us, replayed[step]) for step, us in self.iterations_us.items()}
+        found = {step: (us, replayed[step]) for step, us in self.iterations_us.items() if step in replayed}
+        if not found:
+            raise InputError("no two consecutive steps of the trace have ops: nothing to compare a replay with")
+        return found
 
     def _window_us(self) -> float:
         events = self._trace.events

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers.protos import parse
+from dpro_search.collect.readers.protos import parse, text
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import TraceFormatError
 
 ALLREDUCE_OPS = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 
-_DTYPES = {
+DTYPES = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64", 10: "bool",
     14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64",
 }  # fmt: skip  # tensorflow/core/framework/types.proto
@@ -68,33 +68,35 @@ def read_partition_graph(path: Path) -> tuple[NodeGraph, tuple[CommNode, ...]]:
 def _node_graph(nodes: list[Any], path: Path) -> NodeGraph:
     index: dict[str, int] = {}
     for i, node in enumerate(nodes):
-        if index.setdefault(node.name, i) != i:
-            raise TraceFormatError(f"{path}: two nodes are named '{node.name}'")
+        if index.setdefault(text(node.name), i) != i:
+            raise TraceFormatError(f"{path}: two nodes are named '{text(node.name)}'")
     ptr, idx = [0], []
     for node in nodes:
-        for text in node.input:
-            source = index.get(_producer(text))
+        for entry in map(text, node.input):
+            source = index.get(producer(entry))
             if source is None:
-                raise TraceFormatError(f"{path}: node '{node.name}' has the input '{text}', which names no node of the graph")
+                raise TraceFormatError(
+                    f"{path}: node '{text(node.name)}' has the input '{entry}', which names no node of the graph"
+                )
             idx.append(source)
         ptr.append(len(idx))
     return NodeGraph(
-        name=tuple(node.name for node in nodes),
-        op=tuple(node.op for node in nodes),
+        name=tuple(text(node.name) for node in nodes),
+        op=tuple(text(node.op) for node in nodes),
         input_ptr=np.array(ptr, dtype=np.int64),
         input_idx=np.array(idx, dtype=np.int64),
     )
 
 
-def _producer(text: str) -> str:
+def producer(entry: str) -> str:
     """Node of an input: "^node" (control), "node" (its output 0) or "node:port"."""
-    return text[1:] if text.startswith("^") else text.partition(":")[0]
+    return entry[1:] if entry.startswith("^") else entry.partition(":")[0]
 
 
 def _comm_node(node: Any) -> CommNode:
     attributes = {entry.key: entry.value for entry in node.attr}
     # The kernel names the tensors after its node, and a group's tensors by a suffix (horovod/tensorflow/mpi_ops.cc).
-    base = node.name
+    base = text(node.name)
     if "ignore_name_scope" in attributes and attributes["ignore_name_scope"].b:
         base = base.rpartition("/")[2]
     names: tuple[str, ...] = (base,)
@@ -103,9 +105,9 @@ def _comm_node(node: Any) -> CommNode:
         names = tuple(f"{base}_{i + 1}of{count}" for i in range(count))
     number = attributes["T"].type if "T" in attributes else 0
     return CommNode(
-        name=node.name,
-        op=node.op,
+        name=text(node.name),
+        op=text(node.op),
         tensor_names=names,
-        dtype=_DTYPES.get(number, f"type {number}"),
-        inputs=tuple(_producer(text) for text in node.input if not text.startswith("^")),
+        dtype=DTYPES.get(number, f"type {number}"),
+        inputs=tuple(producer(entry) for entry in map(text, node.input) if not entry.startswith("^")),
     )

@@ -1,6 +1,7 @@
 """Horovod's timeline: the phases of every tensor's all-reduce, and which tensors travelled together.
 
-A Chrome trace in which each tensor is a process. Per all-reduce it holds the pairs B/E of NEGOTIATE_ALLREDUCE, then
+A Chrome trace in which each tensor is a process. Per all-reduce it holds the pairs B/E of NEGOTIATE_ALLREDUCE (and in it, while
+the request is not cached, an X named by the number of each rank that posts it), then
 ALLREDUCE > [INIT_FUSION_BUFFER] > MEMCPY_IN_FUSION_BUFFER > {GLOO,MPI,NCCL}_ALLREDUCE > MEMCPY_OUT_FUSION_BUFFER; an E has no
 name and closes the last B of its process. The E of ALLREDUCE tells dtype and shape. A killed job leaves a file without its end.
 """
@@ -25,6 +26,7 @@ _ITEM_BYTES = {
     "uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
+_RANK_DIGITS = 5  # longer numbers are damaged
 
 
 class Phase(enum.IntEnum):
@@ -69,6 +71,8 @@ class HorovodTimeline:
         Number of spans of other operations (BROADCAST, INIT_FUSION_BUFFER...), by name; they are not among the rows.
     truncated
         The file ends in the middle of a record, which was left out. One that only lacks its closing bracket is not truncated.
+    ranks
+        Ranks whose requests the coordinator noted: all of the job's in a whole file; 0 where it noted none.
     """
 
     origin_ns: int
@@ -82,6 +86,7 @@ class HorovodTimeline:
     unfinished: int
     skipped: dict[str, int]
     truncated: bool
+    ranks: int = 0
 
     @property
     def size_bytes(self) -> Ints:
@@ -169,6 +174,7 @@ class _Reader:
         self._collectives = 0
         self._transfer_ended = True  # the next transfer opens a new collective
         self._cycles: list[float] = []
+        self._ranks = 0
         self._skipped: dict[str, int] = {}
 
     def read(self, records: list[_Record], truncated: bool) -> HorovodTimeline:
@@ -187,6 +193,8 @@ class _Reader:
                         "the file is damaged"
                     )
                 self._end(stack.pop(), record, stack)
+            elif record.ph == "X" and len(record.name) <= _RANK_DIGITS and record.name.isdecimal():
+                self._ranks = max(self._ranks, int(record.name) + 1)
             elif record.ph == "i" and record.name == "CYCLE_START":
                 self._cycles.append(record.ts)
             elif record.ph == "M" and record.name == "process_name" and record.args is not None:
@@ -257,6 +265,7 @@ class _Reader:
             unfinished=unfinished,
             skipped=self._skipped,
             truncated=truncated,
+            ranks=self._ranks,
         )
 
     def _tensor(self, pid: int) -> TimelineTensor:

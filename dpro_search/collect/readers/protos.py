@@ -1,8 +1,9 @@
 """The few protobuf messages that the readers need, built at run time: no generated files, no framework.
 
-Only the listed fields are decoded; the others (constants' values, most attributes, step statistics) are skipped as opaque
-bytes. Field numbers: `tsl/profiler/protobuf/xplane.proto`, `tensorflow/core/framework/{graph,node_def,attr_value}.proto` and
-`tensorflow/core/protobuf/config.proto`. A map field is, on the wire, a repeated message of `key` and `value`: so declared here.
+Only the listed fields are decoded; the others (constants' values, most attributes) are skipped as opaque bytes. Field numbers:
+`tsl/profiler/protobuf/xplane.proto`, `tensorflow/core/framework/{graph,node_def,attr_value,step_stats}.proto`,
+`tensorflow/core/protobuf/config.proto` and `et_def.proto` of MLCommons Chakra. A map field is, on the wire, a repeated message of
+`key` and `value`: so declared here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
         "stat_metadata 5 XStatMetadataEntry*",
         "stats 6 XStat*",
     ),
-    "XLine": ("id 1 int64", "timestamp_ns 3 int64", "events 4 XEvent*"),
+    "XLine": ("id 1 int64", "name 2 string", "timestamp_ns 3 int64", "events 4 XEvent*"),
     "XEvent": ("metadata_id 1 int64", "offset_ps 2 int64", "duration_ps 3 int64", "stats 4 XStat*"),
     "XStat": (
         "metadata_id 1 int64",
@@ -37,12 +38,52 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
     "XEventMetadataEntry": ("key 1 int64", "value 2 XMetadata"),
     "XStatMetadataEntry": ("key 1 int64", "value 2 XMetadata"),
     "XMetadata": ("name 2 string",),
-    "RunMetadata": ("partition_graphs 3 GraphDef*", "function_graphs 4 FunctionGraphs*"),
+    "RunMetadata": ("step_stats 1 StepStats", "partition_graphs 3 GraphDef*", "function_graphs 4 FunctionGraphs*"),
+    "StepStats": ("dev_stats 1 DeviceStepStats*",),
+    "DeviceStepStats": ("device 1 string", "node_stats 2 NodeExecStats*"),
+    "NodeExecStats": (
+        "node_name 1 string",
+        "all_start_micros 2 int64",
+        "all_end_rel_micros 5 int64",
+        "output 7 NodeOutput*",
+        "timeline_label 8 string",
+        "thread_id 10 uint32",
+        "all_start_nanos 13 int64",
+        "all_end_rel_nanos 16 int64",
+    ),
+    "NodeOutput": ("slot 1 int32", "tensor_description 3 TensorDescription"),
+    "TensorDescription": ("dtype 1 int32", "shape 2 TensorShape"),
+    "TensorShape": ("dim 2 Dimension*",),
+    "Dimension": ("size 1 int64",),
     "FunctionGraphs": ("partition_graphs 1 GraphDef*",),
     "GraphDef": ("node 1 NodeDef*",),
     "NodeDef": ("name 1 string", "op 2 string", "input 3 string*", "attr 5 AttrEntry*"),
     "AttrEntry": ("key 1 string", "value 2 AttrValue"),
     "AttrValue": ("i 3 int64", "b 5 bool", "type 6 int32"),
+    "ChakraMetadata": ("version 1 string", "attr 2 ChakraAttr*"),
+    "ChakraNode": (
+        "id 1 uint64",
+        "name 2 string",
+        "type 3 int32",
+        "ctrl_deps 4 uint64*",
+        "data_deps 5 uint64*",
+        "start_time_micros 6 uint64",
+        "duration_micros 7 uint64",
+        "inputs 8 ChakraValues",
+        "outputs 9 ChakraValues",
+        "attr 10 ChakraAttr*",
+    ),
+    "ChakraValues": ("values 1 string", "shapes 2 string", "types 3 string"),
+    "ChakraAttr": (
+        "name 1 string",
+        "double_val 3 double",
+        "int32_val 7 int32",
+        "int64_val 9 int64",
+        "uint32_val 11 uint32",
+        "uint64_val 13 uint64",
+        "bool_val 27 bool",
+        "string_val 29 string",
+    ),
 }
 
 _PACKAGE = "dpro_search.protos"
@@ -76,3 +117,8 @@ def parse(message: str, data: bytes, where: Path) -> Any:
         return MESSAGES[message].FromString(data)
     except DecodeError as error:
         raise TraceFormatError(f"{where}: not a whole {message} protobuf; record or copy the file again") from error
+
+
+def text(value: str | bytes) -> str:
+    """A string field as a string: one that is not UTF-8 comes as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")

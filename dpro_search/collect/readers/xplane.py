@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.graphdef import ALLREDUCE_OPS
-from dpro_search.collect.readers.protos import parse
+from dpro_search.collect.readers.protos import parse, text
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -147,7 +147,7 @@ def epoch_origin(profile: XPlaneRank, step_ns: npt.NDArray[np.int64]) -> tuple[X
 
 def _profile_start_ns(space: Any) -> int | None:
     for plane in space.planes:
-        names = {entry.key: entry.value.name for entry in plane.stat_metadata}
+        names = {entry.key: text(entry.value.name) for entry in plane.stat_metadata}
         for stat in plane.stats:
             if names.get(stat.metadata_id) == "profile_start_time":
                 return int(stat.uint64_value or stat.int64_value)
@@ -159,13 +159,13 @@ class _Reader:
 
     def __init__(self, plane: Any) -> None:
         self._plane = plane
-        self._stat_names = {entry.key: entry.value.name for entry in plane.stat_metadata}
+        self._stat_names = {entry.key: text(entry.value.name) for entry in plane.stat_metadata}
         self._nodes: dict[str, int] = {}
         self._types: list[str] = []
         self._dropped: dict[str, int] = {}
 
     def result(self, origin_ns: int | None) -> XPlaneRank:
-        names = {entry.key: entry.value.name for entry in self._plane.event_metadata}
+        names = {entry.key: text(entry.value.name) for entry in self._plane.event_metadata}
         op_of = {key: self._node(*match.groups()) for key, name in names.items() if (match := _OP.fullmatch(name))}
         role_of: dict[int, str] = {}
         annotations, comm_events, op_parts = [], [], []
@@ -226,7 +226,7 @@ class _Reader:
         found: dict[str, Any] = {}
         for stat in event.stats:
             name = self._stat_names.get(stat.metadata_id, "")
-            found[name] = self._stat_names.get(stat.ref_value, "") if stat.ref_value else stat.str_value or stat.int64_value
+            found[name] = self._stat_names.get(stat.ref_value, "") if stat.ref_value else text(stat.str_value) or stat.int64_value
         return found
 
     def _executed(

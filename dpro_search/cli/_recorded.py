@@ -1,0 +1,216 @@
+"""`replay` and `diagnose` of traces whose events carry streams and dependencies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpro_search.collect.trace import Trace
+    from dpro_search.replay.recorded import RecordedPredictor
+    from dpro_search.replay.sensitivity import Change
+    from dpro_search.replay.timeline import Timeline
+
+_NAME_LENGTH, _TOP_OPS, _TOP_GAINS = 60, 10, 12
+
+
+def replay_recorded(
+    trace: Trace,
+    *,
+    what_ifs: list[str],
+    holdout_step: int | None,
+    own_durations: bool,
+    samples: int | None,
+    perfetto: Path | None,
+    timeline: Path | None,
+) -> dict[str, Any]:
+    """The facts that the verb `replay` prints."""
+    import time
+
+    import numpy as np
+
+    from dpro_search.replay.pipeline import recorded_predictor
+    from dpro_search.replay.replayer import replay
+
+    predictor = recorded_predictor(trace)
+    measured: float | None = None if what_ifs else predictor.measured_iteration_us
+    more: dict[str, Any] = {}
+    error = None
+    if holdout_step is not None:
+        held = predictor.held_out(holdout_step)
+        measured, error = held.measured_us, held.error_pct
+        more = {"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct}
+        predictor = recorded_predictor(trace, without=(holdout_step,))
+    changes = [_change(text, trace.meta.ranks) for text in what_ifs]
+    started = time.perf_counter()
+    prediction = predictor.predict(changes)
+    seconds = time.perf_counter() - started
+    predicted = prediction.iteration_us
+    if own_durations:
+        pairs = predictor.own_durations()
+        errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
+        measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
+        error = float(np.mean(np.abs(list(errors.values()))))
+        more = {"steps": [{"step": step, "error_pct": value} for step, value in errors.items()]}
+    elif error is None and measured is not None:
+        error = (predicted / measured - 1) * 100
+    if samples is not None:
+        found = replay(predictor.graph, samples=samples)
+        more |= {"quantiles_us": {f"p{q}": found.quantile_us(q / 100) for q in (5, 50, 95)}}
+    if perfetto is not None or timeline is not None:
+        _write_ops(replay(_changed(predictor, changes)), perfetto, timeline)
+    return {
+        "measured_iteration_us": measured,
+        "predicted_iteration_us": predicted,
+        "error_pct": error,
+        "interval_us": prediction.interval_us,
+        "breakdown_us": prediction.breakdown_us,
+        "peak_memory_bytes": None,
+        "ops": len(predictor.graph),
+        "replay_seconds": seconds,
+        "settled": prediction.settled,
+        "unplaced": {},
+    } | more
+
+
+def diagnose_recorded(trace: Trace) -> dict[str, Any]:
+    """The facts that the verb `diagnose` prints."""
+    import msgspec
+
+    from dpro_search.graph.device_time import lateness, rank_times
+    from dpro_search.replay.findings import findings
+    from dpro_search.replay.pipeline import recorded_predictor
+    from dpro_search.replay.replayer import replay
+    from dpro_search.replay.sensitivity import gains
+
+    predictor = recorded_predictor(trace)
+    timeline = replay(predictor.graph)
+    times, late = rank_times(trace), lateness(trace)
+    punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
+    found = gains(predictor.graph)
+    return {
+        "iteration_us": timeline.iteration_us,
+        "measured_iteration_us": predictor.measured_iteration_us,
+        "critical_path": _path(timeline),
+        "ranks": [
+            {"host": trace.meta.hosts[row.rank], "last_pct": None, "cost_us": None, "waited_us": None}
+            | msgspec.to_builtins(row)
+            | punctuality.get(row.rank, {})
+            for row in times
+        ],
+        "gains": [
+            {
+                "what_if": gain.change.text,
+                "predicted_iteration_us": gain.iteration_us,
+                "gain_us": gain.gain_us,
+                "gain_pct": gain.gain_pct,
+            }
+            for gain in found
+        ],
+        "critical_ops": _critical_ops(timeline),
+        "findings": list(findings(times, late, found, timeline.iteration_us)),
+        "warnings": list(trace.meta.warnings),
+    }
+
+
+def print_diagnosis(result: dict[str, Any]) -> None:
+    """Findings, ranks, gains and the critical path, for people."""
+    from rich import box
+    from rich.table import Table
+
+    from dpro_search.cli._output import microseconds, percent, stdout_console
+
+    console = stdout_console()
+    measured = result["measured_iteration_us"]
+    shown = "" if measured is None else f", measured {microseconds(measured)}"
+    console.print(f"An iteration takes {microseconds(result['iteration_us'])} (replayed{shown}).")
+    for sentence in result["findings"]:
+        console.print(f"* {sentence}")
+    table = Table(box=box.SIMPLE, title="ranks, per step", title_justify="left")
+    for title in ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "last"):
+        table.add_column(title, justify="right")
+    for row in result["ranks"]:
+        columns = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us")
+        last = "unknown" if row["last_pct"] is None else percent(row["last_pct"])
+        table.add_row(str(row["rank"]), *(microseconds(row[column]) for column in columns), last)
+    console.print(table)
+    table = Table(box=box.SIMPLE, title="what would it gain", title_justify="left")
+    table.add_column("what if")
+    for title in ("iteration", "gain"):
+        table.add_column(title, justify="right")
+    for row in result["gains"][:_TOP_GAINS]:
+        gain = f"{microseconds(row['gain_us'])} ({percent(row['gain_pct'])})"
+        table.add_row(_short(row["what_if"]), microseconds(row["predicted_iteration_us"]), gain)
+    console.print(table)
+    table = Table(box=box.SIMPLE, title="ops on the critical path", title_justify="left")
+    table.add_column("op")
+    table.add_column("share", justify="right")
+    for row in result["critical_ops"]:
+        table.add_row(_short(row["op"]), percent(row["share_pct"]))
+    console.print(table)
+
+
+def _change(text: str, ranks: int) -> Change:
+    from dpro_search.errors import InputError
+    from dpro_search.replay.sensitivity import BandwidthScaled, CommunicationScaled, ComputeScaled
+    from dpro_search.replay.what_if import parse_question
+
+    question = parse_question(text)
+    if question.rank is not None and question.rank >= ranks:
+        raise InputError(f"--what-if '{text}': the trace has ranks 0 to {ranks - 1}")
+    if question.what == "bandwidth":
+        return BandwidthScaled(factor=question.factor)
+    if question.what == "communication":
+        return CommunicationScaled(factor=question.factor)
+    return ComputeScaled(factor=question.factor, rank=question.rank)
+
+
+def _changed(predictor: RecordedPredictor, changes: list[Change]) -> Any:
+    graph = predictor.graph
+    for change in changes:
+        graph = change.apply(graph)
+    return graph
+
+
+def _write_ops(timeline: Timeline, perfetto: Path | None, table: Path | None) -> None:
+    from dpro_search.collect._files import write_file
+    from dpro_search.replay.outputs import perfetto_json, write_csv
+
+    if perfetto is not None:
+        write_file(perfetto, perfetto_json(timeline, first_iteration=timeline.iterations - 1))
+    if table is not None:
+        write_csv(timeline, table)
+
+
+def _path(timeline: Timeline) -> list[dict[str, Any]]:
+    """Shares of the critical path by rank and kind of op."""
+    from dpro_search.replay.critical_path import critical_path, path_shares
+
+    shares = path_shares(timeline, critical_path(timeline)).by_rank_and_kind
+    total_us = sum(shares.values()) or 1.0
+    return [
+        {"rank": rank, "kind": kind, "duration_us": us / timeline.iterations, "share_pct": us / total_us * 100}
+        for (rank, kind), us in shares.items()
+    ]
+
+
+def _critical_ops(timeline: Timeline) -> list[dict[str, Any]]:
+    from dpro_search.graph.dataflow import OpKind
+    from dpro_search.replay.critical_path import critical_path, path_shares
+
+    graph = timeline.graph
+    shares = path_shares(timeline, critical_path(timeline)).by_op
+    total_us = sum(shares.values()) or 1.0
+    return [
+        {
+            "op": graph.name(op),
+            "rank": int(graph.rank_of_op[op]),
+            "kind": OpKind(graph.op_kind[op]).name,
+            "share_pct": us / total_us * 100,
+        }
+        for op, us in list(shares.items())[:_TOP_OPS]
+    ]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH // 2 - 2] + "..." + name[-(_NAME_LENGTH // 2 - 1) :]

@@ -1,0 +1,106 @@
+"""Which node of the symbol graph an operator event is, and which parameter a communication event carries.
+
+Events are named by operator type only. Within a step they are matched in time order: an event is the first node of its type in the
+graph whose inputs are all there; a backward event is matched likewise on the reversed graph. So chains, shortcuts and parallel
+branches are told apart by type, path and order. (Serving first what was ready first would model the engine's queue, but operators
+that share a scratch buffer run in the order of the graph, whatever was ready: the graph's order is the better guess.) Gradients are
+sent when their node's backward has ended: in the order of these ends and, for one node, of the sorted parameter names, which
+is the order of their keys and priorities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpro_search.collect.readers._mxnet_files import Span, Symbol
+
+_BACKWARD_TYPES = {
+    "Flatten": ("_backward_copy", "_backward_Flatten"),
+    "Reshape": ("_backward_copy", "_backward_reshape"),
+    "elemwise_add": ("_backward_add",),
+    "_plus": ("_backward_add",),
+    "broadcast_add": ("_backward_broadcast_add",),
+}
+
+
+def match_forward(symbol: Symbol, ops: Sequence[Span]) -> list[int]:
+    """Node of each event of one step, -1 for none; the events are sorted by start."""
+    needs = [[i for i in row if symbol.ops[i] != "null"] for row in symbol.inputs]
+    return _match(ops, [[op] if op != "null" else [] for op in symbol.ops], needs, range(len(symbol.ops)))
+
+
+def match_backward(symbol: Symbol, ops: Sequence[Span]) -> list[int]:
+    """Node whose backward each event of one step is, -1 for none; the events are sorted by start."""
+    consumers: list[list[int]] = [[] for _ in symbol.ops]
+    for node, row in enumerate(symbol.inputs):
+        for source in row:
+            consumers[source].append(node)
+    types = [list(_BACKWARD_TYPES.get(op, (f"_backward_{op}",))) if op != "null" else [] for op in symbol.ops]
+    present = {op.name for op in ops}
+    # A node whose backward leaves no event (an identity) must not hold up those before it.
+    needs = [_visible(consumers, types, present, node) for node in range(len(symbol.ops))]
+    return _match(ops, types, needs, range(len(symbol.ops) - 1, -1, -1))
+
+
+def match_gradients(symbol: Symbol, backward: Sequence[tuple[Span, int]], comm: Sequence[Span]) -> list[int]:
+    """Parameter (a node of the graph) that each communication of one step carries; -1 for all if they do not fit.
+
+    Parameters
+    ----------
+    backward
+        Backward events and their nodes.
+    comm
+        Sorted by start.
+    """
+    ready = [
+        (span.end_us, symbol.names[parameter], parameter)
+        for span, node in backward
+        if node >= 0
+        for parameter in symbol.parameters[node]
+    ]
+    last: dict[int, tuple[float, str, int]] = {}
+    for entry in sorted(ready):
+        last[entry[2]] = entry  # a shared parameter's gradient is complete with its last part
+    order = sorted(last.values())
+    if len(order) != len(comm) or any(span.start_us < end_us for span, (end_us, _, _) in zip(comm, order, strict=True)):
+        return [-1] * len(comm)
+    return [parameter for _, _, parameter in order]
+
+
+def _visible(consumers: Sequence[Sequence[int]], types: Sequence[Sequence[str]], present: set[str], node: int) -> list[int]:
+    """The nearest consumers whose backward leaves events."""
+    found, seen, stack = [], {node}, list(consumers[node])
+    while stack:
+        other = stack.pop()
+        if other in seen:
+            continue
+        seen.add(other)
+        if present.intersection(types[other]):
+            found.append(other)
+        else:
+            stack += consumers[other]
+    return found
+
+
+def _match(ops: Sequence[Span], types: Sequence[Sequence[str]], needs: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+    of_type: dict[str, list[int]] = {}
+    for node in order:
+        for kind in types[node]:
+            of_type.setdefault(kind, []).append(node)
+    end_us: dict[int, float] = {}
+    found = []
+    for op in ops:
+        candidates = of_type.get(op.name, [])
+        best = -1
+        for node in candidates:
+            if node in end_us:
+                continue
+            ready = max((end_us.get(need, math.inf) for need in needs[node]), default=-math.inf)
+            if ready <= op.start_us:
+                best = node
+                break
+        if best >= 0:
+            end_us[best] = op.end_us
+        found.append(best)
+    return found

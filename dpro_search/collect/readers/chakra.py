@@ -1,0 +1,310 @@
+"""MLCommons Chakra execution traces: one file a rank, a graph of nodes with lengths, dependencies and sizes of collectives.
+
+A file is a sequence of messages, each after its length as a varint: the metadata, then the nodes. Starts may be recorded or not;
+where they are not, each node is laid out as early as its data dependencies and the order on its thread or stream allow. (A control
+dependency names the call around a node; calls are split into parts of which the last keeps the name, so it says little of when.)
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers.importers import Importer
+from dpro_search.collect.readers.protos import MESSAGES, text
+from dpro_search.collect.trace import DependencyKind, EventKind, Trace, TraceMeta
+from dpro_search.errors import TraceFormatError
+
+FORMAT = "chakra"
+
+_SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7  # types of nodes (et_def.proto)
+_RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
+_LONGEST_US = 1e15
+_VALUES = ("double_val", "int32_val", "int64_val", "uint32_val", "uint64_val", "bool_val", "string_val")
+
+
+@dataclass(kw_only=True)
+class _Node:
+    id: int
+    name: str
+    type: int
+    attributes: dict[str, Any]
+    data_deps: list[int]
+    ctrl_deps: list[int]
+    start_us: float
+    length_us: float
+
+    @property
+    def on_host(self) -> bool:
+        return bool(self.attributes.get("is_cpu_op", False))
+
+    @property
+    def communicates(self) -> bool:
+        return self.type in (_SEND, _RECEIVE, _COLLECTIVE) and not self.on_host
+
+    @property
+    def stream(self) -> int:
+        thread = self.attributes.get("tid", 0 if self.on_host else self.type == _COLLECTIVE)
+        return thread if isinstance(thread, int) and 0 <= thread < 2**31 else 0
+
+    @property
+    def size_bytes(self) -> int:
+        size = self.attributes.get("comm_size", 0)
+        return size if isinstance(size, int) and 0 <= size < 2**50 else 0
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    """Whether a file that begins with `head` holds metadata of Chakra and then a node."""
+    found = _varint(head, 0)
+    if found is None or not 0 < found[0] <= len(head) - found[1]:
+        return False
+    end = sum(found)
+    place = found[1]
+    while place < end:  # only the fields 1 and 2, which fill the message exactly
+        length = _varint(head, place + 1) if head[place] in (0x0A, 0x12) else None
+        if length is None:
+            return False
+        place = length[1] + length[0]
+    node = _varint(head, end)
+    return place == end and node is not None and head[node[1] : node[1] + 1] in (b"\x08", b"\x12")
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Read the traces of the ranks of one job.
+
+    A file is of the rank in its name ("x.3.et"); where names do not tell, of its place in the order of the paths. Nodes that ran on
+    the host are OP events, others KERNEL, COPY or COLLECTIVE; a data dependency is a DATA one, the call that launched what ran on a
+    device a LAUNCH. Collectives of equal kind, group and size are matched across ranks
+    in order. The whole recording is one step.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read.
+    TraceFormatError
+        A file holds no node.
+    """
+    dropped: Counter[str] = Counter()
+    order = _ranks(paths)
+    ranks = [_nodes(path, dropped) for path in order]
+    recorded = any(node.start_us > 0 for nodes in ranks for node in nodes)
+    if not recorded:
+        ranks = [_laid_out(nodes, dropped) for nodes in ranks]
+    for path, nodes in zip(order, ranks, strict=True):
+        if not nodes:
+            raise TraceFormatError(f"{path}: no usable node in it; expected an execution trace of MLCommons Chakra")
+    base_us = min(node.start_us for nodes in ranks for node in nodes)
+    numbers = _collectives(ranks)
+    rows = EventRows()
+    for rank, nodes in enumerate(ranks):
+        _add_rank(rows, rank, nodes, base_us, numbers, dropped)
+    warnings = [] if recorded else ["starts are not in the files: nodes are laid out by their dependencies and lengths"]
+    if len(ranks) == 1 and any(node.communicates for node in ranks[0]):
+        warnings.append("one rank: its collectives have no peers, and hold their wait")
+    return Trace(
+        meta=TraceMeta(
+            framework="pytorch",
+            comm="nccl" if any("nccl" in node.name.lower() for nodes in ranks for node in nodes) else "unknown",
+            ranks=len(ranks),
+            hosts=("",) * len(ranks),
+            cores=(-1,) * len(ranks),
+            format=FORMAT,
+            clock=clocks_as_recorded(
+                len(ranks), "the files say nothing of their clocks" if recorded else "no clock: starts are laid out"
+            ),
+            dropped=counted(dropped),
+            warnings=tuple(warnings),
+        ),
+        names=rows.names,
+        events=rows.events(),
+        steps=steps_of(
+            (r, 0, min(n.start_us for n in nodes) - base_us, max(n.start_us + n.length_us for n in nodes) - base_us)
+            for r, nodes in enumerate(ranks)
+        ),
+        tensors=(),
+        graphs=(),
+        graph_of_rank=(),
+        dependencies=rows.dependencies(),
+    )
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int] | None:
+    """A varint and where it ends; None if there is none."""
+    value = shift = 0
+    while place < len(data) and shift < 35:
+        value |= (data[place] & 0x7F) << shift
+        place += 1
+        if data[place - 1] < 0x80:
+            return value, place
+        shift += 7
+    return None
+
+
+def _ranks(paths: Sequence[Path]) -> list[Path]:
+    """The files in the order of the ranks."""
+    named = {int(found[1]): path for path in paths if (found := _RANK.search(path.name))}
+    return [named[rank] for rank in sorted(named)] if len(named) == len(paths) else list(paths)
+
+
+def _messages(path: Path, dropped: Counter[str]) -> Iterator[bytes]:
+    data, cut = read_available(path)
+    place = 0
+    while place < len(data):
+        length = _varint(data, place)
+        if length is None or length[1] + length[0] > len(data):
+            cut = True
+            break
+        place = sum(length)
+        yield data[length[1] : place]
+    dropped["cut off"] += cut
+
+
+def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
+    found: dict[int, _Node] = {}
+    for position, data in enumerate(_messages(path, dropped)):
+        if position == 0:
+            continue  # metadata
+        try:
+            node = MESSAGES["ChakraNode"].FromString(data)
+        except DecodeError:
+            dropped["damaged nodes"] += 1
+            continue
+        if node.id in found:
+            dropped["nodes of one id"] += 1
+        elif not (node.start_time_micros < _LONGEST_US and node.duration_micros < _LONGEST_US):
+            dropped["out of range"] += 1
+        else:
+            found[node.id] = _Node(
+                id=node.id,
+                name=text(node.name),
+                type=node.type,
+                attributes={text(attribute.name): _value(attribute) for attribute in node.attr},
+                data_deps=list(dict.fromkeys(node.data_deps)),
+                ctrl_deps=list(dict.fromkeys(node.ctrl_deps)),
+                start_us=float(node.start_time_micros),
+                length_us=float(node.duration_micros),
+            )
+    return list(found.values())
+
+
+def _value(attribute: Any) -> Any:
+    for name in _VALUES:
+        if attribute.HasField(name):
+            value = getattr(attribute, name)
+            return text(value) if name == "string_val" else value
+    return None
+
+
+def _laid_out(nodes: Sequence[_Node], dropped: Counter[str]) -> list[_Node]:
+    """The nodes with starts, in the order in which they become possible; of several at once the first in the file."""
+    place = {node.id: i for i, node in enumerate(nodes)}
+    needs = [{dep for dep in node.data_deps if dep in place and dep != node.id} for node in nodes]
+    followers: dict[int, list[int]] = defaultdict(list)
+    for i, of in enumerate(needs):
+        for dep in of:
+            followers[place[dep]].append(i)
+    missing = [len(of) for of in needs]
+    heap = [(0.0, i) for i, count in enumerate(missing) if count == 0]
+    free_us: dict[tuple[bool, int], float] = defaultdict(float)
+    done = []
+    while heap:
+        possible_us, i = heapq.heappop(heap)
+        node = nodes[i]
+        device = node.on_host, node.stream
+        node.start_us = max(possible_us, free_us[device])
+        free_us[device] = node.start_us + node.length_us
+        done.append(node)
+        for follower in followers[i]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                heapq.heappush(heap, (_possible_us(nodes[follower], nodes, place), follower))
+    dropped["nodes in a cycle of dependencies"] += len(nodes) - len(done)
+    return done
+
+
+def _possible_us(node: _Node, nodes: Sequence[_Node], place: dict[int, int]) -> float:
+    before = [nodes[place[dep]] for dep in node.data_deps if dep in place and dep != node.id]
+    return max((other.start_us + other.length_us for other in before), default=0.0)
+
+
+def _collectives(ranks: Sequence[Sequence[_Node]]) -> dict[tuple[int, int], int]:
+    """Number of the collective or message of each (rank, node id) whose peers were found."""
+    parts: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
+    for rank, nodes in enumerate(ranks):
+        seen: Counter[tuple[Any, ...]] = Counter()
+        for node in nodes:
+            if not node.communicates:
+                continue
+            get = node.attributes.get
+            key: tuple[Any, ...]
+            if node.type == _COLLECTIVE:
+                key = "collective", get("comm_type"), get("pg_name"), node.size_bytes
+            else:
+                ends = (rank, get("comm_dst")) if node.type == _SEND else (get("comm_src"), rank)
+                key = "message", *ends, get("comm_tag"), node.size_bytes
+            parts[(*key, seen[key])].append((rank, node.id))
+            seen[key] += 1
+    numbers: dict[tuple[int, int], int] = {}
+    for number, (key, of) in enumerate(parts.items()):
+        if len(of) > 1 and len(of) == (2 if key[0] == "message" else len(ranks)):
+            numbers |= dict.fromkeys(of, number)
+    return numbers
+
+
+def _kind(node: _Node) -> EventKind:
+    if node.communicates:
+        return EventKind.COLLECTIVE
+    if node.on_host:
+        return EventKind.OP
+    return EventKind.COPY if re.match(r"Mem(cpy|set)", node.name) else EventKind.KERNEL
+
+
+def _add_rank(
+    rows: EventRows, rank: int, nodes: Sequence[_Node], base_us: float, numbers: dict[tuple[int, int], int], dropped: Counter[str]
+) -> None:
+    streams: dict[tuple[bool, int], int] = {}
+    events: dict[int, int] = {}
+    for node in sorted(nodes, key=lambda node: node.start_us):
+        start_us = node.start_us - base_us
+        events[node.id] = rows.add(
+            node.name,
+            _kind(node),
+            rank=rank,
+            stream=streams.setdefault((node.on_host, node.stream), len(streams)),
+            start_us=start_us,
+            end_us=start_us + node.length_us,
+            step=0,
+            collective=numbers.get((rank, node.id), -1),
+            size_bytes=node.size_bytes,
+        )
+    for node in nodes:
+        target = events[node.id]
+        launched_by = [] if node.on_host else node.ctrl_deps
+        for kind, deps in ((DependencyKind.DATA, node.data_deps), (DependencyKind.LAUNCH, launched_by)):
+            for dep in deps:
+                source = events.get(dep)
+                if source is None or source == target:
+                    dropped["dependencies on nodes that are not there"] += 1
+                    continue
+                begins_us = rows.end_us(source) if kind is DependencyKind.DATA else rows.start_us(source)
+                if begins_us <= rows.start_us(target):
+                    rows.need(source, target, kind)
+                else:
+                    dropped["dependencies that the times contradict"] += 1
+
+
+IMPORTER = Importer(
+    name=FORMAT,
+    description="execution traces of MLCommons Chakra (protobuf messages after their lengths)",
+    recognise=recognise,
+    read=read,
+)

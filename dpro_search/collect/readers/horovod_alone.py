@@ -1,0 +1,202 @@
+"""A Horovod timeline by itself, without a profile of the computation: steps, fused groups and the pauses between them.
+
+Rank 0 writes the timeline, so the events are as rank 0 saw them. It does not say where a step begins; but every step all-reduces
+each gradient once, and no gradient of the next step can be ready before the last one of this step is back. So a step ends where
+a tensor is posted again. From its first post to its last completion it is recorded; the computation before that is only known as
+the pause since the step before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.importers import Importer
+from dpro_search.collect.trace import DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
+from dpro_search.errors import InputError, TraceFormatError
+
+FORMAT = "horovod-timeline"
+PAUSE = "computation (not recorded)"  # name of the events between steps
+
+_MARK = b'"start_time_since_epoch_in_micros"'
+_KIND_OF_PHASE = {
+    Phase.NEGOTIATE: EventKind.NEGOTIATE,
+    Phase.QUEUE: EventKind.QUEUE,
+    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
+    Phase.TRANSFER: EventKind.ALLREDUCE,
+    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
+}
+_COMM_STREAM = 1  # Horovod's thread; stream 0 is the framework's
+
+
+@dataclass
+class _Run:
+    """One all-reduce of one tensor: rows of the timeline."""
+
+    tensor: int
+    rows: list[int] = field(default_factory=list)
+    post_us: float = 0.0
+    end_us: float | None = None  # None: not completed in the file
+    collective: int = -1
+    step: int = -1
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    """Whether a file that begins with `head` is a timeline of Horovod."""
+    return head.lstrip().startswith(b"[") and _MARK in head
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Read one timeline, also of a killed job.
+
+    Every all-reduce gives a COMM event of rank 0 (post to completion) and one of each phase. A last step that is not whole keeps
+    its events, outside any step. Between steps lies an event `PAUSE`, which needs the step before and which the next step needs.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or there are several.
+    TraceFormatError
+        Damaged elsewhere than at its end, or without an all-reduce.
+    """
+    if len(paths) != 1:
+        raise InputError(f"{paths[0]} and {len(paths) - 1} more: a job has one Horovod timeline; import one at a time")
+    timeline = read_horovod_timeline(paths[0])
+    dropped = Counter({f"timeline {name.lower()}": count for name, count in timeline.skipped.items()})
+    dropped["timeline unfinished"] = timeline.unfinished
+    runs = _runs(timeline, dropped)
+    if not runs:
+        raise TraceFormatError(f"{paths[0]}: the timeline holds no all-reduce; record some training steps")
+    steps = _steps(runs)
+    warnings = _warnings(timeline, runs, len(steps), paths[0])
+    events = EventRows()
+    _add_runs(events, timeline, runs, steps)
+    for instant in timeline.cycle_us.tolist():
+        events.add("horovod cycle", EventKind.CYCLE, rank=0, stream=_COMM_STREAM, start_us=instant, end_us=instant)
+    ranks = max(timeline.ranks, 1)
+    return Trace(
+        meta=TraceMeta(
+            framework="unknown",
+            comm="horovod",
+            ranks=ranks,
+            hosts=("",) * ranks,
+            cores=(-1,) * ranks,
+            format=FORMAT,
+            clock=clocks_as_recorded(ranks, "all events are rank 0's"),
+            dropped=counted(dropped),
+            warnings=warnings,
+        ),
+        names=events.names,
+        events=events.events(),
+        steps=steps_of((0, number, start, end) for number, (start, end) in enumerate(steps)),
+        tensors=tuple(
+            TensorInfo(name=t.name, node="", dtype=t.dtype, shape=t.shape, size_bytes=max(t.size_bytes, 0))
+            for t in timeline.tensors
+        ),
+        graphs=(),
+        graph_of_rank=(),
+        dependencies=events.dependencies(),
+    )
+
+
+def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
+    """The all-reduces in the order of their posts."""
+    runs: list[_Run] = []
+    under_way: dict[int, _Run] = {}
+    columns = (timeline.tensor, timeline.phase, timeline.start_us, timeline.end_us, timeline.collective)
+    for row, (tensor, phase, start_us, end_us, collective) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        if end_us < start_us:
+            dropped["ends before it starts"] += 1
+            continue
+        run = under_way.get(tensor)
+        if run is None:
+            run = under_way[tensor] = _Run(tensor=tensor, post_us=start_us)
+            runs.append(run)
+        run.collective = max(run.collective, collective)
+        if phase != Phase.WHOLE:
+            run.rows.append(row)
+        else:
+            run.end_us = end_us
+            del under_way[tensor]
+    return sorted(runs, key=lambda run: run.post_us)
+
+
+def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
+    """First post and last completion of every whole step; the runs learn their step."""
+    groups: list[list[_Run]] = [[]]
+    seen: set[int] = set()
+    for run in runs:
+        if run.tensor in seen:
+            groups.append([])
+            seen = set()
+        seen.add(run.tensor)
+        groups[-1].append(run)
+    last = groups[-1]
+    before = {run.tensor for run in groups[-2]} if len(groups) > 1 else set()
+    if any(run.end_us is None for run in last) or before - seen:
+        groups.pop()
+    steps = []
+    for number, group in enumerate(groups):
+        for run in group:
+            run.step = number
+        steps.append((group[0].post_us, max(run.post_us if run.end_us is None else run.end_us for run in group)))
+    return steps
+
+
+def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path: Path) -> tuple[str, ...]:
+    found = []
+    if timeline.truncated:
+        found.append(f"{path.name} is cut off; the last record was left out")
+    outside = sum(run.step < 0 for run in runs)
+    if outside:
+        found.append(f"{outside} all-reduces at the end belong to a step that is not whole")
+    if not steps:
+        found.append("no whole step")
+    if not timeline.ranks:
+        found.append("the number of ranks is not in the file; taken to be 1")
+    return tuple(found)
+
+
+def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:
+    last_end: list[list[int]] = [[] for _ in steps]  # events that a step's end waits for
+    posted: list[list[int]] = [[] for _ in steps]
+    for run in runs:
+        tensor = timeline.tensors[run.tensor]
+        about: dict[str, Any] = {
+            "rank": 0,
+            "step": run.step,
+            "tensor": run.tensor,
+            "collective": run.collective,
+            "size_bytes": max(tensor.size_bytes, 0),
+        }
+        if run.end_us is not None and run.end_us >= run.post_us:
+            comm = events.add(tensor.name, EventKind.COMM, start_us=run.post_us, end_us=run.end_us, **about)
+            if run.step >= 0:
+                posted[run.step].append(comm)
+                last_end[run.step].append(comm)
+        for row in run.rows:
+            kind = _KIND_OF_PHASE[Phase(int(timeline.phase[row]))]
+            span: dict[str, Any] = {"start_us": float(timeline.start_us[row]), "end_us": float(timeline.end_us[row])}
+            events.add(f"horovod {kind.name.lower()}", kind, stream=_COMM_STREAM, **span, **about)
+    for number, (before, after) in enumerate(pairwise(steps)):
+        if after[0] < before[1]:
+            continue
+        pause = events.add(PAUSE, EventKind.OP, rank=0, start_us=before[1], end_us=after[0], step=number + 1)
+        for source in last_end[number]:
+            events.need(source, pause, DependencyKind.DATA)
+        for target in posted[number + 1]:
+            events.need(pause, target, DependencyKind.DATA)
+
+
+IMPORTER = Importer(
+    name=FORMAT,
+    description="a Horovod timeline (a JSON list with start_time_since_epoch_in_micros)",
+    recognise=recognise,
+    read=read,
+)

@@ -1,0 +1,144 @@
+"""``import_trace(sources) -> Trace``: files that somebody else recorded, their format told by their content.
+
+A format is a module with a constant ``IMPORTER``. A new one adds its module's name to `IMPORTERS`, and its test subclasses the
+conformance kit in ``tests/collect/importer_kit.py``. Modules are imported when a file is to be recognised, in the order of
+`IMPORTERS`: the first that recognises a file owns it, so formats that are easily mistaken for others stand behind those.
+
+Of the sources, folders are searched for files. The first format that owns a file reads it together with all others that it owns and
+with its companions (files that say nothing alone: a symbol graph, a server's log). What is left of a folder (a licence, a note) is
+counted as dropped; a file that was named and belongs to no format, or to another one, is an error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+
+HEAD_BYTES = 1 << 16
+
+IMPORTERS = (
+    "dpro_search.collect.readers.kineto",
+    "dpro_search.collect.readers.straggler_analysis",
+    "dpro_search.collect.readers.byteps_trace",
+    "dpro_search.collect.readers.mxnet_profiler",
+    "dpro_search.collect.readers.runmetadata",
+    "dpro_search.collect.readers.chakra",
+    "dpro_search.collect.readers.xplane_gpu",
+    "dpro_search.collect.readers.horovod_alone",
+)
+
+
+def _none(head: bytes, path: Path) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importer:
+    """A format of raw files.
+
+    Attributes
+    ----------
+    name
+        As `TraceMeta.format` has it.
+    description
+        What it looks for, said of an unknown file: "a Kineto profile (JSON with records of categories such as kernel)".
+    recognise
+        Whether a file is of this format, from its first 64 KiB (decompressed) and its path. Must not raise, whatever the bytes.
+    read
+        The trace of all files of this format that were given, companions among them, sorted by path. Raises `InputError` or
+        `TraceFormatError` with one line.
+    companion
+        Whether a file that the format does not own helps to read the others; like `recognise`.
+    """
+
+    name: str
+    description: str
+    recognise: Callable[[bytes, Path], bool]
+    read: Callable[[Sequence[Path]], Trace]
+    companion: Callable[[bytes, Path], bool] = _none
+
+
+def importers() -> tuple[Importer, ...]:
+    """All known formats, in the order in which they are asked."""
+    return tuple(import_module(name).IMPORTER for name in IMPORTERS)
+
+
+def import_trace(sources: Sequence[Path]) -> Trace:
+    """Read files or folders of files, of one job.
+
+    Raises
+    ------
+    InputError
+        A source does not exist or is empty, no file is of a known format, or there are files of several.
+    TraceFormatError
+        A file is damaged beyond what its format can leave out.
+    """
+    named = [source for source in sources if not source.is_dir()]
+    found = _distinct([*named, *(path for source in sources if source.is_dir() for path in _files_of(source))])
+    heads = {path: read_head(path) for path in found}
+    known = importers()
+    owner = {path: _owner(head, path, known) for path, head in heads.items()}
+    first = next((importer for importer in known if importer in owner.values()), None)
+    if first is None:
+        shown = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
+        raise InputError(f"{shown}: {_nothing_known(heads)}; looked for {'; '.join(i.description for i in known)}")
+    chosen = [path for path, importer in owner.items() if importer is first or first.companion(heads[path], path)]
+    left = [path for path in found if path not in chosen]
+    for path in left:
+        if path in named:
+            other = owner[path]
+            what = f"is {other.description}" if other else _nothing_known({path: heads[path]})
+            raise InputError(f"{path}: {what}, but {chosen[0]} is {first.description}; import one job at a time")
+    trace = first.read(sorted(chosen))
+    if not left:
+        return trace
+    dropped = dict(trace.meta.dropped) | {"files of another format or none": len(left)}
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped))
+
+
+def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
+    """The first bytes of a file, decompressed where it is gzip, as far as they can be; `InputError` if it cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(size)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if not raw.startswith(b"\x1f\x8b"):
+        return raw
+    try:
+        return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(raw, size)
+    except zlib.error:
+        return b""
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Files of a folder and its subfolders, without hidden ones."""
+    files = sorted(
+        p for p in folder.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    )
+    if not files:
+        raise InputError(f"{folder}: the folder has no files")
+    return files
+
+
+def _distinct(paths: Sequence[Path]) -> list[Path]:
+    """Without those that lead to a file that came before."""
+    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+
+
+def _owner(head: bytes, path: Path, known: Sequence[Importer]) -> Importer | None:
+    return next((importer for importer in known if head and importer.recognise(head, path)), None)
+
+
+def _nothing_known(heads: dict[Path, bytes]) -> str:
+    if not any(heads.values()):
+        return "empty, or compressed and damaged"
+    return "of no known format" if len(heads) == 1 else f"none of {len(heads)} files is of a known format"

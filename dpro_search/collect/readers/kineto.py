@@ -1,0 +1,333 @@
+"""Profiles of PyTorch's Kineto, of one rank a file or of several ranks merged into one: ``read(paths) -> Trace``.
+
+Ranks are read one after the other, or in processes of their own where the files are large: memory grows with the records of one
+rank and with the columns of all. A rank's number is what its ``distributedInfo`` says, else what tells the files' names apart.
+
+Iterations are measured where the device ends: step k lasts from the last end of step k - 1 on any device of the rank to its own.
+The host may be far ahead of its device, so that its own marks say nothing about an iteration. Where no device worked, they count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro_search.collect.readers.importers import Importer
+from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
+from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
+from dpro_search.collect.readers.kineto_waits import find_dependencies
+from dpro_search.collect.trace import Dependencies, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
+from dpro_search.errors import InputError, TraceFormatError
+
+_CATEGORIES = re.compile(
+    rb'"cat"\s*:\s*"(?:[Kk]ernel|cpu_op|Operator|cuda_runtime|cuda_driver|Runtime|gpu_mem(?:cpy|set)|Mem(?:cpy|set)|user_annotation|ac2g)"'
+)
+_HEADER = re.compile(rb'^\s*\{\s*(?:"[\w ]+"\s*:\s*[^,\[{]*,\s*)*"(?:schemaVersion|deviceProperties|distributedInfo)"\s*:')
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECASE)
+_LEAST_SHARE = 0.05  # of another rank's calls: a process with fewer is no rank
+_WORTH_PROCESSES = 64 << 20  # bytes of all files
+
+_Rank = tuple[RankRecords, Dependencies]
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    """Records of Kineto's categories, or the fields with which its files begin."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return text[:1] in (b"{", b"[") and bool(_CATEGORIES.search(text) or _HEADER.search(text))
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """The trace of a job's profiles.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, two files are of the same rank at the same time, or of jobs of different size.
+    TraceFormatError
+        A file is no Kineto profile or holds no event.
+    """
+    ranks, dropped = _distinct_ranks(paths, list(_read_files(paths)))
+    for r, _ in ranks:
+        dropped += r.dropped
+    records = [r for r, _ in ranks]
+    matches = match_collectives(records) if len(records) > 1 else []
+    hosts = _hosts(records)
+    clock, warnings = align(records, matches, hosts)
+    for position, r in enumerate(records):
+        warnings += [f"rank {_shown(r, position)}: {text}" for text in r.warnings]
+    warnings += _missing_ranks(records)
+    offsets = np.array(clock.offset_us) - [(r.origin_ns - records[0].origin_ns) / 1e3 for r in records]
+    names, events, dependencies = _joined(ranks, matches, offsets)
+    tensors, tensor = _tensors(records, matches)
+    info = records[0]
+    return Trace(
+        meta=TraceMeta(
+            framework="pytorch",
+            comm="nccl" if any(r.collectives for r in records) else "none",
+            ranks=len(records),
+            hosts=hosts,
+            cores=(-1,) * len(records),
+            format="kineto",
+            clock=clock,
+            versions={"files": str(len(paths))},
+            machine=info.host,
+            dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
+            warnings=tuple(warnings),
+        ),
+        names=names,
+        events=Events(**events, tensor=tensor),
+        steps=_steps(records, offsets),
+        tensors=tensors,
+        graphs=(),
+        graph_of_rank=(-1,) * len(records),
+        dependencies=dependencies,
+    )
+
+
+def _read_files(paths: Sequence[Path]) -> Iterator[list[_Rank]]:
+    """The ranks of each file."""
+    workers = min(len(paths), os.cpu_count() or 1)
+    large = sum(path.stat().st_size for path in paths if path.exists()) > _WORTH_PROCESSES
+    # Processes are forked, for that runs no script twice; with threads about, or elsewhere than on Linux, that is not safe.
+    if workers > 1 and large and sys.platform == "linux" and threading.active_count() == 1:
+        with ProcessPoolExecutor(workers, mp_context=get_context("fork"), max_tasks_per_child=None) as pool:
+            yield from pool.map(_read_file, paths)
+    else:
+        yield from map(_read_file, paths)
+
+
+def _read_file(path: Path) -> list[_Rank]:
+    file = read_kineto_file(path)
+    if not len(file):
+        raise TraceFormatError(f"{path}: the Kineto profile has no events{_what_was_dropped(file.dropped)}")
+    found = []
+    for number, rows in enumerate(_rows_of_ranks(file)):
+        r = rank_records(file, rows, rank=None)
+        if number:
+            r.dropped.clear()  # counted for the file
+        found.append((r, find_dependencies(r)))
+    if len(found) > 1:
+        for number, (r, _) in enumerate(found):
+            r.rank = number
+    return found
+
+
+def _what_was_dropped(dropped: dict[str, int]) -> str:
+    return f" (left out: {', '.join(f'{number} {reason}' for reason, number in dropped.items())})" if dropped else ""
+
+
+def _rows_of_ranks(file: KinetoFile) -> list[Ints]:
+    """Rows of each rank: one, unless several processes of the host launched work (merged profiles).
+
+    A device's records belong to the process whose calls have their correlation ids and began before them, at the steadiest
+    distance: ids alone collide. As long as there are processes, each gets a device.
+    """
+    from scipy.optimize import linear_sum_assignment  # merged profiles are rare, and it takes long to import
+
+    everything = np.arange(len(file), dtype=np.int64)
+    device = np.isin(file.category, (Category.KERNEL, Category.COPY, Category.DEVICE_SYNC))
+    calls = np.flatnonzero((file.category == Category.RUNTIME) & (file.correlation > 0))
+    hosts, counts = np.unique(file.process[calls], return_counts=True)
+    hosts = hosts[counts >= _LEAST_SHARE * counts.max()] if len(hosts) else hosts
+    processes = np.unique(file.process[device]).tolist()
+    if len(hosts) < 2 or not processes:
+        return [everything]
+    of_process = {int(host): calls[file.process[calls] == host] for host in hosts}
+    ops = [everything[device & (file.process == process) & (file.correlation > 0)] for process in processes]
+    cost = np.array([[_misfit(file, mine, calls_of_host) for calls_of_host in of_process.values()] for mine in ops])
+    owner = {process: list(of_process)[int(row.argmin())] for process, row in zip(processes, cost, strict=True)}
+    for row, column in zip(*linear_sum_assignment(cost), strict=True):
+        owner[processes[row]] = list(of_process)[column]
+    used = [host for host in of_process if host in owner.values()]
+    if len(used) < 2:
+        return [everything]
+    rows = []
+    for host in used:
+        mine = [process for process, of in owner.items() if of == host]
+        rows.append(everything[(~device & (file.process == host)) | (device & np.isin(file.process, mine))])
+    lost = len(file) - sum(map(len, rows))
+    if lost:
+        file.dropped["records of processes that launched no work"] = lost
+    return rows
+
+
+def _misfit(file: KinetoFile, ops: Ints, calls: Ints) -> float:
+    """How badly a host's calls fit device ops: ops without a call of their id before them, then how much the distance varies."""
+    order = np.argsort(file.correlation[calls], kind="stable")
+    ids = file.correlation[calls][order]
+    at = np.minimum(np.searchsorted(ids, file.correlation[ops]), len(ids) - 1)
+    same = ids[at] == file.correlation[ops]
+    lag_us = file.start_us[ops] - file.start_us[calls[order[at]]]
+    fits = lag_us[same & (lag_us >= -CLOCK_SLACK_US)]
+    spread_us = float(np.median(np.abs(fits - np.median(fits)))) if len(fits) else 0.0
+    return 1e6 * (len(ops) - len(fits)) + min(spread_us, 1e6)
+
+
+def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[list[_Rank], Counter[str]]:
+    """Ranks in order; several files of one rank are refused, but for copies of one another, which count once."""
+    numbers = _ranks_from_names(paths)
+    dropped: Counter[str] = Counter()
+    by_rank: dict[int, tuple[Path, _Rank]] = {}
+    sizes: dict[int, Path] = {}
+    for path, ranks, from_name in zip(paths, files, numbers, strict=True):
+        for r, needs in ranks:
+            if r.rank is None:
+                r.rank = from_name if from_name is not None else (0 if len(paths) == 1 else None)
+            if r.rank is None:
+                raise InputError(
+                    f"{path}: neither its distributedInfo nor its name says which rank it is; name it rank0.json, rank1.json"
+                )
+            if r.world_size is not None:
+                other = next((p for size, p in sizes.items() if size != r.world_size), None)
+                sizes.setdefault(r.world_size, path)
+                if other is not None:
+                    raise InputError(f"{path}: of a job with {r.world_size} ranks, but {other} is not; import one job at a time")
+            if r.rank in by_rank:
+                before = by_rank[r.rank]
+                if _same(before[1][0], r):
+                    dropped["copies of a rank's file"] += 1
+                    continue
+                raise InputError(f"{path}: rank {r.rank} again, after {before[0]}; import one file of each rank")
+            by_rank[r.rank] = (path, (r, needs))
+    return [by_rank[rank][1] for rank in sorted(by_rank)], dropped
+
+
+def _same(a: RankRecords, b: RankRecords) -> bool:
+    return a.origin_ns == b.origin_ns and len(a) == len(b) and bool((a.start_us == b.start_us).all())
+
+
+def _ranks_from_names(paths: Sequence[Path]) -> list[int | None]:
+    """Numbers behind "rank" or "worker", else the only number in which the names differ."""
+    found = [_RANK_IN_NAME.findall(path.name) for path in paths]
+    if len(paths) > 1 and all(found) and len({match[-1] for match in found}) == len(paths):
+        return [int(match[-1][:9]) for match in found]
+    numbers = [re.findall(r"\d+", path.name) for path in paths]
+    if len(paths) > 1 and len({len(n) for n in numbers}) == 1:
+        for column in zip(*numbers, strict=True):
+            if sorted(map(int, column)) == list(range(len(paths))):
+                return [int(value) for value in column]
+    return [None] * len(paths)
+
+
+def _hosts(ranks: Sequence[RankRecords]) -> tuple[str, ...]:
+    """Host of each rank; ranks whose host is unknown are taken to have clocks of their own."""
+    return tuple(r.host or f"host of rank {_shown(r, position)}" for position, r in enumerate(ranks))
+
+
+def _shown(r: RankRecords, position: int) -> int:
+    return position if r.rank is None else r.rank
+
+
+def _missing_ranks(ranks: Sequence[RankRecords]) -> list[str]:
+    world = max((r.world_size or 0 for r in ranks), default=0)
+    if world <= len(ranks):
+        return []
+    present = ", ".join(str(r.rank) for r in ranks[:8]) + ("..." if len(ranks) > 8 else "")
+    verb = "is" if len(ranks) == 1 else "are"
+    return [f"the job has {world} ranks, of which {present} {verb} here: waiting for the others is unknown"]
+
+
+def _joined(
+    ranks: Sequence[_Rank], matches: Sequence[Match], offsets: Floats
+) -> tuple[tuple[str, ...], dict[str, Any], Dependencies]:
+    """Names, columns and dependencies of all ranks; ranks are numbered by their place."""
+    table: dict[str, int] = {}
+    columns: dict[str, list[Any]] = {}
+    needs: dict[str, list[Ints]] = {"source": [], "target": [], "kind": []}
+    first = 0
+    collective = [np.full(len(r), -1, np.int64) for r, _ in ranks]
+    for number, match in enumerate(matches):
+        for position, event in match.event.items():
+            collective[position][event] = number
+    for position, (r, dependencies) in enumerate(ranks):
+        used = np.unique(r.name)
+        renumbered = np.zeros(len(r.names), np.int64)
+        renumbered[used] = [table.setdefault(r.names[i], len(table)) for i in used.tolist()]
+        of_rank = {
+            "name": renumbered[r.name],
+            "kind": r.kind,
+            "rank": np.full(len(r), position, np.int64),
+            "stream": r.stream,
+            "start_us": r.start_us - offsets[position],
+            "end_us": r.end_us - offsets[position],
+            "step": r.step,
+            "collective": collective[position],
+            "size_bytes": r.size_bytes,
+        }
+        for name, values in of_rank.items():
+            columns.setdefault(name, []).append(values)
+        needs["source"].append(dependencies.source + first)
+        needs["target"].append(dependencies.target + first)
+        needs["kind"].append(dependencies.kind)
+        first += len(r)
+    events = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return tuple(table), events, Dependencies(**{name: np.concatenate(parts) for name, parts in needs.items()})
+
+
+def _tensors(ranks: Sequence[RankRecords], matches: Sequence[Match]) -> tuple[tuple[TensorInfo, ...], Ints]:
+    """A tensor for each collective of a step, named by kind, group and place among them: equal on all ranks and in all steps."""
+    infos: dict[str, TensorInfo] = {}
+    numbers: dict[str, int] = {}
+    columns = []
+    for r in ranks:
+        column = np.full(len(r), -1, np.int64)
+        seen: Counter[tuple[int, str]] = Counter()
+        for event in sorted(r.collectives):
+            collective = r.collectives[event]
+            group = f"{collective.label}/{collective.group}" if collective.group else collective.label
+            step = int(r.step[event])
+            name = f"{group}#{seen[step, group]}"
+            seen[step, group] += 1
+            column[event] = numbers.setdefault(name, len(numbers))
+            if name not in infos or infos[name].size_bytes < collective.size_bytes:
+                infos[name] = TensorInfo(name=name, node="", dtype=collective.dtype, shape=(), size_bytes=collective.size_bytes)
+        columns.append(column)
+    return tuple(infos[name] for name in numbers), np.concatenate(columns)
+
+
+def _steps(ranks: Sequence[RankRecords], offsets: Floats) -> Steps:
+    """Steps by the ends of their device ops."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("rank", "index", "start_us", "end_us")}
+    for position, r in enumerate(ranks):
+        previous_us = None
+        for number, start_us, end_us in zip(r.step_number.tolist(), r.step_start_us.tolist(), r.step_end_us.tolist(), strict=True):
+            mine = r.step == number
+            if not mine.any():
+                continue
+            device = mine & r.on_device
+            until_us = float(r.end_us[device].max()) if device.any() else end_us
+            since_us = start_us if previous_us is None else previous_us
+            columns["rank"].append(position)
+            columns["index"].append(number)
+            columns["start_us"].append(min(since_us, until_us) - offsets[position])
+            columns["end_us"].append(until_us - offsets[position])
+            previous_us = until_us
+    count = len(columns["rank"])
+    return Steps(
+        rank=np.array(columns["rank"], np.int64),
+        index=np.array(columns["index"], np.int64),
+        start_us=np.array(columns["start_us"], np.float64),
+        end_us=np.array(columns["end_us"], np.float64),
+        traced=np.ones(count, np.bool_),
+        compute_cpu_us=np.full(count, np.nan),
+        comm_cpu_us=np.full(count, np.nan),
+    )
+
+
+IMPORTER = Importer(
+    name="kineto",
+    description="a Kineto profile of PyTorch (JSON with records of categories such as kernel, cpu_op or cuda_runtime)",
+    recognise=recognise,
+    read=read,
+)

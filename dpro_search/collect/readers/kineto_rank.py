@@ -1,0 +1,361 @@
+"""One rank of a Kineto profile: what its records are, which call launched what, and which step each belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.readers.kineto_events import Category, KinetoFile, Note
+from dpro_search.collect.trace import EventKind, Floats, Ints
+
+Bools = npt.NDArray[np.bool_]
+
+CLOCK_SLACK_US = 5.0  # by which device and host clocks of one profile may disagree
+STREAMS_OF_DEVICE = 100_000  # stream s of the rank's d-th device is numbered d * STREAMS_OF_DEVICE + s
+
+_COLLECTIVE = re.compile(r"nccl\w*Kernel|msccl\w*Kernel|onecclKernel|^(?:nccl|gloo|mpi):", re.IGNORECASE)
+_LABEL = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv",
+    re.IGNORECASE,
+)
+_SYNCHRONISING = re.compile(
+    r"^(?:cuda|hip)(?:Stream|Event|Device)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$|^(?:cuda|hip)Memcpy$|^(?:cuda|hip)Free$"
+)
+_STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
+_OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
+_HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
+_ITEM_BYTES = {
+    "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
+    "uint8": 1, "bool": 1, "short": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What is known of a rank's part of a collective.
+
+    Attributes
+    ----------
+    label
+        Kind in lower case without underscores: allreduce, alltoall, sendrecv...
+    group, group_ranks
+        Name of the process group and its members; None where the profile does not say.
+    sequence
+        Number within its group.
+    size_bytes, dtype
+        -1 and "" where unknown.
+    """
+
+    label: str
+    group: str | None
+    group_ranks: tuple[int, ...] | None
+    sequence: int | None
+    size_bytes: int
+    dtype: str
+
+
+@dataclass(kw_only=True)
+class RankRecords:
+    """n events of a rank in order of their starts; the columns are those of `Events`.
+
+    Attributes
+    ----------
+    rank, world_size
+        As the profile says; None where it does not.
+    launch
+        Event of the host call that launched each device op, [n]; -1 for other events and where it is unknown.
+    correlation, wait_stream, wait_record
+        As recorded, [n].
+    collectives
+        By event.
+    syncs
+        CUPTI's records of synchronisations: (kind, stream, correlation, stream waited for, correlation of the event's record).
+    step_number, step_start_us
+        Steps that the script marked, in order.
+    """
+
+    rank: int | None
+    world_size: int | None
+    host: str
+    origin_ns: int
+    names: tuple[str, ...]
+    name: Ints
+    kind: Ints
+    stream: Ints
+    start_us: Floats
+    end_us: Floats
+    size_bytes: Ints
+    correlation: Ints
+    annotation: Bools
+    launch: Ints
+    step: Ints
+    step_number: Ints
+    step_start_us: Floats
+    step_end_us: Floats
+    main_stream: int
+    collectives: dict[int, Collective]
+    syncs: tuple[tuple[str, int, int, int, int], ...]
+    dropped: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def on_device(self) -> Bools:
+        """Events that ran on a device's stream, [n]."""
+        return self.stream >= 0
+
+
+def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecords:
+    """The records of one rank: all, or those of its processes in a merged file."""
+    rows = rows[np.argsort(file.start_us[rows], kind="stable")]
+    category = file.category[rows]
+    syncs = category == Category.DEVICE_SYNC
+    sync_records = tuple(_sync_record(file, int(row)) for row in rows[syncs])
+    rows, category = rows[~syncs], category[~syncs]
+    steps = _marked_steps(file, rows, category)
+    is_mark = np.isin(rows, steps.rows)
+    rows, category = rows[~is_mark], category[~is_mark]
+    dropped = Counter(file.dropped)
+    on_device = (category == Category.KERNEL) | (category == Category.COPY)
+    stream, main_stream = _streams(file, rows, on_device, steps.thread)
+    start_us = file.start_us[rows]
+    kind, collectives_named = _kinds(file, rows, category)
+    header = file.header.get("distributedInfo")
+    info = header if isinstance(header, dict) else {}
+    result = RankRecords(
+        rank=rank if rank is not None else _whole(info.get("rank")),
+        world_size=_whole(info.get("world_size")),
+        host=str(file.header.get("host_name", "")),
+        origin_ns=file.origin_ns,
+        names=file.names,
+        name=file.name[rows].astype(np.int64),
+        kind=kind,
+        stream=stream,
+        start_us=start_us,
+        end_us=start_us + file.duration_us[rows],
+        size_bytes=np.maximum(file.size_bytes[rows], -1),
+        correlation=file.correlation[rows],
+        annotation=category == Category.ANNOTATION,
+        launch=np.full(len(rows), -1, np.int64),
+        step=np.full(len(rows), -1, np.int64),
+        step_number=steps.number,
+        step_start_us=steps.start_us,
+        step_end_us=steps.end_us,
+        main_stream=main_stream,
+        collectives={},
+        syncs=sync_records,
+        dropped=dropped,
+    )
+    _find_launches(result)
+    _assign_steps(result)
+    _describe_collectives(result, file, rows, collectives_named)
+    return result
+
+
+@dataclass(frozen=True)
+class _Marks:
+    rows: Ints
+    number: Ints
+    start_us: Floats
+    end_us: Floats
+    thread: int
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**31 else None
+
+
+def _sync_record(file: KinetoFile, row: int) -> tuple[str, int, int, int, int]:
+    kind = file.names[file.name[row]]
+    return kind, int(file.stream[row]), int(file.correlation[row]), int(file.wait_stream[row]), int(file.wait_record[row])
+
+
+def _marked_steps(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> _Marks:
+    """Spans ProfilerStep#N of the host; without any, from one optimizer step (or loading of a batch) to the next."""
+    host = rows[np.isin(category, (Category.HOST_OP, Category.ANNOTATION))]
+    names = file.names
+    numbered = {i: int(match[1]) for i, name in enumerate(names) if (match := _STEP.match(name)) and len(match[1]) < 10}
+    if numbered:
+        found = host[np.isin(file.name[host], list(numbered))]
+        if len(found):
+            number = np.array([numbered[int(n)] for n in file.name[found]], np.int64)
+            _, first = np.unique(number, return_index=True)
+            first = first[np.argsort(file.start_us[found[first]], kind="stable")]
+            at = found[first]
+            start_us = file.start_us[at]
+            end_us = np.minimum(start_us + file.duration_us[at], np.append(start_us[1:], np.inf))
+            return _Marks(found, number[first], start_us, end_us, int(file.thread[at[0]]))
+    none = np.zeros(0, np.int64)
+    for mark in _OTHER_MARKS:
+        which = [i for i, name in enumerate(names) if name.startswith(mark)]
+        found = host[np.isin(file.name[host], which[:1])]
+        if len(found) >= 2:
+            bounds = file.start_us[found] + (file.duration_us[found] if mark.startswith("Optimizer.step") else 0.0)
+            first_us = file.start_us[host[0]]
+            before = np.append(first_us, bounds) if bounds[0] > first_us else bounds
+            return _Marks(none, np.arange(len(before) - 1), before[:-1], before[1:], int(file.thread[found[0]]))
+    if not len(rows):
+        return _Marks(none, none, np.zeros(0), np.zeros(0), -1)
+    begin_us, end_us = float(file.start_us[rows].min()), float((file.start_us[rows] + file.duration_us[rows]).max())
+    thread = int(file.thread[host[0]]) if len(host) else -1
+    return _Marks(none, np.zeros(1, np.int64), np.array([begin_us]), np.array([np.nextafter(end_us, np.inf)]), thread)
+
+
+def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> tuple[Ints, int]:
+    """Device streams from 0 on; host threads -1, -2, ... with the main thread first."""
+    device_rows, host_rows = rows[on_device], rows[~on_device]
+    stream = np.empty(len(rows), np.int64)
+    number = np.where(file.stream[device_rows] >= 0, file.stream[device_rows], _stream_of_thread(file)[file.thread[device_rows]])
+    place = np.where(file.device[device_rows] >= 0, file.device[device_rows], -2 - file.process[device_rows].astype(np.int64))
+    _, device = np.unique(place, return_inverse=True)
+    stream[on_device] = device * STREAMS_OF_DEVICE + number % STREAMS_OF_DEVICE
+    threads, counts = np.unique(file.thread[host_rows], return_counts=True)
+    order = sorted(threads.tolist(), key=lambda t: (t != main_thread, -counts[np.searchsorted(threads, t)]))
+    table = np.zeros(max(len(file.threads), 1), np.int64)
+    table[order] = -1 - np.arange(len(order))
+    stream[~on_device] = table[file.thread[host_rows]]
+    return stream, -1
+
+
+def _stream_of_thread(file: KinetoFile) -> Ints:
+    """Stream numbers of the threads of a device, for records that lack one: the first number in "stream 7"."""
+    found = [re.search(r"\d+", str(thread)) for thread in file.threads]
+    return np.array([int(match[0][:9]) if match else 0 for match in found] or [0], np.int64)
+
+
+def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
+    names = file.names
+    of_name = np.zeros((2, max(len(names), 1)), np.bool_)
+    of_name[0, : len(names)] = [bool(_COLLECTIVE.search(name)) for name in names]
+    of_name[1, : len(names)] = [bool(_SYNCHRONISING.match(name)) for name in names]
+    collective, waits = of_name[:, file.name[rows]]
+    kind = np.full(len(rows), int(EventKind.OP), np.int64)
+    kind[category == Category.RUNTIME] = EventKind.RUNTIME
+    kind[(category == Category.RUNTIME) & waits] = EventKind.SYNC
+    kind[category == Category.KERNEL] = EventKind.KERNEL
+    kind[category == Category.COPY] = EventKind.COPY
+    noted = (
+        np.isin(rows, [row for row, note in file.notes.items() if note.collective]) if file.notes else np.zeros(len(rows), np.bool_)
+    )
+    moves = ((category == Category.KERNEL) & (collective | noted)) | ((category == Category.COPY) & noted)
+    kind[moves] = EventKind.COLLECTIVE
+    return kind, moves
+
+
+def _find_launches(r: RankRecords) -> None:
+    """Match device ops to calls by correlation id; of calls with one id (merged files), to the last that began before the op."""
+    calls = np.flatnonzero(np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)) & (r.correlation > 0))
+    ops = np.flatnonzero(r.on_device & (r.correlation > 0))
+    if len(calls) and len(ops):
+        order = np.lexsort((r.start_us[calls], r.correlation[calls]))
+        calls = calls[order]
+        ids = r.correlation[calls]
+        first = np.searchsorted(ids, r.correlation[ops], side="left")
+        after = np.searchsorted(ids, r.correlation[ops], side="right")
+        at = after - 1
+        late = np.ones(len(ops), np.bool_)
+        while late.any():  # as many rounds as calls share an id
+            late = (at > first) & (r.start_us[calls[np.maximum(at, 0)]] > r.start_us[ops] + CLOCK_SLACK_US)
+            at = at - late
+        found = after > first
+        found[found] = r.start_us[calls[at[found]]] <= r.start_us[ops[found]] + CLOCK_SLACK_US
+        r.launch[ops[found]] = calls[at[found]]
+        wrong = int((~found & (after > first)).sum())
+        if wrong:
+            r.warnings.append(f"{wrong} device ops begin before the call of their correlation id: their launches are unknown")
+    _launches_without_ids(r)
+
+
+def _launches_without_ids(r: RankRecords) -> None:
+    """Ops of a CUDA or HIP graph that lack correlation ids belong to the last launch of a graph before them; where as many single
+    launches as ops have no partner (ROCm), they are paired in order."""
+    alone = np.flatnonzero(r.on_device & (r.launch < 0))
+    if not len(alone):
+        return
+    launches = np.array([name.endswith(("GraphLaunch", "LaunchKernel", "LaunchKernelExC")) for name in r.names] or [False])
+    graphs = np.array([name.endswith("GraphLaunch") for name in r.names] or [False])
+    free = np.flatnonzero((r.kind == EventKind.RUNTIME) & launches[r.name])
+    free = free[~np.isin(free, r.launch)]
+    single = free[~graphs[r.name[free]]]
+    if len(single) == len(alone) and (r.start_us[single] <= r.start_us[alone] + CLOCK_SLACK_US).all():
+        r.launch[alone] = single
+        return
+    of_graphs = free[graphs[r.name[free]]]
+    if len(of_graphs):
+        at = np.searchsorted(r.start_us[of_graphs], r.start_us[alone] + CLOCK_SLACK_US, side="right") - 1
+        r.launch[alone[at >= 0]] = of_graphs[at[at >= 0]]
+
+
+def _assign_steps(r: RankRecords) -> None:
+    """Host events by time, device ops by their launch, else by the neighbours on their stream."""
+    if not len(r.step_number):
+        return
+    at = np.searchsorted(r.step_start_us, r.start_us, side="right") - 1
+    inside = at >= 0
+    inside[inside] = r.start_us[inside] < r.step_end_us[at[inside]]
+    by_time = np.where(inside, r.step_number[np.maximum(at, 0)], -1)
+    host = ~r.on_device
+    r.step[host] = by_time[host]
+    launched = np.flatnonzero(r.launch >= 0)
+    r.step[launched] = r.step[r.launch[launched]]
+    alone = np.flatnonzero(r.on_device & (r.launch < 0))
+    if not len(alone):
+        return
+    if not len(launched):
+        r.step[alone] = by_time[alone]
+        return
+    early = 0
+    for stream in np.unique(r.stream[alone]).tolist():
+        mine = alone[r.stream[alone] == stream]
+        known = launched[r.stream[launched] == stream]
+        known = known if len(known) else launched
+        before = np.searchsorted(known, mine) - 1
+        r.step[mine] = np.where(before >= 0, r.step[known[np.maximum(before, 0)]], -1)
+        early += int((before < 0).sum())
+    if early:
+        r.warnings.append(f"{early} device ops were launched before the profiler's window: they belong to no step")
+    if len(alone) > early:
+        r.warnings.append(f"{len(alone) - early} device ops have no launch in the profile: they start after their stream's last op")
+
+
+def _describe_collectives(r: RankRecords, file: KinetoFile, rows: Ints, moves: Bools) -> None:
+    """Kind, group and size: from the op's own record, else from the host span around its launch."""
+    noted = np.array(sorted(row for row in file.notes), np.int64)
+    noted = noted[np.isin(noted, rows)]
+    noted_start, noted_thread = file.start_us[noted], file.thread[noted]
+    noted_end = noted_start + file.duration_us[noted]
+    for event in np.flatnonzero(moves).tolist():
+        notes = [file.notes[int(rows[event])]] if int(rows[event]) in file.notes else []
+        launch = int(r.launch[event])
+        if launch >= 0:
+            time_us = r.start_us[launch]
+            around = (noted_start <= time_us) & (noted_end >= time_us) & (noted_thread == file.thread[rows[launch]])
+            notes += [file.notes[int(row)] for row in noted[around]]
+        r.collectives[event] = _collective(r.names[r.name[event]], notes)
+        r.size_bytes[event] = r.collectives[event].size_bytes
+
+
+def _collective(kernel: str, notes: list[Note]) -> Collective:
+    def first(attribute: str) -> object:
+        return next((value for note in notes if (value := getattr(note, attribute)) is not None), None)
+
+    sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in _ITEM_BYTES), None)
+    group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
+    short = kernel.split("(")[0]
+    match = _LABEL.search(short)
+    label = str(match[0] if match else named or short)
+    return Collective(
+        label=label.lower().replace("_", ""),
+        group=group if isinstance(group, str) else None,
+        group_ranks=ranks if isinstance(ranks, tuple) else None,
+        sequence=sequence if isinstance(sequence, int) else None,
+        size_bytes=(sized.elements or 0) * _ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
+        dtype=(sized.dtype or "").lower() if sized else "",
+    )

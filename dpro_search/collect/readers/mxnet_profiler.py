@@ -1,0 +1,404 @@
+"""MXNet's profiler: one JSON file a process, of workers and of parameter servers, with the model's symbol graph where it was kept.
+
+Operators are matched to the graph (see `_mxnet_match`). A worker's KVStore operation is one span per key and step, from the moment
+at which its gradient was ready to that at which the new value was there; where the server was recorded, the span is divided into
+the way there, the server's work and the way back. Keys are not in the files: a worker's are found from the graph, a server's from
+the time at which it can have worked on a key and from how long it took.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
+from dpro_search.collect.readers._mxnet_match import match_backward, match_forward, match_gradients
+from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
+from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
+from dpro_search.collect.readers.importers import Importer, read_head
+from dpro_search.collect.trace import ClockReport, DependencyKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
+from dpro_search.errors import InputError, TraceFormatError
+
+FORMAT = "mxnet-profiler"
+
+_MARKS = (b'"MXNET_C_API"', b'"cpu pinned/"', b'"cpu shared/"')
+_STEP = re.compile(r"\D*(\d{1,15})\D*")
+_AWAIT = re.compile(r"Wait|SyncCopy")
+_API_STREAM = 100
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    """Whether a file that begins with `head` was written by MXNet's profiler."""
+    return b"traceEvents" in head and any(mark in head for mark in _MARKS)
+
+
+def companion(head: bytes, path: Path) -> bool:
+    """Whether a file is the symbol graph of a model."""
+    return is_symbol(head)
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Read the profiles of the processes of one job.
+
+    Operators are KERNEL events: the engine's threads are devices, on which API calls (RUNTIME) launch work and for which others
+    (SYNC) wait. Ranks are the workers (processes that computed gradients) in the order of their paths, then the servers. Steps are
+    the tasks that the script marked, else from one first operator to the next. KVStore spans (COMM) of one key and step share a
+    collective number; their ways to the server and back are COLLECTIVE events.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, or the workers' clocks contradict each other.
+    TraceFormatError
+        No operator in any file.
+    """
+    dropped: Counter[str] = Counter()
+    graphs = [path for path in paths if is_symbol(read_head(path))]
+    profiles = [read_profile(path, dropped) for path in paths if path not in graphs]
+    profiles = [profile for profile in profiles if profile.ops]
+    if not profiles:
+        raise TraceFormatError(f"{paths[0]}: no operator of MXNet in it; record with profile_all=True, aggregate_stats=True")
+    symbols = [symbol for path in graphs if (symbol := read_symbol(path)) is not None]
+    dropped["damaged symbol graphs"] += len(graphs) - len(symbols)
+    dropped["further symbol graphs"] += max(len(symbols) - 1, 0)
+    workers = [profile for profile in profiles if profile.trains] or profiles
+    servers = [profile for profile in profiles if profile not in workers]
+    try:
+        return trace_of_profiles(workers, servers, symbols[0] if symbols else None, dropped)
+    except InputError as error:
+        raise InputError(f"{paths[0]}: {error}") from error
+
+
+def trace_of_profiles(
+    workers: Sequence[Profile], servers: Sequence[Profile], symbol: Symbol | None, dropped: Counter[str]
+) -> Trace:
+    """The trace of profiles whose roles are known, in the order of the ranks; `dropped` is what their readers left out.
+
+    Raises `InputError` if the workers' clocks contradict each other.
+    """
+    return _Writer(workers, servers, symbol, dropped).trace()
+
+
+def step_starts(profile: Profile) -> list[tuple[int, float, float]]:
+    """(index, start_us, end_us) of the steps of one worker, in order."""
+    marked = [(int(found[1]), task.start_us, task.end_us) for task in profile.tasks if (found := _STEP.fullmatch(task.name))]
+    if marked:
+        return marked
+    first = profile.ops[0].name
+    cuts = [profile.ops[0].start_us]
+    trained = False
+    for op in profile.ops:
+        if op.name == first and trained:
+            cuts.append(op.start_us)
+            trained = False
+        trained |= op.name.startswith("_backward_")
+    last = max(op.end_us for op in profile.ops)
+    return [(i, start, end) for i, (start, end) in enumerate(zip(cuts, [*cuts[1:], last], strict=True))]
+
+
+class _Writer:
+    """Makes the events of all ranks."""
+
+    def __init__(
+        self, workers: Sequence[Profile], servers: Sequence[Profile], symbol: Symbol | None, dropped: Counter[str]
+    ) -> None:
+        self._workers, self._servers, self._symbol, self._dropped = workers, servers, symbol, dropped
+        self._base_us = min(profile.ops[0].start_us for profile in (*workers, *servers))
+        self._rows = EventRows()
+        self._tensors: dict[int, int] = {}  # parameter -> tensor
+        self._comm: list[list[Comm]] = []
+        self._unmatched: Counter[str] = Counter()
+        self._collectives = 0
+        self._pushes: list[tuple[list[tuple[int, float]], list[Comm]]] = []  # calls and what they sent, of each rank and step
+
+    def trace(self) -> Trace:
+        ranks = len(self._workers) + len(self._servers)
+        steps = [step_starts(profile) for profile in self._workers]
+        for rank, profile in enumerate(self._workers):
+            self._add_worker(rank, profile, steps[rank])
+        self._agree_on_parameters()
+        self._add_launches()
+        numbers = self._number_collectives()
+        clock = self._clock()
+        work = ServerWork(
+            self._rows,
+            base_us=self._base_us,
+            clock=clock,
+            common=self._common(),
+            workers=len(self._workers),
+            tensors=self._tensors,
+            unmatched=self._unmatched,
+            least_size=self._least_size,
+            name=self._parameter_name,
+            first_collective=self._collectives,
+        )
+        work.add_wire([work.add_server(len(self._workers) + i, profile) for i, profile in enumerate(self._servers)])
+        graphs: tuple[NodeGraph, ...] = ()
+        if self._symbol is not None:
+            nothing = NodeGraph(name=(), op=(), input_ptr=np.zeros(1, np.int64), input_idx=np.zeros(0, np.int64))
+            graphs = (self._symbol.graph(), nothing) if self._servers else (self._symbol.graph(),)
+        offset = np.array(clock.offset_us)
+        events = self._rows.events()
+        collective = np.array([numbers.get(i, number) for i, number in enumerate(events.collective.tolist())], np.int64)
+        moved = offset[events.rank]
+        columns: dict[str, Any] = {name: getattr(events, name) for name in events.__dataclass_fields__}
+        columns |= {"start_us": events.start_us - moved, "end_us": events.end_us - moved, "collective": collective}
+        return Trace(
+            meta=TraceMeta(
+                framework="mxnet",
+                comm=self._comm_name(),
+                ranks=ranks,
+                hosts=("",) * ranks,
+                cores=(-1,) * ranks,
+                format=FORMAT,
+                clock=clock,
+                dropped=counted(self._dropped),
+                warnings=self._warnings(),
+            ),
+            names=self._rows.names,
+            events=type(events)(**columns),
+            steps=steps_of(
+                (rank, index, start - self._base_us - offset[rank], end - self._base_us - offset[rank])
+                for rank, found in enumerate(steps)
+                for index, start, end in found
+            ),
+            tensors=self._tensor_infos(),
+            graphs=graphs,
+            graph_of_rank=(*(0 for _ in self._workers), *(1 for _ in self._servers)) if graphs else (),
+            dependencies=self._rows.dependencies(),
+        )
+
+    def _comm_name(self) -> str:
+        names = {op.name for profile in self._workers for op in profile.ops if COMM.search(op.name)}
+        for mark, name in (("KVStore", "kvstore"), ("BytePS", "byteps"), ("orovod", "horovod")):
+            if any(mark in found for found in names):
+                return name
+        return "none"
+
+    def _tensor_infos(self) -> tuple[TensorInfo, ...]:
+        infos = []
+        for parameter in self._tensors:
+            size = 4 * self._symbol.size[parameter] if self._symbol is not None and parameter >= 0 else 0
+            name = self._parameter_name(parameter)
+            infos.append(TensorInfo(name=name, node="", dtype="float32" if size else "", shape=(), size_bytes=size))
+        return tuple(infos)
+
+    def _warnings(self) -> tuple[str, ...]:
+        found = []
+        if self._symbol is None:
+            found.append("no symbol graph: operators are known by type, gradients by the order in which they are sent")
+        found += [f"{count} {name}" for name, count in sorted(self._unmatched.items()) if count]
+        return tuple(found)
+
+    # Workers
+
+    def _add_worker(self, rank: int, profile: Profile, steps: Sequence[tuple[int, float, float]]) -> None:
+        starts = [start for _, start, _ in steps]
+        by_step: dict[int, list[Span]] = defaultdict(list)
+        for op in profile.ops:
+            by_step[bisect_right(starts, op.start_us) - 1].append(op)
+        self._comm.append([])
+        calls: dict[int, list[Span]] = defaultdict(list)
+        for call in profile.calls:
+            calls[bisect_right(starts, call.start_us) - 1].append(call)
+        for position, ops in by_step.items():
+            self._add_step(rank, steps[position][0] if position >= 0 else -1, ops, calls[position] if position >= 0 else [])
+
+    def _add_step(self, rank: int, step: int, ops: Sequence[Span], calls: Sequence[Span]) -> None:
+        comm = [op for op in ops if COMM.search(op.name)]
+        others = [op for op in ops if not COMM.search(op.name)]
+        backward = [op.name.startswith("_backward_") for op in others]
+        forward_ops = [op for op, back in zip(others, backward, strict=True) if not back]
+        backward_ops = [op for op, back in zip(others, backward, strict=True) if back]
+        events: dict[tuple[int, bool], int] = {}
+        added: list[tuple[Span, int]] = []
+        nodes = {False: [-1] * len(forward_ops), True: [-1] * len(backward_ops)}
+        if self._symbol is not None and step >= 0:
+            nodes = {False: match_forward(self._symbol, forward_ops), True: match_backward(self._symbol, backward_ops)}
+        for is_backward, group in ((False, forward_ops), (True, backward_ops)):
+            for op, node in zip(group, nodes[is_backward], strict=True):
+                name = op.name
+                if self._symbol is not None and node >= 0:
+                    name = self._symbol.names[node] + (" backward" if is_backward else "")
+                elif self._symbol is not None and step >= 0:
+                    self._unmatched[f"operators matched to no node of the graph: {op.name}"] += 1
+                event = self._rows.add(name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, **self._span(op))
+                if node >= 0:
+                    events[node, is_backward] = event
+                added.append((op, event))
+        self._add_data_dependencies(events)
+        sent = self._add_comm(rank, step, comm, list(zip(backward_ops, nodes[True], strict=True)), events)
+        self._add_consumers(sent, sorted(added))
+        self._add_calls(rank, step, calls, sent, added)
+
+    def _span(self, span: Span) -> dict[str, Any]:
+        return {"start_us": span.start_us - self._base_us, "end_us": span.end_us - self._base_us}
+
+    def _add_data_dependencies(self, events: dict[tuple[int, bool], int]) -> None:
+        """Along the graph's edges, forward and in reverse; only between operators that were matched."""
+        if self._symbol is None:
+            return
+        for node, row in enumerate(self._symbol.inputs):
+            for source in row:
+                for before, after in (((source, False), (node, False)), ((node, True), (source, True))):
+                    if before in events and after in events:
+                        self._rows.need(events[before], events[after])
+            if (node, True) in events and (node, False) in events:
+                self._rows.need(events[node, False], events[node, True])
+
+    def _add_comm(
+        self,
+        rank: int,
+        step: int,
+        comm: Sequence[Span],
+        backward: Sequence[tuple[Span, int]],
+        events: dict[tuple[int, bool], int],
+    ) -> list[Comm]:
+        parameters = [-1 - i for i in range(len(comm))]  # known by their order only
+        if self._symbol is not None and step >= 0 and comm:
+            found = match_gradients(self._symbol, backward, comm)
+            if -1 in found:
+                self._unmatched["gradients whose parameter was not recovered"] += len(comm)
+            else:
+                parameters = found
+        node_of = {p: node for _, node in backward if self._symbol is not None and node >= 0 for p in self._symbol.parameters[node]}
+        sent = []
+        for op, parameter in zip(comm, parameters, strict=True):
+            tensor = self._tensors.setdefault(parameter, len(self._tensors))
+            event = self._rows.add(op.name, EventKind.COMM, rank=rank, stream=op.thread, step=step, tensor=tensor, **self._span(op))
+            producer = events.get((node_of.get(parameter, -1), True), -1)
+            if producer >= 0:
+                self._rows.need(producer, event)
+            sent.append(
+                Comm(
+                    event=event,
+                    parameter=parameter,
+                    node=node_of.get(parameter, -1),
+                    producer=producer,
+                    step=step,
+                    start_us=op.start_us,
+                    end_us=op.end_us,
+                )
+            )
+        self._comm[rank] += sent if step >= 0 else []
+        return sent
+
+    def _add_consumers(self, sent: Sequence[Comm], ops: Sequence[tuple[Span, int]]) -> None:
+        """What came back is used by the first operator that starts after it, where there is one in the step."""
+        starts = [op.start_us for op, _ in ops]
+        for comm in sent:
+            position = bisect_left(starts, comm.end_us)
+            if position < len(ops):
+                comm.consumer = ops[position][1]
+                self._rows.need(comm.event, comm.consumer)
+
+    def _add_calls(
+        self, rank: int, step: int, calls: Sequence[Span], sent: Sequence[Comm], work: Sequence[tuple[Span, int]]
+    ) -> None:
+        """Calls that launch or await work.
+
+        An operator is launched by the last call before it (of backward, for a backward operator), and an awaiting call needs the
+        operator that ended last while it waited.
+        """
+        ends = sorted((op.end_us, event) for op, event in work)
+        pushes = []
+        launching: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
+        for call in calls:
+            kind = EventKind.SYNC if _AWAIT.search(call.name) else EventKind.RUNTIME
+            event = self._rows.add(call.name, kind, rank=rank, stream=_API_STREAM + call.thread, step=step, **self._span(call))
+            if call.name == "MXKVStorePushPull":
+                pushes.append((event, call.start_us))
+            if kind is EventKind.RUNTIME and call.name != "MXKVStorePushPull":
+                launching["Backward" in call.name].append((call.start_us, event))
+            last = bisect_right(ends, (call.end_us, len(self._rows))) - 1
+            if kind is EventKind.SYNC and last >= 0 and ends[last][0] >= call.start_us:
+                self._rows.need(ends[last][1], event, DependencyKind.SYNC)
+        self._pushes.append((pushes, list(sent)))
+        for op, event in work:
+            calls_before = launching[op.name.startswith("_backward_")]
+            position = bisect_right(calls_before, (op.start_us, len(self._rows))) - 1
+            if position >= 0:
+                self._rows.need(calls_before[position][1], event, DependencyKind.LAUNCH)
+
+    def _add_launches(self) -> None:
+        """Gradients are handed over in the order of the sorted parameter names."""
+        for pushes, sent in self._pushes:
+            if self._symbol is None or len(pushes) != len(sent) or any(comm.parameter < 0 for comm in sent):
+                continue
+            names = self._symbol.names
+            for (event, start_us), comm in zip(pushes, sorted(sent, key=lambda comm: names[comm.parameter]), strict=True):
+                if start_us <= comm.start_us:
+                    self._rows.need(event, comm.event, DependencyKind.LAUNCH)
+
+    # Between workers
+
+    def _agree_on_parameters(self) -> None:
+        """Gradients of one node are ready at once and may start in any order; but all workers get them back in one order."""
+        groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in self._workers])
+        for rank, of_rank in enumerate(self._comm):
+            for comm in of_rank:
+                if comm.node >= 0:
+                    groups[comm.step, comm.node][rank].append(comm)
+        for first, *others in groups.values():
+            order = [comm.parameter for comm in sorted(first, key=lambda comm: comm.end_us)]
+            for other in others:
+                if len(other) != len(order):
+                    continue
+                for comm, parameter in zip(sorted(other, key=lambda comm: comm.end_us), order, strict=True):
+                    comm.parameter = parameter
+                    self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
+
+    def _number_collectives(self) -> dict[int, int]:
+        """Number of the collective of each communication event: those of one key in one step on all workers."""
+        parts: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for comm in (comm for of_rank in self._comm for comm in of_rank):
+            parts[comm.step, comm.parameter].append(comm.event)
+        numbers: dict[int, int] = {}
+        for events in parts.values():
+            if len(events) == len(self._workers):
+                numbers |= dict.fromkeys(events, self._collectives)
+                self._collectives += 1
+        return numbers
+
+    def _common(self) -> dict[tuple[int, int], list[Comm]]:
+        """By step and parameter, the communication on every worker."""
+        parts: dict[tuple[int, int], list[Comm]] = defaultdict(list)
+        for of_rank in self._comm:
+            for comm in of_rank:
+                parts[comm.step, comm.parameter].append(comm)
+        return {key: found for key, found in sorted(parts.items()) if len(found) == len(self._workers)}
+
+    def _clock(self) -> ClockReport:
+        common = self._common()
+        shape = (len(common), len(self._workers))
+        post = np.array([[comm.start_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
+        end = np.array([[comm.end_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
+        report = clocks_checked(post, end, np.array([parameter for _, parameter in common], np.int64), "push-pull of a gradient")
+        more = (0.0,) * len(self._servers)
+        method = report.method + ("; servers taken to share the first worker's clock" if more else "")
+        return ClockReport(offset_us=report.offset_us + more, residual_us=report.residual_us + more, method=method)
+
+    def _least_size(self, parameter: int) -> int:
+        return self._symbol.least_size[parameter] if self._symbol is not None and parameter >= 0 else 0
+
+    def _parameter_name(self, parameter: int) -> str:
+        return (
+            self._symbol.names[parameter]
+            if self._symbol is not None and parameter >= 0
+            else f"gradient {-1 - parameter} in start order"
+        )
+
+
+IMPORTER = Importer(
+    name=FORMAT,
+    description="profiles of MXNet (JSON with traceEvents of MXNET_C_API and operators)",
+    recognise=recognise,
+    read=read,
+    companion=companion,
+)

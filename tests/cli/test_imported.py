@@ -1,0 +1,129 @@
+"""The verbs on a trace that was imported, as processes."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importer_kit import shared_traces
+from kineto_files import distributed, small_job
+from kineto_machine import Launch, Synchronize, run
+
+
+def dpro(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True)
+
+
+def as_json(*args: object) -> dict:
+    done = dpro(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("imported")
+    profile, _ = run([Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)], 6)
+    as_json("import", profile.write(folder / "profile.json.gz"), "--out", folder / "T")
+    return folder / "T"
+
+
+def test_import_says_what_it_made(tmp_path):
+    paths = [small_job().write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2)) for rank in range(2)]
+    facts = as_json("import", *paths, "--out", tmp_path / "T")
+    assert {"trace", "format", "ranks", "steps", "ops", "dropped", "collectives", "clock_residual_us"} <= set(facts)
+    assert (facts["format"], facts["ranks"], facts["steps"], facts["ops"]) == ("kineto", 2, 3, 18)
+    assert facts["collectives"] == {"matched": 0, "unmatched": 0}
+    assert facts["dropped"] == {"device copies of annotations": 6}
+
+
+def test_import_of_eight_real_ranks(tmp_path):
+    facts = as_json("import", shared_traces() / "kineto_dlrm_8ranks", "--out", tmp_path / "T")
+    assert facts["collectives"] == {"matched": 8, "unmatched": 0}
+    assert 0 < facts["clock_residual_us"] < 10
+
+
+def test_import_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path):
+    profile = small_job().write(tmp_path / "profile.json")
+    (tmp_path / "T").mkdir()
+    done = dpro("import", profile, "--out", tmp_path / "T")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "exists already" in done.stderr
+    (tmp_path / "bad.json").write_bytes(b'[{"ph": "X", "cat": "kernel"')
+    done = dpro("import", tmp_path / "bad.json", "--out", tmp_path / "U")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "U").exists()
+
+
+def test_replay_compares_with_the_measurement(trace):
+    result = as_json("replay", trace)
+    assert abs(result["error_pct"]) < 0.5
+    assert set(result["breakdown_us"]) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+
+
+def test_replay_of_a_question_has_no_measurement(trace):
+    result = as_json("replay", trace, "--what-if", "compute=0.5")
+    assert result["measured_iteration_us"] is None
+    assert result["predicted_iteration_us"] < 0.7 * as_json("replay", trace)["predicted_iteration_us"]
+
+
+def test_a_held_out_step_stands_beside_the_median_of_the_others(trace):
+    result = as_json("replay", trace, "--holdout-step", 3)
+    assert abs(result["error_pct"]) < 0.5
+    assert abs(result["baseline_error_pct"]) < 0.5
+
+
+def test_own_durations_tell_the_error_of_each_step(trace):
+    result = as_json("replay", trace, "--own-durations")
+    assert result["error_pct"] < 0.1
+    assert [row["step"] for row in result["steps"]] == [1, 2, 3, 4, 5]
+
+
+def test_ops_are_written_for_the_viewer_and_as_a_table(trace, tmp_path):
+    as_json("replay", trace, "--perfetto", tmp_path / "t.json", "--timeline", tmp_path / "t.csv", "--samples", 5)
+    assert {"gemm@0", "relu@0"} <= {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert "host until the launch of relu@0" in {row["name"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--set", "groups=4"), "change the knobs of a Horovod job"),
+        (("--what-if", "rank1.compute=0.5"), "the trace has ranks 0 to 0"),
+        (("--holdout-step", 99), "steps with a measured iteration are 1 to 5"),
+        (("--holdout-step", 3, "--what-if", "compute=0.5"), "leave out --what-if"),
+        (("--holdout-step", 3, "--own-durations"), "give one of them"),
+    ],
+)
+def test_bad_questions_are_one_line_and_exit_code_2(trace, args, said):
+    done = dpro("replay", trace, *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+def test_diagnose_tells_the_ranks_the_path_the_gains_and_what_stands_out(trace):
+    result = as_json("diagnose", trace)
+    assert {"critical_path", "ranks", "gains", "findings"} <= set(result)
+    (row,) = result["ranks"]
+    assert row["compute_us"] == pytest.approx(500)
+    assert sum(row[f"{part}_us"] for part in ("compute", "exposed_communication", "waiting_for_ranks", "idle")) == pytest.approx(
+        row["step_us"]
+    )
+    gains = [gain["gain_us"] for gain in result["gains"]]
+    assert gains == sorted(gains, reverse=True)
+    assert any("Devices compute" in sentence for sentence in result["findings"])
+
+
+def test_diagnose_of_eight_real_ranks_names_the_straggler_and_fits_80_columns(tmp_path):
+    as_json("import", shared_traces() / "kineto_dlrm_8ranks", "--out", tmp_path / "T")
+    done = dpro("diagnose", tmp_path / "T")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "Rank 7 comes last to 62 % of the collectives" in done.stdout
+    assert "Host-bound" in done.stdout

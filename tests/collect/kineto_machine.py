@@ -1,0 +1,72 @@
+"""A machine that runs a program of launches, waits and host work, and writes the profile that Kineto would have written of it.
+
+It is written without the replay in mind: plain loops over the program, one host thread, streams in order, launches that take effect
+after a latency. Tests compare a replay of a changed profile with the profile of the changed program.
+"""
+
+from dataclasses import dataclass, replace
+
+from kineto_files import Profile
+
+BEGIN = 1_700_000_000_000_000
+LATENCY_US, CALL_US = 6.0, 4.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Work of the host, then the launch of a kernel on a stream, which may have to wait for another stream."""
+
+    name: str
+    host_us: float
+    kernel_us: float
+    stream: int = 7
+    waits_for: int | None = None
+
+
+@dataclass(frozen=True)
+class Synchronize:
+    """Work of the host, then a wait for all that was launched on a stream."""
+
+    host_us: float
+    stream: int = 7
+
+
+Program = list[Launch | Synchronize]
+
+
+def scaled(program: Program, *, kernels: float = 1.0, host: float = 1.0) -> Program:
+    """The program of a job with faster or slower kernels or host."""
+    return [
+        replace(item, host_us=item.host_us * host, kernel_us=item.kernel_us * kernels)
+        if isinstance(item, Launch)
+        else replace(item, host_us=item.host_us * host)
+        for item in program
+    ]
+
+
+def run(program: Program, steps: int) -> tuple[Profile, list[float]]:
+    """The profile of some steps that all run the program, and the ends of the steps on the device."""
+    profile = Profile()
+    now = float(BEGIN)
+    free: dict[int, float] = {}
+    ends = []
+    for number in range(steps):
+        begin = now
+        for item in program:
+            now += item.host_us
+            if isinstance(item, Synchronize):
+                until = max(now, free.get(item.stream, now)) + CALL_US
+                profile.call("cudaStreamSynchronize", now, until - now)
+                now = until
+                continue
+            ready = max(now + LATENCY_US + (1 if item.waits_for is not None else 0), free.get(item.stream, 0.0))
+            if item.waits_for is not None:
+                profile.call("cudaStreamWaitEvent", now, 1)
+                now += 1
+                ready = max(ready, free.get(item.waits_for, 0.0))
+            profile.kernel(item.name, ready, item.kernel_us, launched=now, stream=item.stream, call_us=CALL_US)
+            now += CALL_US
+            free[item.stream] = ready + item.kernel_us
+        profile.step(number, begin, now - begin - 0.5)
+        ends.append(max(free.values()))
+    return profile, ends

@@ -1,0 +1,71 @@
+"""Formats are told by content; what is not known is said in one line."""
+
+import gzip
+
+import pytest
+from importer_kit import check_trace
+from kineto_files import distributed, small_job
+
+from dpro_search.collect.readers.importers import import_trace, importers
+from dpro_search.errors import InputError
+
+
+def message(*sources) -> str:
+    with pytest.raises(InputError) as raised:
+        import_trace(list(sources))
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+def test_every_format_says_what_it_looks_for_and_has_a_name_of_its_own():
+    known = importers()
+    assert len({importer.name for importer in known}) == len(known)
+    assert all(importer.description for importer in known)
+
+
+def test_a_file_of_no_known_format_is_named_with_what_was_looked_for(tmp_path):
+    (tmp_path / "notes.txt").write_text("loss went down")
+    line = message(tmp_path / "notes.txt")
+    assert str(tmp_path / "notes.txt") in line
+    assert "looked for a Kineto profile" in line
+
+
+def test_an_empty_file_and_an_empty_folder(tmp_path):
+    (tmp_path / "none.json").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    assert "none.json: empty" in message(tmp_path / "none.json")
+    assert "has no files" in message(tmp_path / "folder")
+
+
+def test_a_file_that_does_not_exist(tmp_path):
+    assert "cannot be read" in message(tmp_path / "gone.json")
+
+
+def test_a_folder_may_hold_other_files_which_are_counted(tmp_path):
+    small_job().write(tmp_path / "trace.json")
+    (tmp_path / "LICENSE").write_text("MIT")
+    (tmp_path / ".hidden").write_text("x")
+    assert import_trace([tmp_path]).meta.dropped["files of another format or none"] == 1
+
+
+def test_a_file_that_was_named_must_be_of_the_job(tmp_path):
+    profile = small_job().write(tmp_path / "trace.json")
+    (tmp_path / "LICENSE").write_text("MIT")
+    assert f"{tmp_path / 'LICENSE'}: of no known format, but {profile} is a Kineto profile" in message(
+        profile, tmp_path / "LICENSE"
+    )
+
+
+def test_a_file_that_is_given_twice_counts_once(tmp_path):
+    profile = small_job().write(tmp_path / "trace.json")
+    (tmp_path / "link.json").symlink_to(profile)
+    assert import_trace([profile, profile, tmp_path / "link.json", tmp_path]).meta.ranks == 1
+
+
+def test_compressed_files_are_recognised_whatever_their_name(tmp_path):
+    plain = small_job().write(tmp_path / "rank0.json", header=distributed(0, 2))
+    other = small_job().write(tmp_path / "rank1.json", header=distributed(1, 2))
+    other.write_bytes(gzip.compress(other.read_bytes()))
+    trace = import_trace([plain, other])
+    check_trace(trace)
+    assert trace.meta.ranks == 2

@@ -1,0 +1,173 @@
+"""XPlane profiles of GPUs: ranks, streams, launches, steps, collectives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from importer_kit import ImporterConformance, shared_traces
+
+from dpro_search.collect.readers import xplane_gpu
+from dpro_search.collect.readers.protos import MESSAGES
+from dpro_search.collect.trace import DependencyKind, EventKind, Trace
+from dpro_search.errors import TraceFormatError
+
+MODULE = "jit_train_step"
+STEP_US = 1000
+
+
+class Plane:
+    """A plane being written; events are (name, start_us, duration_us, stats)."""
+
+    def __init__(self, space: Any, name: str) -> None:
+        self._plane = space.planes.add(name=name)
+        self._keys: dict[tuple[str, str], int] = {}
+
+    def _key(self, table: str, name: str) -> int:
+        key = self._keys.setdefault((table, name), len(self._keys) + 1)
+        entries = getattr(self._plane, table)
+        if key not in [entry.key for entry in entries]:
+            entries.add(key=key).value.name = name
+        return key
+
+    def line(self, number: int, events: list[tuple[str, float, float, dict]], name: str = "") -> None:
+        line = self._plane.lines.add(id=number, name=name, timestamp_ns=5_000)
+        for event_name, start, length, stats in events:
+            event = line.events.add(metadata_id=self._key("event_metadata", event_name))
+            event.offset_ps, event.duration_ps = int(start * 1e6), int(length * 1e6)
+            for stat_name, value in stats.items():
+                stat = event.stats.add(metadata_id=self._key("stat_metadata", stat_name))
+                if isinstance(value, int):
+                    stat.int64_value = value
+                else:
+                    stat.ref_value = self._key("stat_metadata", value)
+
+
+def written(path: Path, *, gpus: int = 2, steps: int = 3) -> Path:
+    """Each step launches two fusions and an all-reduce on another stream; GPU 1 is 7 us later; one copy comes before."""
+    space = MESSAGES["XSpace"]()
+    Plane(space, "/host:metadata")
+    host_calls: list[list[tuple[str, float, float, dict]]] = []
+    for gpu in range(gpus):
+        plane, late = Plane(space, f"/device:GPU:{gpu}"), 7 * gpu
+        compute: list[tuple[str, float, float, dict]] = [
+            ("MemcpyH2D", 10 + late, 5, {"correlation_id": 9000 + gpu, "memcpy_details": "kind:a size:512 b:1"})
+        ]
+        reduce, calls = [], []
+        for step in range(steps):
+            t = 100 + STEP_US * step + late
+            for k, (name, start, length) in enumerate(
+                (("fusion.kd", 0, 50), ("gemm.kd", 50, 200), ("ncclDevKernel_AllReduce", 260, 90))
+            ):
+                stats = {
+                    "correlation_id": 100 * gpu + 10 * step + k + 1,
+                    "hlo_op": ("fusion", "dot", "all-reduce.1")[k],
+                    "hlo_module": MODULE,
+                }
+                (reduce if k == 2 else compute).append((name, t + start, length, stats))
+                calls.append(
+                    ("hipLaunchKernel", t - 20 + 5 * k, 4, {"correlation_id": stats["correlation_id"], "device_id": 70 + gpu})
+                )
+        calls.append(("hipStreamSynchronize", 100 + STEP_US * steps, 30, {"correlation_id": 8000 + gpu, "device_id": 70 + gpu}))
+        calls.append(("python frame", 0, 500, {}))
+        plane.line(16, compute)
+        plane.line(17, reduce)
+        plane.line(90, [("dot", 100, 200, {})], name="XLA Ops")
+        host_calls.append(calls)
+    host = Plane(space, "/host:CPU")
+    for number, calls in enumerate(host_calls):
+        host.line(500 + number, calls)
+    path.write_bytes(space.SerializeToString())
+    return path
+
+
+def of_kind(trace: Trace, kind: EventKind, rank: int = 0) -> list[tuple[str, int, int]]:
+    """(name, stream, step) of a rank's events of a kind."""
+    events = trace.events.select((trace.events.kind == kind) & (trace.events.rank == rank))
+    return [(trace.names[n], int(s), int(k)) for n, s, k in zip(events.name, events.stream, events.step, strict=True)]
+
+
+class TestXPlaneGpu(ImporterConformance):
+    importer = xplane_gpu.IMPORTER
+
+    @pytest.fixture
+    def files(self, tmp_path):
+        return [written(tmp_path / "host.xplane.pb")]
+
+
+def test_every_gpu_is_a_rank_and_every_stream_a_device(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb")])
+    assert trace.meta.ranks == 2
+    assert of_kind(trace, EventKind.KERNEL)[:2] == [("fusion.kd", 0, 0), ("gemm.kd", 0, 0)]
+    assert of_kind(trace, EventKind.COLLECTIVE) == [("ncclDevKernel_AllReduce", 1, step) for step in range(3)]
+
+
+def test_files_of_several_processes_add_their_gpus(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / name) for name in ("a.pb", "b.pb")])
+    assert trace.meta.hosts == ("process 0",) * 2 + ("process 1",) * 2
+
+
+def test_copies_have_their_sizes(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb")])
+    assert of_kind(trace, EventKind.COPY) == [("MemcpyH2D", 0, -1)]
+    assert trace.events.size_bytes[trace.events.kind == EventKind.COPY].tolist() == [512, 512]
+
+
+def test_a_step_is_an_execution_of_the_busiest_module(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb")])
+    mine = trace.steps.select(trace.steps.rank == 1)
+    assert np.diff(mine.start_us) == pytest.approx([STEP_US] * 2)
+    assert mine.end_us - mine.start_us == pytest.approx([350] * 3)
+
+
+def test_without_notes_of_xla_all_is_one_step(tmp_path):
+    path = written(tmp_path / "a.pb")
+    path.write_bytes(path.read_bytes().replace(b"hlo_module", b"xxx_module"))
+    trace = xplane_gpu.read([path])
+    assert trace.steps.index.tolist() == [0, 0]
+    assert trace.meta.warnings[0] == "rank 0: no kernel names its XLA module, so all is one step"
+
+
+def test_a_kernel_needs_the_call_that_launched_it(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb")])
+    needs, events = trace.dependencies, trace.events
+    assert set(needs.kind) == {DependencyKind.LAUNCH}
+    assert len(needs) == 2 * 3 * 3
+    assert (events.rank[needs.source] == events.rank[needs.target]).all()
+    assert trace.meta.dropped["kernels without a recorded launch (kept)"] == 2  # the copies
+
+
+def test_calls_that_await_belong_to_the_gpu_of_their_device(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb")])
+    assert [len(of_kind(trace, EventKind.SYNC, rank)) for rank in (0, 1)] == [1, 1]
+
+
+def test_collectives_of_all_ranks_are_matched_in_order(tmp_path):
+    trace = xplane_gpu.read([written(tmp_path / "a.pb", gpus=3)])
+    moved = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
+    assert np.bincount(moved.collective).tolist() == [3, 3, 3]
+    alone = xplane_gpu.read([written(tmp_path / "b.pb", gpus=1)])
+    assert set(alone.events.collective) == {-1}
+
+
+def test_what_is_derived_or_launches_nothing_is_counted(tmp_path):
+    dropped = xplane_gpu.read([written(tmp_path / "a.pb")]).meta.dropped
+    assert (dropped["events of derived lines"], dropped["host events that launch nothing"]) == (2, 2)
+
+
+def test_a_profile_without_a_gpu(tmp_path):
+    with pytest.raises(TraceFormatError, match=r"a.pb: no GPU plane with events \(planes: '/host:metadata', '/host:CPU'\)"):
+        xplane_gpu.read([written(tmp_path / "a.pb", gpus=0)])
+
+
+def test_a_real_profile_of_eight_gpus():
+    trace = xplane_gpu.read([shared_traces() / "other_formats" / "jax_conv_8xMI300X.xplane.pb"])
+    kernels = trace.events.select(trace.events.kind == EventKind.KERNEL)
+    assert (trace.meta.ranks, np.bincount(kernels.rank).tolist()) == (8, [25] * 8)
+    assert len({(int(r), int(s)) for r, s in zip(kernels.rank, kernels.stream, strict=True)}) == 8
+    assert np.bincount(trace.steps.rank).tolist() == [5] * 8  # the compiled function ran five times
+    launches = trace.dependencies
+    assert (trace.events.start_us[launches.source] <= trace.events.start_us[launches.target]).all()
+    assert (
+        len(launches) + trace.meta.dropped.get("kernels without a recorded launch (kept)", 0) == (trace.events.stream < 100).sum()
+    )

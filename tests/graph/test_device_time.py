@@ -1,0 +1,68 @@
+"""Where the devices' time goes, on profiles whose times are known."""
+
+import numpy as np
+import pytest
+from kineto_files import COLLECTIVES, Profile, distributed
+
+from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.trace import Trace
+from dpro_search.graph.device_time import covered, lateness, rank_times
+
+BEGIN = 1_700_000_000_000_000
+ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
+
+
+def job(tmp_path, ranks: int = 2) -> Trace:
+    """Steps of 1000 us: compute 0-300; an all-reduce that rank 1 posts at 400, rank 0 at 200, which ends at 500; compute 600-700,
+    launched at 550."""
+    paths = []
+    for rank in range(ranks):
+        profile = Profile(pid=100 + rank, device=rank)
+        for number in range(9):
+            begin = BEGIN + 1000 * number
+            posted = begin + 200 + 200 * rank
+            profile.step(number, begin - 20, 990)
+            profile.kernel("gemm", begin, 300, launched=begin - 10)
+            profile.kernel(ALLREDUCE, posted, begin + 500 - posted, launched=begin, stream=COLLECTIVES)
+            profile.kernel("adam", begin + 600, 100, launched=begin + 550)
+        paths.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, ranks)))
+    return read(paths)
+
+
+def test_the_parts_of_a_step_add_up_and_are_what_happened(tmp_path):
+    early, late = rank_times(job(tmp_path))
+    for row in (early, late):
+        assert row.step_us == pytest.approx(1000)
+        assert row.compute_us + row.exposed_communication_us + row.waiting_for_ranks_us + row.idle_us == pytest.approx(1000)
+        assert row.compute_us == pytest.approx(400)
+        assert row.exposed_communication_us == pytest.approx(100)
+    assert early.waiting_for_ranks_us == pytest.approx(100)
+    assert late.waiting_for_ranks_us == pytest.approx(0)
+    assert (early.idle_us, late.idle_us) == pytest.approx((400, 500))
+
+
+def test_idle_time_is_the_hosts_where_nothing_was_launched_when_it_began(tmp_path):
+    early, late = rank_times(job(tmp_path))
+    assert early.host_bound_us == pytest.approx(400)  # before the step's first kernel, and before the update
+    assert late.host_bound_us == pytest.approx(400)  # not the gap before the all-reduce, which had long been launched
+
+
+def test_the_late_rank_costs_what_the_others_wait(tmp_path):
+    early, late = lateness(job(tmp_path))
+    assert (early.last_pct, late.last_pct) == (0, 100)
+    assert late.cost_us == pytest.approx(200)
+    assert early.waited_us == pytest.approx(200)
+    assert (early.cost_us, late.waited_us) == (0, 0)
+
+
+def test_a_rank_alone_has_no_known_waiting(tmp_path):
+    trace = job(tmp_path, ranks=1)
+    (alone,) = rank_times(trace)
+    assert alone.waiting_for_ranks_us == 0
+    assert alone.exposed_communication_us == pytest.approx(200)
+    assert lateness(trace) == ()
+
+
+def test_covered_counts_overlaps_once():
+    assert covered(np.array([0.0, 5.0, 20.0]), np.array([10.0, 8.0, 30.0])) == 20
+    assert covered(np.zeros(0), np.zeros(0)) == 0

@@ -1,0 +1,144 @@
+"""Predictions from recorded steps: of written jobs, whose truth is known, and of real ones."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from importer_kit import shared_traces
+from kineto_files import small_job
+from kineto_machine import Launch, Program, Synchronize, run, scaled
+
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.readers.kineto import read
+from dpro_search.errors import DproSearchError, InputError
+from dpro_search.replay import replay
+from dpro_search.replay.recorded import RecordedPredictor, device_breakdown
+from dpro_search.replay.sensitivity import ComputeScaled
+from dpro_search.space.recorded import graph_of_step
+
+PROGRAM: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
+REAL = (
+    "convnet_v100_ns_timestamps",
+    "ddp_resnet50_a100_rank0of2",
+    "resnet50_v100_workers0",
+    "resnet50_v100_workers4",
+    "torchrec_a100_rank3of8",
+)
+
+
+def predictor(tmp_path, program: Program = PROGRAM, steps: int = 6) -> RecordedPredictor:
+    profile, _ = run(program, steps)
+    return RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
+
+
+def real(name: str) -> RecordedPredictor:
+    return RecordedPredictor(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
+
+
+def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
+    job = predictor(tmp_path)
+    prediction = job.predict()
+    assert prediction.iteration_us == pytest.approx(job.measured_iteration_us, abs=0.5)
+    assert prediction.interval_us[0] <= prediction.iteration_us <= prediction.interval_us[1]
+    assert prediction.settled
+
+
+def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
+    _, ends = run(scaled(PROGRAM, kernels=0.5), 8)
+    found = predictor(tmp_path).predict([ComputeScaled(factor=0.5)])
+    assert found.iteration_us == pytest.approx(ends[-1] - ends[-2], rel=0.01)
+
+
+def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
+    job = predictor(tmp_path)
+    timeline = replay(job.graph)
+    parts = device_breakdown(timeline)
+    assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+    assert sum(parts.values()) == pytest.approx(timeline.iteration_us)
+    assert parts["compute"] == pytest.approx(500)
+
+
+def test_a_held_out_step_is_predicted_without_it(tmp_path):
+    profile, _ = run(PROGRAM, 6)
+    last = max(record["ts"] for record in profile.records if record["name"] == "relu")
+    for record in profile.records:
+        if record["name"] == "relu" and record["ts"] == last:
+            record["dur"] = 150
+    job = RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
+    held = job.held_out(5)
+    assert held.measured_us == pytest.approx(held.baseline_us + 50, abs=1)
+    assert held.predicted_us == pytest.approx(held.baseline_us, abs=1)
+    assert held.error_pct == pytest.approx((held.predicted_us / held.measured_us - 1) * 100)
+
+
+def test_a_step_without_a_measured_iteration_cannot_be_held_out(tmp_path):
+    with pytest.raises(InputError, match="--holdout-step 0: steps with a measured iteration are 1 to 5"):
+        predictor(tmp_path).held_out(0)
+    with pytest.raises(InputError, match="measured iteration are none"):
+        RecordedPredictor(read([small_job(steps=1).write(tmp_path / "one.json")])).held_out(0)
+
+
+def test_one_step_alone_is_measured_from_its_first_event(tmp_path):
+    job = RecordedPredictor(read([small_job(steps=1).write(tmp_path / "one.json")]))
+    assert job.measured_iteration_us is None
+    assert job.own_durations()[0] == pytest.approx((155, 155))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_jobs_replayed_from_their_own_durations(name):
+    for measured_us, replayed_us in real(name).own_durations().values():
+        assert replayed_us == pytest.approx(measured_us, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_jobs_held_out_steps_are_met_as_well_as_by_the_median_of_the_others(name):
+    job = real(name)
+    held = [job.held_out(step) for step in job.iterations_us]
+    error, baseline = (np.mean([abs(getattr(h, column)) for h in held]) for column in ("error_pct", "baseline_error_pct"))
+    assert error < baseline + 0.5
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_jobs_the_ops_and_waits_of_one_step_with_the_durations_of_another_take_what_the_other_took(name):
+    """What was inferred to wait for what is no accident of one step."""
+    job = real(name)
+    typical = job.graph
+    for row, step in enumerate(job.ops.steps):
+        if step in job.iterations_us:
+            own = replay(graph_of_step(job.ops, step))
+            crossed = replay(replace(typical, duration_us=typical.samples_us[row].astype(float)))
+            assert crossed.iteration_us == pytest.approx(own.iteration_us, rel=0.01)
+
+
+def test_dlrm_eight_ranks_replay_as_they_ran():
+    ((measured_us, replayed_us),) = (
+        RecordedPredictor(import_trace([shared_traces() / "kineto_dlrm_8ranks"])).own_durations().values()
+    )
+    assert replayed_us == pytest.approx(measured_us, rel=2e-3)
+
+
+ODD = (None, "", -1, 0, 1e30, 2**70, "7", [], {}, True, 1.5, float("nan"), -5, 1_700_000_000_000_050)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), damages=st.integers(1, 12))
+def test_whatever_the_records_hold_there_is_a_prediction_or_an_error_that_says_why(tmp_path_factory, seed, damages):
+    rng = random.Random(seed)
+    profile, _ = run([*PROGRAM, Launch("copy", 20, 60, stream=9, waits_for=7)], 4)
+    for _ in range(damages):
+        record = rng.choice(profile.records)
+        part = rng.choice([part for part in (record, record.get("args")) if isinstance(part, dict) and part] or [{"x": 1}])
+        field = rng.choice(list(part))
+        if rng.random() < 0.3 and isinstance(part[field], int | float):
+            part[field] += rng.choice([-1000, -100, -1, 1, 100, 1e6])
+        else:
+            part[field] = rng.choice(ODD)
+    path = profile.write(tmp_path_factory.mktemp("damaged") / "trace.json")
+    with suppress(DproSearchError):
+        job = RecordedPredictor(read([path]))
+        assert job.predict().iteration_us >= 0
+        job.own_durations()

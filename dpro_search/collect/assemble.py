@@ -9,29 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect import torch_assemble
+from dpro_search.collect.assembly import (
+    RankFile,
+    aligned,
+    event_columns,
+    joined,
+    overhead_pct,
+    read_json,
+    shifted,
+    step_of,
+    steps_of,
+)
 from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
 from dpro_search.collect.trace import (
-    ClockReport,
     CommSettings,
     EventKind,
     Events,
-    Floats,
-    Ints,
     NodeGraph,
     Steps,
     TensorInfo,
     Trace,
     TraceMeta,
 )
-from dpro_search.errors import InputError, TraceFormatError
+from dpro_search.errors import InputError
 
 _KIND_OF_PHASE = {
     Phase.NEGOTIATE: EventKind.NEGOTIATE,
@@ -42,7 +49,13 @@ _KIND_OF_PHASE = {
 }
 
 
-_File = TypeVar("_File")
+_NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
+
+
+class _JobFormat(msgspec.Struct):
+    """Which recorder made the raw folder; Horovod's says nothing."""
+
+    format: str = ""
 
 
 class GradientRecord(msgspec.Struct):
@@ -60,16 +73,9 @@ class IdleComm(msgspec.Struct):
     comm_cpu_ns: int
 
 
-class HookFile(msgspec.Struct):
-    """``hook.json`` of one rank. A step is [start ns, end ns, compute CPU ns so far, communication CPU ns so far, traced]."""
+class HookFile(RankFile, kw_only=True):
+    """``hook.json`` of one rank."""
 
-    rank: int
-    host: str
-    machine: str  # equal for ranks that share a kernel's clock
-    cores: list[int]
-    steps: list[tuple[int, int, int, int, bool]]
-    peak_rss_bytes: int
-    versions: dict[str, str]
     gradients: list[GradientRecord]
     idle_comm: IdleComm | None = None
 
@@ -87,21 +93,12 @@ class JobFile(msgspec.Struct, kw_only=True):
 
 def read_job(path: Path) -> JobFile:
     """Read what the launcher wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return _read(path, JobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
+    return read_json(path, JobFile, _NO_JOB)
 
 
 def read_hook(path: Path) -> HookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return _read(path, HookFile, "this rank never started Horovod, or its process was killed")
-
-
-def _read(path: Path, kind: type[_File], hint: str) -> _File:
-    if not path.is_file():
-        raise InputError(f"{path}: missing: {hint}")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise TraceFormatError(f"{path}: {error}; record the job again") from error
+    return read_json(path, HookFile, "this rank never started Horovod, or its process was killed")
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ class _Rank:
 
 
 def assemble(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
+    """Build the trace of one job from its raw folder; one of another framework's recorder is passed on to its own assembly.
 
     Raises
     ------
@@ -123,20 +120,22 @@ def assemble(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged.
     """
+    if read_json(raw / "job.json", _JobFormat, _NO_JOB).format == torch_assemble.FORMAT:
+        return torch_assemble.assemble_ddp(raw)
     job = read_job(raw / "job.json")
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
     base_ns = found[0].hook.steps[0][0]
     tensors, tensor_of_horovod = _tensors(found[0], timeline)
-    steps = _steps([rank.hook for rank in found], base_ns)
+    steps = steps_of([rank.hook for rank in found], base_ns)
     names: dict[str, int] = {}
     per_rank = [_rank_events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(found)]
     phases = _phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
-    events = _joined([*per_rank, phases])
+    events = joined([*per_rank, phases])
     events = _with_collectives(events)
     hosts = tuple(rank.hook.host for rank in found)
-    clock = _aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
-    events, steps = _shifted(events, steps, clock)
+    clock = aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
+    events, steps = shifted(events, steps, clock)
     graphs, graph_of_rank = _shared_graphs([rank.graph for rank in found])
     trace = Trace(
         meta=TraceMeta(
@@ -144,7 +143,7 @@ def assemble(raw: Path) -> Trace:
             comm="horovod",
             ranks=job.ranks,
             hosts=hosts,
-            cores=tuple(rank.hook.cores[0] if len(rank.hook.cores) == 1 else -1 for rank in found),
+            cores=tuple(rank.hook.core for rank in found),
             rate_bps=job.rate_bps,
             settings=job.settings,
             clock=clock,
@@ -164,15 +163,7 @@ def assemble(raw: Path) -> Trace:
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=_overhead_pct(trace)))
-
-
-def _overhead_pct(trace: Trace) -> float | None:
-    """Traced over untraced iterations of the same job."""
-    traced, untraced = trace.iterations_us(traced=True), trace.iterations_us()
-    if len(traced) < 3 or len(untraced) < 3:
-        return None
-    return float(np.median(traced) / np.median(untraced) - 1) * 100
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
 
 
 def _read_rank(folder: Path) -> _Rank:
@@ -219,36 +210,6 @@ def _tail(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _steps(hooks: Sequence[HookFile], base_ns: int) -> Steps:
-    """All steps but each rank's last, whose distance to the next is unknown."""
-    rows = []
-    for rank, hook in enumerate(hooks):
-        for i, (step, following) in enumerate(zip(hook.steps, hook.steps[1:], strict=False)):
-            rows.append((rank, i, step[0], step[1], step[4], following[2] - step[2], following[3] - step[3]))
-    columns = list(zip(*rows, strict=True))
-    if not columns:
-        raise InputError("hook.json: fewer than two steps ran; nothing can be measured")
-    return Steps(
-        rank=np.array(columns[0], dtype=np.int64),
-        index=np.array(columns[1], dtype=np.int64),
-        start_us=(np.array(columns[2], dtype=np.int64) - base_ns) / 1e3,
-        end_us=(np.array(columns[3], dtype=np.int64) - base_ns) / 1e3,
-        traced=np.array(columns[4], dtype=np.bool_),
-        compute_cpu_us=np.array(columns[5], dtype=np.float64) / 1e3,
-        comm_cpu_us=np.array(columns[6], dtype=np.float64) / 1e3,
-    )
-
-
-def _step_of(steps: Steps, rank: int, start_us: Floats) -> Ints:
-    """Step in which each instant of a rank lies (a step lasts until the next one starts), -1 outside."""
-    mine = steps.rank == rank
-    begin, index = steps.start_us[mine], steps.index[mine]
-    position = np.searchsorted(begin, start_us, side="right") - 1
-    last_end = steps.end_us[mine][-1]
-    inside = (position >= 0) & (start_us <= last_end)
-    return np.where(inside, index[np.maximum(position, 0)], -1)
-
-
 def _rank_events(
     rank: _Rank, number: int, base_ns: int, steps: Steps, tensors: Sequence[TensorInfo], names: dict[str, int]
 ) -> Events:
@@ -259,14 +220,14 @@ def _rank_events(
     name_of = np.array([names.setdefault(node, len(names)) for node in nodes], dtype=np.int64)
     lines = {int(line): i for i, line in enumerate(np.unique(ops.line))}
     start = ops.start_us + shift_us
-    op_events = _events(
+    op_events = event_columns(
         name=name_of[ops.node],
         kind=EventKind.OP,
         rank=number,
         stream=np.array([lines[int(line)] for line in ops.line], dtype=np.int64),
         start_us=start,
         end_us=ops.end_us + shift_us,
-        step=_step_of(steps, number, start),
+        step=step_of(steps, number, start),
     )
     carried: dict[str, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -275,17 +236,17 @@ def _rank_events(
     which = np.array([i for i, _ in pairs], dtype=np.int64)
     which_tensor = np.array([t for _, t in pairs], dtype=np.int64)
     start = comm.start_us[which] + shift_us
-    comm_events = _events(
+    comm_events = event_columns(
         name=name_of[comm.node[which]],
         kind=EventKind.COMM,
         rank=number,
         start_us=start,
         end_us=comm.end_us[which] + shift_us,
-        step=_step_of(steps, number, start),
+        step=step_of(steps, number, start),
         tensor=which_tensor,
         size_bytes=np.array([tensors[t].size_bytes for t in which_tensor], dtype=np.int64),
     )
-    return _joined([op_events, comm_events])
+    return joined([op_events, comm_events])
 
 
 def _phase_events(
@@ -298,41 +259,27 @@ def _phase_events(
     for phase, kind in _KIND_OF_PHASE.items():
         kind_of[phase] = kind
     start = timeline.start_us + shift_us
-    keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (_step_of(steps, 0, start) >= 0)
+    keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (step_of(steps, 0, start) >= 0)
     kind_names = np.zeros(max(EventKind) + 1, dtype=np.int64)
     for kind in (*_KIND_OF_PHASE.values(), EventKind.CYCLE):
         kind_names[kind] = names.setdefault(f"horovod {kind.name.lower()}", len(names))
     kinds = kind_of[timeline.phase[keep]]
-    phases = _events(
+    phases = event_columns(
         name=kind_names[kinds],
         kind=kinds,
         start_us=start[keep],
         end_us=timeline.end_us[keep] + shift_us,
-        step=_step_of(steps, 0, start[keep]),
+        step=step_of(steps, 0, start[keep]),
         tensor=tensor_of[timeline.tensor[keep]],
         collective=timeline.collective[keep],
         size_bytes=timeline.size_bytes[keep],
     )
     cycle = timeline.cycle_us + shift_us
-    cycle = cycle[_step_of(steps, 0, cycle) >= 0]
-    marks = _events(
-        name=kind_names[EventKind.CYCLE], kind=EventKind.CYCLE, start_us=cycle, end_us=cycle, step=_step_of(steps, 0, cycle)
+    cycle = cycle[step_of(steps, 0, cycle) >= 0]
+    marks = event_columns(
+        name=kind_names[EventKind.CYCLE], kind=EventKind.CYCLE, start_us=cycle, end_us=cycle, step=step_of(steps, 0, cycle)
     )
-    return _joined([phases, marks])
-
-
-def _events(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events:
-    """Columns with defaults; a scalar fills its column."""
-    defaults: dict[str, Any] = {"rank": 0, "stream": 0, "tensor": -1, "collective": -1, "size_bytes": 0}
-    filled = {
-        key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()
-    }
-    return Events(start_us=start_us, end_us=end_us, **filled)
-
-
-def _joined(parts: Sequence[Events]) -> Events:
-    fields = Events.__dataclass_fields__
-    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+    return joined([phases, marks])
 
 
 def _with_collectives(events: Events) -> Events:
@@ -347,35 +294,6 @@ def _with_collectives(events: Events) -> Events:
         collective[i] = key.get((int(events.step[i]), int(events.tensor[i])), -1)
     columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
     return Events(**{**columns, "collective": collective})
-
-
-def _aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Sequence[float]) -> ClockReport:
-    """Offsets from the collectives of the traced steps: a collective is posted by a rank's last tensor and ends with its first."""
-    comm = events.select((events.kind == EventKind.COMM) & (events.collective >= 0))
-    numbers, row = np.unique(comm.collective, return_inverse=True)
-    post = np.full((len(numbers), len(machines)), -np.inf)
-    end = np.full((len(numbers), len(machines)), np.inf)
-    size = np.zeros(len(numbers), dtype=np.int64)
-    np.maximum.at(post, (row, comm.rank), comm.start_us)
-    np.minimum.at(end, (row, comm.rank), comm.end_us)
-    np.add.at(size, row[comm.rank == 0], comm.size_bytes[comm.rank == 0])
-    whole = np.isfinite(post).all(axis=1) & np.isfinite(end).all(axis=1)
-    if not whole.any():
-        raise InputError("no all-reduce was seen on every rank in the traced steps; record more steps")
-    family = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
-    report = align_clocks(CommSpans(post_us=post[whole], end_us=end[whole], family=family[whole]), machines)
-    placed = tuple(float(np.hypot(a, b)) for a, b in zip(report.residual_us, origin_residual_us, strict=True))
-    return msgspec.structs.replace(report, residual_us=placed)
-
-
-def _shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, Steps]:
-    offset = np.array(clock.offset_us)
-    event_columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
-    step_columns = {name: getattr(steps, name) for name in Steps.__dataclass_fields__}
-    for columns in (event_columns, step_columns):
-        columns["start_us"] = columns["start_us"] - offset[columns["rank"]]
-        columns["end_us"] = columns["end_us"] - offset[columns["rank"]]
-    return Events(**event_columns), Steps(**step_columns)
 
 
 def _shared_graphs(graphs: Sequence[NodeGraph]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:

@@ -6,9 +6,8 @@ import contextlib
 import datetime
 import os
 import platform
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.assemble import HookFile, JobFile, assemble, read_hook
+from dpro_search.collect.assembly import RankFile
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
 from dpro_search.collect.trace import CommSettings, Floats, Trace
@@ -117,9 +117,7 @@ def record_job(
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
     require_framework(spec.interpreter, _MODULES)
-    raw = keep_raw or Path(tempfile.mkdtemp(prefix="dpro-search-raw-"))
-    raw.mkdir(parents=True, exist_ok=True)
-    try:
+    with raw_folder(keep_raw) as raw:
         timeline = {"HOROVOD_TIMELINE": str((raw / "horovod_timeline.json").resolve()), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         recorded = replace(spec, env={**spec.env, **timeline})
         job = JobFile(
@@ -136,9 +134,6 @@ def record_job(
         trace = assemble(raw)
         trace.save(out)
         return trace
-    finally:
-        if keep_raw is None:
-            shutil.rmtree(raw, ignore_errors=True)
 
 
 def time_job(
@@ -164,25 +159,37 @@ def time_job(
     JobError
         The job failed, ran too few steps, or does not follow the groups.
     """
-    folder = log or Path(tempfile.mkdtemp(prefix="dpro-search-time-"))
-    try:
+    with raw_folder(log) as folder:
         with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
             run_job(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
         hooks = [read_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)]
         if expected_groups is not None:
             _require_groups(hooks[0], expected_groups)
-        rows = [np.array(hook.steps, dtype=np.float64) for hook in hooks]
-        if min(len(row) for row in rows) < warmup + 3:
-            raise JobError(f"the job ran {min(len(row) for row in rows)} steps; at least {warmup + 3} are needed to measure it")
-        distances = [np.diff(row, axis=0)[warmup:] / 1e3 for row in rows]
-        return StepTimes(
-            iteration_us=distances[0][:, 0],
-            compute_cpu_us=np.mean([row[:, 2] for row in distances], axis=0),
-            comm_cpu_us=np.mean([row[:, 3] for row in distances], axis=0),
-        )
-    finally:
-        if log is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        return step_times(hooks, warmup)
+
+
+@contextlib.contextmanager
+def raw_folder(keep: Path | None) -> Iterator[Path]:
+    """Folder for a job's raw files: the one to keep, made if it is missing, or one that is removed afterwards if None."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="dpro-search-raw-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def step_times(hooks: Sequence[RankFile], warmup: int) -> StepTimes:
+    """Measured iterations after the warm-up, from what the hooks of all ranks wrote; `JobError` if there are too few."""
+    rows = [np.array(hook.steps, dtype=np.float64) for hook in hooks]
+    if min(len(row) for row in rows) < warmup + 3:
+        raise JobError(f"the job ran {min(len(row) for row in rows)} steps; at least {warmup + 3} are needed to measure it")
+    distances = [np.diff(row, axis=0)[warmup:] / 1e3 for row in rows]
+    return StepTimes(
+        iteration_us=distances[0][:, 0],
+        compute_cpu_us=np.mean([row[:, 2] for row in distances], axis=0),
+        comm_cpu_us=np.mean([row[:, 3] for row in distances], axis=0),
+    )
 
 
 def _require_groups(hook: HookFile, expected: tuple[tuple[str, ...], ...]) -> None:

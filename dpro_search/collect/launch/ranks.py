@@ -1,4 +1,4 @@
-"""Start a Horovod job's ranks, without ssh or horovodrun, on this machine or on shaped hosts; wait; leave nothing behind."""
+"""Start a job's ranks, without ssh, horovodrun or torchrun, on this machine or on shaped hosts; wait; leave nothing behind."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def default_cores(ranks: int) -> tuple[int, ...]:
     return tuple(available[r % len(available)] for r in range(ranks))
 
 
-def require_framework(interpreter: str, modules: Sequence[str]) -> None:
-    """Raise `MissingCapabilityError` unless the interpreter imports the modules."""
+def require_framework(interpreter: str, modules: Sequence[str], environment: str = "tensorflow") -> None:
+    """Raise `MissingCapabilityError` unless the interpreter imports the modules, which make_env.sh's `environment` has."""
     code = "import importlib.util as u, sys; sys.exit(next((m for m in sys.argv[1:] if u.find_spec(m) is None), 0))"
     done = subprocess.run([interpreter, "-c", code, *modules], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         missing = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "nothing"
         raise MissingCapabilityError(
-            f"{interpreter}: cannot import {missing}; build an environment with 'scripts/make_env.sh tensorflow', use its python"
+            f"{interpreter}: cannot import {missing}; build an environment with 'scripts/make_env.sh {environment}', use its python"
         )
 
 
@@ -83,7 +83,7 @@ def run_job(
     timeout_s: float = 3600,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the job to its end; output of rank r goes to ``out/rank{r}/log``.
+    """Run a Horovod job to its end; output of rank r goes to ``out/rank{r}/log``.
 
     Parameters
     ----------
@@ -96,9 +96,6 @@ def run_job(
         A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
     """
     interpreter = spec.interpreter
-    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
-    if missing:
-        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
     names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
     slots = ",".join(f"{name}:1" for name in names) if hosts else f"localhost:{spec.ranks}"
     server = subprocess.Popen(
@@ -108,13 +105,39 @@ def run_job(
         stderr=subprocess.PIPE,
         text=True,
     )
-    processes: list[subprocess.Popen[bytes]] = []
     try:
         assert server.stdout is not None
         assert server.stderr is not None
         port = server.stdout.readline().strip()
         if not port:
             raise JobError(f"{interpreter}: the rendezvous server did not start: {server.stderr.read().strip()[-300:]}")
+        env = [_horovod_env(rank, spec.ranks, hosts, port) for rank in range(spec.ranks)]
+        run_ranks(spec, out, env, hosts=hosts, hook=hook, timeout_s=timeout_s, on_poll=on_poll)
+    finally:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait()
+
+
+def run_ranks(
+    spec: JobSpec,
+    out: Path,
+    rank_env: Sequence[Mapping[str, str]],
+    *,
+    hosts: ShapedHosts | None = None,
+    hook: Mapping[str, str] | None = None,
+    timeout_s: float = 3600,
+    on_poll: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the ranks of a job of any framework to their end; `rank_env` is what each rank's environment has of its own.
+
+    The other parameters, and what is raised, are those of `run_job`.
+    """
+    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
+    if missing:
+        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
         for rank in range(spec.ranks):
             folder = out / f"rank{rank}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +148,7 @@ def run_job(
                 command = hosts.command(rank, command)
             # Killed with this process, whatever ends it; everything above is an exec of one and the same process.
             command = ["setpriv", "--pdeathsig", "KILL", *command]
-            env = {**os.environ, **spec.env, **_horovod_env(rank, spec.ranks, hosts, port)}
+            env = {**os.environ, **spec.env, **rank_env[rank]}
             if hook is not None:
                 env |= {f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}
                 env["DPRO_SEARCH_HOOK_OUT"] = str(folder.resolve())
@@ -136,9 +159,6 @@ def run_job(
     finally:
         for process in processes:
             _end(process)
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait()
 
 
 def _horovod_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""What the assembly of a recorded job's trace has in common for all frameworks: raw JSON, steps, columns of events, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.trace import ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
+from dpro_search.errors import InputError, TraceFormatError
+
+_File = TypeVar("_File")
+
+
+class RankFile(msgspec.Struct, kw_only=True):
+    """What every hook writes of its rank.
+
+    A step is [start ns, end ns, compute CPU ns so far, communication CPU ns so far, traced].
+    """
+
+    rank: int
+    host: str
+    machine: str  # equal for ranks that share a kernel's clock
+    cores: list[int]
+    steps: list[tuple[int, int, int, int, bool]]
+    peak_rss_bytes: int
+    versions: dict[str, str]
+
+    @property
+    def core(self) -> int:
+        """The core that the rank was pinned to; -1: it was not."""
+        return self.cores[0] if len(self.cores) == 1 else -1
+
+
+def read_json(path: Path, kind: type[_File], hint: str) -> _File:
+    """Decode a raw file; raises `InputError` (with the hint) if it is missing, `TraceFormatError` if it is damaged."""
+    if not path.is_file():
+        raise InputError(f"{path}: missing: {hint}")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise TraceFormatError(f"{path}: {error}; record the job again") from error
+
+
+def steps_of(hooks: Sequence[RankFile], base_ns: int) -> Steps:
+    """All steps but each rank's last, whose distance to the next is unknown."""
+    rows = []
+    for rank, hook in enumerate(hooks):
+        for i, (step, following) in enumerate(zip(hook.steps, hook.steps[1:], strict=False)):
+            rows.append((rank, i, step[0], step[1], step[4], following[2] - step[2], following[3] - step[3]))
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        raise InputError("hook.json: fewer than two steps ran; nothing can be measured")
+    return Steps(
+        rank=np.array(columns[0], dtype=np.int64),
+        index=np.array(columns[1], dtype=np.int64),
+        start_us=(np.array(columns[2], dtype=np.int64) - base_ns) / 1e3,
+        end_us=(np.array(columns[3], dtype=np.int64) - base_ns) / 1e3,
+        traced=np.array(columns[4], dtype=np.bool_),
+        compute_cpu_us=np.array(columns[5], dtype=np.float64) / 1e3,
+        comm_cpu_us=np.array(columns[6], dtype=np.float64) / 1e3,
+    )
+
+
+def step_of(steps: Steps, rank: int, start_us: Floats) -> Ints:
+    """Step in which each instant of a rank lies (a step lasts until the next one starts), -1 outside."""
+    mine = steps.rank == rank
+    begin, index = steps.start_us[mine], steps.index[mine]
+    position = np.searchsorted(begin, start_us, side="right") - 1
+    last_end = steps.end_us[mine][-1]
+    inside = (position >= 0) & (start_us <= last_end)
+    return np.where(inside, index[np.maximum(position, 0)], -1)
+
+
+def event_columns(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events:
+    """Events of the given columns; others have defaults, and a scalar fills its column."""
+    defaults: dict[str, Any] = {"rank": 0, "stream": 0, "tensor": -1, "collective": -1, "size_bytes": 0}
+    filled = {
+        key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()
+    }
+    return Events(start_us=start_us, end_us=end_us, **filled)
+
+
+def joined(parts: Sequence[Events]) -> Events:
+    """All events, part after part."""
+    fields = Events.__dataclass_fields__
+    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+
+
+def aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Sequence[float]) -> ClockReport:
+    """Offsets from the collectives of the traced steps: a collective is posted by a rank's last tensor and ends with its first."""
+    comm = events.select((events.kind == EventKind.COMM) & (events.collective >= 0))
+    numbers, row = np.unique(comm.collective, return_inverse=True)
+    post = np.full((len(numbers), len(machines)), -np.inf)
+    end = np.full((len(numbers), len(machines)), np.inf)
+    size = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(post, (row, comm.rank), comm.start_us)
+    np.minimum.at(end, (row, comm.rank), comm.end_us)
+    np.add.at(size, row[comm.rank == 0], comm.size_bytes[comm.rank == 0])
+    whole = np.isfinite(post).all(axis=1) & np.isfinite(end).all(axis=1)
+    if not whole.any():
+        raise InputError("no all-reduce was seen on every rank in the traced steps; record more steps")
+    family = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
+    report = align_clocks(CommSpans(post_us=post[whole], end_us=end[whole], family=family[whole]), machines)
+    placed = tuple(float(np.hypot(a, b)) for a, b in zip(report.residual_us, origin_residual_us, strict=True))
+    return msgspec.structs.replace(report, residual_us=placed)
+
+
+def shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, Steps]:
+    """The same on the aligned clock."""
+    offset = np.array(clock.offset_us)
+    of_events = {name: getattr(events, name) for name in Events.__dataclass_fields__}
+    of_steps = {name: getattr(steps, name) for name in Steps.__dataclass_fields__}
+    for columns in (of_events, of_steps):
+        columns["start_us"] = columns["start_us"] - offset[columns["rank"]]
+        columns["end_us"] = columns["end_us"] - offset[columns["rank"]]
+    return Events(**of_events), Steps(**of_steps)
+
+
+def overhead_pct(trace: Trace) -> float | None:
+    """Traced over untraced iterations of the same job."""
+    traced, untraced = trace.iterations_us(traced=True), trace.iterations_us()
+    if len(traced) < 3 or len(untraced) < 3:
+        return None
+    return float(np.median(traced) / np.median(untraced) - 1) * 100

@@ -1,0 +1,234 @@
+"""Records a PyTorch DistributedDataParallel job from inside each rank's process, without a line added to the training script.
+
+Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK_OUT, _MODE, _WARMUP, _UNTRACED, _TRACED).
+
+A training step begins with the first forward of a DistributedDataParallel module after an optimizer's step (or, where no optimizer
+of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
+Written: hook.json (step times, CPU time per group of threads, DDP's buckets and their parameters, versions) and the profiler's
+kineto.json.gz. Standard library and the framework only; Python 3.8 and later.
+"""
+
+import atexit
+import functools
+import json
+import os
+import platform
+import sys
+import time
+
+from dpro_search_process import AfterImport, ThreadClock, machine
+
+STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
+
+_RECORDER = None
+
+
+def install():
+    """Arrange for the patches to be applied when the framework's modules have been imported."""
+    global _RECORDER
+    _RECORDER = _Recorder()
+    callbacks = {"torch.distributed.distributed_c10d": _patch_process_groups, "torch.nn.parallel.distributed": _patch_forward}
+    sys.meta_path.insert(0, AfterImport(callbacks))
+
+
+def _patch_process_groups(module):
+    """Notice which threads a process group starts: their CPU time is the communication's."""
+    original = module._new_process_group_helper
+
+    @functools.wraps(original)
+    def new_process_group(*args, **kwargs):
+        before = set(os.listdir("/proc/self/task"))
+        result = original(*args, **kwargs)
+        _RECORDER.cpu.communication |= set(os.listdir("/proc/self/task")) - before
+        return result
+
+    module._new_process_group_helper = new_process_group
+
+
+def _patch_forward(module):
+    original = module.DistributedDataParallel.forward
+
+    @functools.wraps(original)
+    def forward(self, *args, **kwargs):
+        _RECORDER.forward_begins(self)
+        return original(self, *args, **kwargs)
+
+    module.DistributedDataParallel.forward = forward
+
+
+class _Recorder:
+    def __init__(self):
+        env = os.environ
+        self._records = env.get("DPRO_SEARCH_HOOK_MODE", "time") == "record"
+        self._out = env["DPRO_SEARCH_HOOK_OUT"]
+        warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
+        self._first_traced = warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
+        self._end_traced = self._first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))
+        self._facts_at = max(warmup, 2)  # DDP has rebuilt its buckets after the first backward
+        self.cpu = ThreadClock()
+        self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
+        self._marks = []  # [ns before, ns after] each step's mark in the profile
+        self._facts = None
+        self._model = None  # the module whose forward begins the steps
+        self._other_models = set()
+        self._optimizer_seen = self._optimizer_stepped = self._communicated = False
+        self._profiler = None
+        self._peak_rss_bytes = 0
+        self._tracing = False
+        os.makedirs(self._out, exist_ok=True)
+        atexit.register(self.write)
+
+    def forward_begins(self, model):
+        """Begin a step if this forward is the first of one."""
+        import torch
+
+        if not torch.is_grad_enabled() or not model.training:
+            return
+        if self._model is None:
+            self._model = model
+            self._listen_to_optimizers()
+        if model is not self._model:
+            self._other_models.add(id(model))
+            return
+        begins = not self._steps or self._optimizer_stepped or (not self._optimizer_seen and self._communicated)
+        self._communicated = model.require_backward_grad_sync
+        if begins:
+            self._optimizer_stepped = False
+            self._begin_step()
+
+    def _listen_to_optimizers(self):
+        from torch.optim import optimizer
+
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._optimizer_ended)
+
+    def _optimizer_ended(self, optimizer, args, kwargs):
+        if self._steps:
+            self._optimizer_seen = self._optimizer_stepped = True
+            self._steps[-1][1] = time.time_ns()
+
+    def _begin_step(self):
+        import torch
+
+        index = len(self._steps)
+        if index == self._facts_at:
+            self._facts = _facts(self._model)
+        if self._records and index == self._first_traced:
+            self._peak_rss_bytes = _peak_rss_bytes()  # the profile's own memory is none of the job's
+            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._profiler.start()
+            self._tracing = True
+        elif self._tracing and index == self._end_traced:
+            self._stop_tracing()
+        compute_ns, comm_ns = self.cpu.read()
+        start_ns = time.time_ns()
+        if self._tracing:
+            with torch.profiler.record_function(STEP_MARK):
+                pass
+            self._marks.append([start_ns, time.time_ns()])
+        if self._steps and not self._optimizer_seen:
+            self._steps[-1][1] = start_ns
+        self._steps.append([start_ns, start_ns, compute_ns, comm_ns, self._tracing])
+
+    def _stop_tracing(self):
+        self._tracing = False
+        self._profiler.stop()
+
+    def write(self):
+        """Write hook.json and the profile; a job that ends inside the traced steps still leaves what there is.
+
+        The profile is written last, when no other rank waits for this one. Processes beside the training come here too; they
+        run no step and write nothing.
+        """
+        if not self._steps:
+            return
+        if self._tracing:
+            self._stop_tracing()
+        if self._profiler is not None:
+            self._profiler.export_chrome_trace(os.path.join(self._out, "kineto.json.gz"))
+        content = {
+            "rank": int(os.environ.get("RANK", "0")),
+            "host": platform.node(),
+            "machine": machine(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "steps": self._steps,
+            "marks": self._marks,
+            "peak_rss_bytes": self._peak_rss_bytes or _peak_rss_bytes(),
+            "versions": _versions(),
+            "ddp": self._facts,
+            "other_models": len(self._other_models),
+        }
+        path = os.path.join(self._out, "hook.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump(content, file)
+        os.replace(path + ".tmp", path)
+
+
+def _facts(model):
+    """DDP's buckets in the order in which they are all-reduced, by index of the parameter; its parameters and buffers."""
+    parameters, expect_sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    logged = model._get_ddp_logging_data()
+    rebuilt = logged.get("rebuilt_per_bucket_param_indices", "")
+    return {
+        "buckets": _indices(rebuilt) if rebuilt else _initial_buckets(model, parameters, expect_sparse),
+        "bucket_cap_bytes": int(logged["bucket_cap_bytes"]),
+        "world_size": int(logged["world_size"]),
+        "threads": int(logged.get("gloo_num_threads", 2)),
+        "backend": str(logged.get("backend_name", "")),
+        "parameters": [
+            {
+                "name": names[index].lstrip("."),
+                "dtype": str(parameter.dtype).replace("torch.", ""),
+                "shape": list(parameter.shape),
+                "size_bytes": parameter.numel() * parameter.element_size(),
+            }
+            for index, parameter in enumerate(parameters)
+        ],
+        "buffer_bytes": _buffer_bytes(model),
+        "ready_order": _indices(logged.get("prev_iteration_grad_ready_order_indices", "").replace(",", ""))[0],
+        "find_unused_parameters": bool(model.find_unused_parameters),
+    }
+
+
+def _indices(text):
+    """Of "3 2, 1 0": [[3, 2], [1, 0]]."""
+    return [[int(index) for index in bucket.split()] for bucket in text.split(",")]
+
+
+def _initial_buckets(model, parameters, expect_sparse):
+    """The buckets of a module that does not rebuild them: parameters in reverse order, as DDP made them when it was built."""
+    from torch import distributed
+
+    limits = [distributed._DEFAULT_FIRST_BUCKET_BYTES, model.bucket_bytes_cap]
+    if not getattr(model, "bucket_bytes_cap_default", True):
+        limits = [model.bucket_bytes_cap]
+    if not model.find_unused_parameters:
+        limits = [sys.maxsize]
+    buckets, _ = distributed._compute_bucket_assignment_by_size(parameters, limits, expect_sparse)
+    return [list(bucket) for bucket in reversed(buckets)]
+
+
+def _buffer_bytes(model):
+    """Sizes of the broadcasts of buffers at each forward: one for each type of element."""
+    sizes = {}
+    if model.broadcast_buffers:
+        for buffer in model.modules_buffers:
+            sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.numel() * buffer.element_size()
+    return list(sizes.values())
+
+
+def _peak_rss_bytes():
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _versions():
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,117 @@
+"""What Gloo's collectives cost a PyTorch DistributedDataParallel job on CPU ranks, fitted on one trace.
+
+The terms are those of a ring all-reduce beside computing ranks (see `costmodel/horovod.py`): a latency, and a time per byte, each
+for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: DDP's copies into and out of
+the buckets are the main thread's own work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from dpro_search.collect.trace import EventKind, Events, Floats, Trace
+from dpro_search.costmodel.horovod import CommCosts, saturation, wire_us_per_byte
+from dpro_search.errors import GraphError
+from dpro_search.graph.ddp import DdpGraph, communication_cpu_us, covered, main_waits_us
+
+COLLECTIVE_CPU_US = 600.0  # core time of an all-reduce beside its bytes: what recordings with 2 and with 40 buckets agree on
+_LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
+_GRID = 200  # instants at which a transfer's surroundings are looked at
+_BEGINNING_US = 3000.0  # of a transfer: its latency lies there
+# Latencies on one-core ranks under Linux with 250 ticks a second (means over recordings of three models), and for how many
+# observations they stand where a recording shows few small or few exposed transfers.
+_USUAL_ALPHA_US, _USUAL_WEIGHT = (2000.0, 1000.0, 500.0), 6
+_LATENCY_SPREAD_US, _TRANSFER_SPREAD = 3000.0, 0.05  # standard deviations: absolute, and relative to the transfer's time
+
+
+def fit_ddp_costs(trace: Trace, graph: DdpGraph) -> CommCosts:
+    """Fit the terms on the sampled steps of a trace, for the cluster on which it was recorded.
+
+    Raises
+    ------
+    GraphError
+        The sampled steps hold no collective.
+    """
+    rows = [_periods(trace, int(step)) for step in graph.steps]
+    size, duration, begun_busy, busy = np.concatenate(rows).T if rows else np.zeros((4, 0))
+    if not len(size):
+        raise GraphError("the trace has no all-reduce in its profiled steps; record a distributed job")
+    cpu = _cpu_us_per_byte(trace, graph)
+    floor = max(wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu)
+    design = np.stack([begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size], axis=1)
+    fit = _fitted(design, duration, floor)
+    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit)
+    fitted = design @ fit
+    none = np.zeros(1)
+    return CommCosts(
+        alpha_busy_us=alpha_busy,
+        alpha_more_us=alpha_more,
+        alpha_tail_us=alpha_tail,
+        dispatch_us=0.0,
+        beta_busy_us=max(beta_busy, beta_tail),
+        beta_tail_us=beta_tail,
+        negotiate_busy_us=none,
+        negotiate_idle_us=none,
+        copy_in_us=0.0,
+        copy_out_us=0.0,
+        cpu_us=cpu,
+        cycle_cpu_us=0.0,
+        collective_cpu_us=COLLECTIVE_CPU_US,
+        residual_pct=float(np.std(duration / fitted)) * 100,
+    )
+
+
+def _fitted(design: Floats, duration: Floats, floor: float) -> Floats:
+    """(alpha busy, alpha more, alpha tail, beta busy, beta tail); no byte is faster than wire and processors allow."""
+    weight = 1 / np.hypot(_LATENCY_SPREAD_US, _TRANSFER_SPREAD * duration)
+    usual = np.array([*_USUAL_ALPHA_US, 1.2 * floor, 1.05 * floor])
+    # A recording may hold nothing of a kind: latencies lean to their usual values, and the times per byte, barely, to the floor.
+    spread = np.array([_LATENCY_SPREAD_US / np.sqrt(_USUAL_WEIGHT)] * 3 + [floor] * 2)
+    rows = np.vstack([design * weight[:, None], np.diag(1 / spread)])
+    target = np.concatenate((duration * weight, usual / spread))
+    low = np.array([0.0, 0.0, 0.0, floor, floor])
+    # Robust: a transfer that the machine disturbed counts linearly, not by its square.
+    start, scale = np.maximum(usual, low + 1e-9), np.maximum(usual, 1e-9)
+    result = least_squares(lambda p: rows @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
+    return np.asarray(result.x, dtype=np.float64)
+
+
+def _periods(trace: Trace, step: int) -> Floats:
+    """Stretches of a step in which collectives moved, [n, 4]: bytes, duration, shares of its beginning and of all with a busy rank.
+
+    Transfers that overlap share the link: together they are one period.
+    """
+    mine = trace.events.select((trace.events.step == step) & (trace.events.kind == EventKind.ALLREDUCE))
+    if not len(mine):
+        return np.zeros((0, 4))
+    start, end, size = _over_ranks(mine)
+    order = np.argsort(start, kind="stable")
+    start, end, size = start[order], end[order], size[order]
+    latest = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1]))
+    group = np.cumsum(start >= latest) - 1
+    waits = [main_waits_us(trace, rank, step) for rank in range(trace.meta.ranks)]
+    found = []
+    for number in range(group[-1] + 1):
+        own = group == number
+        begin, until = float(start[own].min()), float(end[own].max())
+        instants = np.linspace(begin, until, _GRID)
+        computing = ~np.all([covered(instants, rows) for rows in waits], axis=0)
+        beginning = computing[instants <= begin + _BEGINNING_US]
+        found.append((float(size[own].sum()), until - begin, float(beginning.mean()), float(computing.mean())))
+    return np.array(found)
+
+
+def _over_ranks(transfers: Events) -> tuple[Floats, Floats, Floats]:
+    """Start, first end of all ranks (the others may have seen it late), and bytes of each collective."""
+    _, first, row = np.unique(transfers.collective, return_index=True, return_inverse=True)
+    end = np.full(len(first), np.inf)
+    np.minimum.at(end, row, transfers.end_us)
+    return np.minimum(transfers.start_us[first], end), end, transfers.size_bytes[first].astype(np.float64)
+
+
+def _cpu_us_per_byte(trace: Trace, graph: DdpGraph) -> float:
+    moved = float(sum(tensor.size_bytes for tensor in graph.tensors) + graph.forward_bytes.sum())
+    collectives = int(graph.bucket_of.max()) + 1 + len(graph.forward_bytes)
+    spent = float(communication_cpu_us(trace).mean())
+    return max(spent - collectives * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * spent) / max(moved, 1.0)

@@ -1,0 +1,144 @@
+"""``apply_ddp(graph, ...) -> DdpJob``: a DistributedDataParallel job under a bucket size and on a cluster, as its machine eats it.
+
+Buckets follow PyTorch's rule (``compute_bucket_assignment_by_size`` on gradients in the order in which they became ready): a bucket
+is closed by the gradient that brings it to its limit or above.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import Floats, Ints, TensorInfo
+from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.errors import InputError
+from dpro_search.graph.ddp import DdpGraph
+from dpro_search.space.cluster import ClusterSpec
+
+GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unless told otherwise
+
+
+class Action(enum.IntEnum):
+    """What a rank's main thread does at the end of a segment."""
+
+    NONE = 0
+    POST = 1
+    WAIT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DdpJob:
+    """A job as the same program of S segments on every rank: core time, then an action on one of C collectives.
+
+    Attributes
+    ----------
+    core
+        Core of each rank, numbered from 0, [ranks].
+    work_us
+        Core time of each segment, [samples, ranks, S].
+    action, collective
+        `Action` at the end of each segment, and on which collective (-1 for NONE), [S].
+    size_bytes, is_broadcast
+        Of each collective, in the order of posting, [C]. Rank 0 does not wait for its broadcasts.
+    threads
+        How many collectives run at a time.
+    comm
+        What communication costs on this cluster.
+    """
+
+    core: Ints
+    work_us: Floats
+    action: Ints
+    collective: Ints
+    size_bytes: Floats
+    is_broadcast: npt.NDArray[np.bool_]
+    threads: int
+    comm: CommCosts
+
+    @property
+    def samples(self) -> int:
+        """Number of recorded steps whose durations are kept."""
+        return len(self.work_us)
+
+
+def bucket_assignment(tensors: Sequence[TensorInfo], limits_bytes: Sequence[int]) -> Ints:
+    """Bucket of each gradient, [tensors], numbered in the order of their all-reduces.
+
+    Parameters
+    ----------
+    tensors
+        Gradients in the order in which they become ready. Those of one type of element share buckets.
+    limits_bytes
+        Sizes at which the first, second, ... bucket of a type is full; the last holds for all later ones.
+    """
+    if not limits_bytes or min(limits_bytes) < 0:
+        raise InputError(f"bucket limits must be sizes >= 0, not {list(limits_bytes)}")
+    members: list[list[int]] = []
+    open_of: dict[str, tuple[list[int], int]] = {}
+    closed: dict[str, int] = {}
+    for index, tensor in enumerate(tensors):
+        own, size = open_of.pop(tensor.dtype, ([], 0))
+        own, size = [*own, index], size + tensor.size_bytes
+        number = closed.get(tensor.dtype, 0)
+        if size >= limits_bytes[min(number, len(limits_bytes) - 1)]:
+            members.append(own)
+            closed[tensor.dtype] = number + 1
+        else:
+            open_of[tensor.dtype] = own, size
+    members += [own for own, _ in open_of.values()]
+    bucket_of = np.zeros(len(tensors), dtype=np.int64)
+    for number, own in enumerate(members):
+        bucket_of[own] = number
+    return bucket_of
+
+
+def apply_ddp(
+    graph: DdpGraph,
+    costs: CommCosts,
+    recorded: ClusterSpec,
+    *,
+    bucket_cap_bytes: int | None = None,
+    cluster: ClusterSpec | None = None,
+    threads: int = GLOO_THREADS,
+) -> DdpJob:
+    """The job with another largest bucket (as recorded if None) on a cluster (the recorded one if None).
+
+    Ranks beyond the recorded ones behave like the recorded ones in turn.
+    """
+    cluster = cluster or recorded
+    # PyTorch makes the first bucket small only where the user names no size.
+    bucket_of = graph.bucket_of if bucket_cap_bytes is None else bucket_assignment(graph.tensors, [bucket_cap_bytes])
+    profile = np.arange(cluster.ranks) % graph.ranks
+    buckets, forward = int(bucket_of.max()) + 1, len(graph.forward_bytes)
+    post = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(buckets)], axis=2)
+    post = np.minimum(np.maximum.accumulate(post, axis=2), graph.backward_us[:, :, None])  # buckets are posted in order
+    copies = np.stack([graph.copy_us[:, :, bucket_of == b].sum(axis=2) for b in range(buckets)], axis=2)
+    upto = np.concatenate((graph.forward_post_us, post, graph.backward_us[:, :, None]), axis=2)
+    posting = np.diff(np.maximum.accumulate(upto, axis=2), axis=2, prepend=0.0)
+    nothing = np.zeros((*posting.shape[:2], forward))
+    # A segment ends with its action: the copy out of a bucket comes before the wait for the next.
+    posted = posting[:, :, :forward], nothing, posting[:, :, forward:]
+    last = copies[:, :, -1:] + graph.after_us[:, :, None]
+    work = np.concatenate((*posted, copies[:, :, :-1], last), axis=2)
+    first, later = np.arange(forward), forward + np.arange(buckets)
+    steps = [(Action.POST, first), (Action.WAIT, first), (Action.POST, later), (Action.WAIT, later), (Action.NONE, np.array([-1]))]
+    numbers = {core: i for i, core in enumerate(dict.fromkeys(cluster.cores))}
+    return DdpJob(
+        core=np.array([numbers[core] for core in cluster.cores], dtype=np.int64),
+        work_us=np.ascontiguousarray(work[:, profile]),
+        action=np.concatenate([np.full(len(which), int(action)) for action, which in steps]),
+        collective=np.concatenate([which for _, which in steps]),
+        size_bytes=np.concatenate(
+            (
+                graph.forward_bytes,
+                np.bincount(bucket_of, weights=[tensor.size_bytes for tensor in graph.tensors], minlength=buckets),
+            )
+        ),
+        is_broadcast=np.concatenate((graph.forward_is_broadcast, np.zeros(buckets, dtype=np.bool_))),
+        threads=threads,
+        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
+    )

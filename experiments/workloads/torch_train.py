@@ -1,0 +1,48 @@
+"""Trains one of the workloads with PyTorch's DistributedDataParallel, as a user's script for torchrun would.
+
+dpro-search collect --framework pytorch --comm ddp --out T -- python experiments/workloads/torch_train.py --model bert
+"""
+
+import argparse
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch_models import BUILDERS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(BUILDERS), required=True)
+    parser.add_argument("--steps", type=int, default=45)
+    parser.add_argument("--batch", type=int, help="samples per rank (default: the workload's own)")
+    parser.add_argument("--bucket-cap-mb", type=float, help="DDP's largest bucket (default: PyTorch's own)")
+    parser.add_argument("--bucket-view", action="store_true", help="gradients are views of their buckets")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(options.seed)
+    model, inputs, labels = BUILDERS[options.model](**({"batch": options.batch} if options.batch else {}))
+    parallel = DistributedDataParallel(model, bucket_cap_mb=options.bucket_cap_mb, gradient_as_bucket_view=options.bucket_view)
+    if options.model == "bert":
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_of = torch.nn.CrossEntropyLoss()
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        loss = loss_of(parallel(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and step % 10 == 0:
+            print(f"step {step} loss {loss.item():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What `replay` and `diagnose` say of a recorded DistributedDataParallel job: a real two-rank recording of a small model."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpro_search.cli._ddp import diagnose_ddp_trace, print_diagnosis, replay_ddp_trace
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.replay.ddp.evaluate import held_out, with_own_durations
+from dpro_search.replay.ddp.predictor import DdpPredictor
+from dpro_search.replay.ddp.what_if import asked
+from dpro_search.replay.what_if import parse_question
+from dpro_search.space.plan import Plan
+
+RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return assemble_ddp(RAW)
+
+
+def replayed(trace: Trace, **options) -> dict:
+    asked_for = {"plan": None, "changes": [], "what_ifs": [], "holdout_step": None, "own_durations": False, "samples": None}
+    return replay_ddp_trace(trace, **(asked_for | options))
+
+
+def test_a_replay_has_the_facts_of_the_contract(trace):
+    result = replayed(trace)
+    assert set(result) >= {
+        "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes", "ops",
+        "replay_seconds",
+    }  # fmt: skip
+    assert result["measured_iteration_us"] == float(np.median(trace.iterations_us()))
+    assert result["error_pct"] == pytest.approx((result["predicted_iteration_us"] / result["measured_iteration_us"] - 1) * 100)
+
+
+def test_knobs_are_set_one_after_the_other(trace):
+    slow = replayed(trace, changes=["rate=5mbit"])["predicted_iteration_us"]
+    both = replayed(trace, changes=["rate=5mbit", "bucket_cap_bytes=0"])["predicted_iteration_us"]
+    assert replayed(trace)["predicted_iteration_us"] < slow
+    assert both != slow
+    assert replayed(trace, changes=["ranks=4", "cores=2"])["predicted_iteration_us"] > 0
+    assert replayed(trace, changes=["rate=5mbit"])["measured_iteration_us"] is None
+
+
+def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(Plan(fusion_threshold_bytes=1).to_json())
+    assert (
+        replayed(trace, plan=plan)["predicted_iteration_us"]
+        == replayed(trace, changes=["bucket_cap_bytes=1"])["predicted_iteration_us"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("cycle_time_us=3", "no such knob"), ("bucket_cap_bytes=big", "not a number"), ("rate=fast", "rate 'fast'")],
+)
+def test_a_change_that_cannot_be_made_is_named(trace, change, said):
+    with pytest.raises(InputError, match=said):
+        replayed(trace, changes=[change])
+
+
+@pytest.mark.parametrize("options", [{"holdout_step": 9, "changes": ["rate=1gbit"]}, {"holdout_step": 9, "own_durations": True}])
+def test_options_that_exclude_each_other_are_refused(trace, options):
+    with pytest.raises(InputError, match="--holdout-step and --own-durations"):
+        replayed(trace, **options)
+
+
+def test_a_held_out_step_is_predicted_from_the_others(trace):
+    predictor, measured, error = held_out(trace, 9)
+    assert 9 not in predictor.graph.steps
+    assert measured == pytest.approx(float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9]))
+    assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx(error)
+    with pytest.raises(InputError, match="profiled steps are 8 to 11"):
+        held_out(trace, 3)
+
+
+def test_steps_are_replayed_from_their_own_durations(trace):
+    _, measured, error = with_own_durations(trace)
+    assert replayed(trace, own_durations=True)["error_pct"] == pytest.approx(error)
+    assert measured > 0
+
+
+def test_questions_change_the_job(trace):
+    predictor = DdpPredictor.from_trace(trace)
+    base = predictor.predict(Plan()).iteration_us
+    for text in ("compute=0.5", "rank1.compute=0.5", "communication=0", "bandwidth=4"):
+        assert asked(predictor, parse_question(text)).predict(Plan()).iteration_us <= base * 1.01, text
+    with pytest.raises(InputError, match="ranks 0 to 1"):
+        asked(predictor, parse_question("rank7.compute=0.5"))
+    unknown = DdpPredictor(predictor.graph, predictor.costs, msgspec.structs.replace(predictor.cluster, rate_bps=None))
+    with pytest.raises(InputError, match="rate is not known"):
+        asked(unknown, parse_question("bandwidth=2"))
+
+
+def test_samples_give_quantiles_in_order(trace):
+    drawn = replayed(trace, samples=5)["quantiles_us"]
+    assert drawn["p5"] <= drawn["p50"] <= drawn["p95"]
+
+
+def test_a_diagnosis_names_ranks_buckets_and_gains(trace, capsys):
+    result = diagnose_ddp_trace(trace)
+    assert [row["rank"] for row in result["ranks"]] == [0, 1]
+    assert sum(row["bytes"] for row in result["buckets"]) == 54056
+    assert [row["bucket"] for row in result["buckets"]] == [0, 1]
+    assert {row["what_if"] for row in result["gains"]} >= {"compute=0.9", "communication=0", "bucket_cap_mb=25"}
+    gained = [row["gain_us"] for row in result["gains"]]
+    assert gained == sorted(gained, reverse=True)
+    print_diagnosis(result)
+    assert "bucket_cap_mb=25" in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""Buckets by PyTorch's rule, and the program that every rank runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.costmodel.ddp import fit_ddp_costs
+from dpro_search.errors import InputError
+from dpro_search.graph.ddp import build_ddp_graph
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.ddp_job import Action, DdpJob, apply_ddp, bucket_assignment
+
+RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+
+
+def gradients(*sizes: int, dtypes: str = "") -> list[TensorInfo]:
+    kinds = {"f": "float32", "h": "float16"}
+    letters = dtypes or "f" * len(sizes)
+    return [
+        TensorInfo(name=f"g{i}", node="", dtype=kinds[letter], shape=(size,), size_bytes=size)
+        for i, (size, letter) in enumerate(zip(sizes, letters, strict=True))
+    ]
+
+
+def test_a_bucket_is_closed_by_the_gradient_that_brings_it_to_its_limit():
+    assert bucket_assignment(gradients(3, 3, 4, 9, 10, 1), [10]).tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_the_first_bucket_has_a_limit_of_its_own_and_the_last_limit_holds_on():
+    assert bucket_assignment(gradients(1, 1, 1, 1, 1, 1, 1), [1, 3]).tolist() == [0, 1, 1, 1, 2, 2, 2]
+
+
+def test_types_of_elements_do_not_share_buckets():
+    # Those that never reach the limit come last.
+    assert bucket_assignment(gradients(4, 4, 4, 4, dtypes="fhff"), [8]).tolist() == [0, 1, 0, 2]
+
+
+def test_a_gradient_above_the_limit_closes_the_bucket_that_it_falls_into():
+    assert bucket_assignment(gradients(1, 100, 1), [10]).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("limits", [[], [-1]])
+def test_limits_that_are_none_are_refused(limits):
+    with pytest.raises(InputError, match="sizes >= 0"):
+        bucket_assignment(gradients(1), limits)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(1, 60))
+def test_every_bucket_but_the_last_has_at_least_its_limit_and_none_could_have_ended_earlier(sizes, limit):
+    bucket_of = bucket_assignment(gradients(*sizes), [limit])
+    assert (np.diff(bucket_of) >= 0).all()
+    for bucket in range(bucket_of.max()):
+        members = [size for size, own in zip(sizes, bucket_of, strict=True) if own == bucket]
+        assert sum(members) >= limit > sum(members[:-1])
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    trace = assemble_ddp(RAW)
+    graph = build_ddp_graph(trace)
+    return graph, fit_ddp_costs(trace, graph), ClusterSpec.of(trace.meta)
+
+
+def program(job: DdpJob) -> list[tuple[str, int]]:
+    return [(Action(action).name, int(which)) for action, which in zip(job.action, job.collective, strict=True)]
+
+
+def test_a_rank_syncs_buffers_posts_buckets_waits_for_them_in_turn_and_steps(recorded):
+    job = apply_ddp(*recorded)
+    assert program(job) == [
+        ("POST", 0), ("POST", 1), ("WAIT", 0), ("WAIT", 1),  # running statistics, counters of batches
+        ("POST", 2), ("POST", 3), ("WAIT", 2), ("WAIT", 3), ("NONE", -1),
+    ]  # fmt: skip
+    assert job.is_broadcast.tolist() == [True, True, False, False]
+    assert job.size_bytes.tolist() == [1536, 24, 36904, 17152]
+
+
+def test_other_buckets_move_the_same_bytes_and_take_the_same_core_time(recorded):
+    as_recorded = apply_ddp(*recorded)
+    for cap in (0, 10_000, 10**9):
+        job = apply_ddp(*recorded, bucket_cap_bytes=cap)
+        assert job.size_bytes.sum() == as_recorded.size_bytes.sum()
+        np.testing.assert_allclose(job.work_us.sum(axis=2), as_recorded.work_us.sum(axis=2))
+        assert (job.work_us >= 0).all()
+    assert len(apply_ddp(*recorded, bucket_cap_bytes=0).size_bytes) == 2 + 14  # every gradient on its own
+    assert len(apply_ddp(*recorded, bucket_cap_bytes=10**9).size_bytes) == 2 + 1
+
+
+def test_the_recorded_size_gives_the_recorded_buckets(recorded):
+    graph = recorded[0]
+    cap = int(0.03 * 2**20)
+    np.testing.assert_array_equal(bucket_assignment(graph.tensors, [cap]), graph.bucket_of)
+
+
+def test_more_ranks_repeat_the_recorded_ones(recorded):
+    graph, costs, cluster = recorded
+    job = apply_ddp(graph, costs, cluster, cluster=cluster.with_ranks(4, 2))
+    assert job.core.tolist() == [0, 1, 0, 1]
+    np.testing.assert_array_equal(job.work_us[:, 2], job.work_us[:, 0])

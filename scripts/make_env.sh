@@ -2,13 +2,15 @@
 # Builds the environment of a framework, apart from the core package because its pins are old.
 #
 #   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo)
+#   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
+#   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers)
 #
 # Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
 # The environments live outside the checkout, in $DPRO_SEARCH_ENVS (default ~/.cache/dpro-search/envs).
 # Needs Python 3.11 (or 3.9-3.10), a C++ compiler and CMake.
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -25,9 +27,23 @@ install_tensorflow() {
     "$1/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()'
 }
 
+install_torch() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q torch==2.13.0 numpy
+    "$1/bin/python" -c 'import torch.distributed as dist; assert dist.is_gloo_available()'
+}
+
+install_mxnet() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q mxnet==1.9.1 numpy==1.23.5
+    "$1/bin/python" -c 'import mxnet; assert mxnet.runtime.Features().is_enabled("DIST_KVSTORE")'
+}
+
 case $framework in
     tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow)" ;;
+    torch) pins="torch==2.13.0 numpy" ;;
+    mxnet) pins="mxnet==1.9.1 numpy==1.23.5" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet)" ;;
 esac
 
 env=$root/$framework

@@ -41,7 +41,7 @@ def replay_recorded(
         measured, error = held.measured_us, held.error_pct
         more = {"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct}
         predictor = recorded_predictor(trace, without=(holdout_step,))
-    changes = [_change(text, trace.meta.ranks) for text in what_ifs]
+    changes = [change_of(text, trace.meta.ranks) for text in what_ifs]
     started = time.perf_counter()
     prediction = predictor.predict(changes)
     seconds = time.perf_counter() - started
@@ -58,7 +58,7 @@ def replay_recorded(
         found = replay(predictor.graph, samples=samples)
         more |= {"quantiles_us": {f"p{q}": found.quantile_us(q / 100) for q in (5, 50, 95)}}
     if perfetto is not None or timeline is not None:
-        _write_ops(replay(_changed(predictor, changes)), perfetto, timeline)
+        write_ops(replay(_changed(predictor, changes)), perfetto, timeline)
     return {
         "measured_iteration_us": measured,
         "predicted_iteration_us": predicted,
@@ -91,7 +91,7 @@ def diagnose_recorded(trace: Trace) -> dict[str, Any]:
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": predictor.measured_iteration_us,
-        "critical_path": _path(timeline),
+        "critical_path": path_facts(timeline),
         "ranks": [
             {"host": trace.meta.hosts[row.rank], "last_pct": None, "cost_us": None, "waited_us": None}
             | msgspec.to_builtins(row)
@@ -150,7 +150,8 @@ def print_diagnosis(result: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _change(text: str, ranks: int) -> Change:
+def change_of(text: str, ranks: int) -> Change:
+    """The change of the graph that a question asks about."""
     from dpro_search.errors import InputError
     from dpro_search.replay.sensitivity import BandwidthScaled, CommunicationScaled, ComputeScaled
     from dpro_search.replay.what_if import parse_question
@@ -172,7 +173,8 @@ def _changed(predictor: RecordedPredictor, changes: list[Change]) -> Any:
     return graph
 
 
-def _write_ops(timeline: Timeline, perfetto: Path | None, table: Path | None) -> None:
+def write_ops(timeline: Timeline, perfetto: Path | None, table: Path | None) -> None:
+    """Files for ui.perfetto.dev (the last iteration) and for tables, where they are asked for."""
     from dpro_search.collect._files import write_file
     from dpro_search.replay.outputs import perfetto_json, write_csv
 
@@ -182,7 +184,7 @@ def _write_ops(timeline: Timeline, perfetto: Path | None, table: Path | None) ->
         write_csv(timeline, table)
 
 
-def _path(timeline: Timeline) -> list[dict[str, Any]]:
+def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
     """Shares of the critical path by rank and kind of op."""
     from dpro_search.replay.critical_path import critical_path, path_shares
 

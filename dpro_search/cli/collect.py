@@ -13,12 +13,16 @@ class Framework(StrEnum):
     """Frameworks that can be recorded."""
 
     TENSORFLOW = "tensorflow"
+    PYTORCH = "pytorch"
+    MXNET = "mxnet"
 
 
 class Comm(StrEnum):
     """Communication libraries that can be recorded."""
 
     HOROVOD = "horovod"
+    DDP = "ddp"
+    KVSTORE = "kvstore"
 
 
 def collect(
@@ -52,12 +56,22 @@ def collect(
     from dpro_search.collect.job import Schedule, record_job
     from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
+    from dpro_search.collect.mxnet_job import record_kvstore_job
+    from dpro_search.collect.torch_job import record_ddp_job
+    from dpro_search.errors import InputError
 
-    del framework, comm  # one of each so far; typer has checked them
+    recorders = {
+        (Framework.TENSORFLOW, Comm.HOROVOD): record_job,
+        (Framework.PYTORCH, Comm.DDP): record_ddp_job,
+        (Framework.MXNET, Comm.KVSTORE): record_kvstore_job,
+    }
+    if (framework, comm) not in recorders:
+        known = ", ".join(f"--framework {f} --comm {c}" for f, c in recorders)
+        raise InputError(f"--framework {framework} --comm {comm}: cannot be recorded; known are {known}")
     spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts))
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     with stderr_console().status(f"running {hosts} ranks of {command[0]}"):
-        trace = record_job(
+        trace = recorders[framework, comm](
             spec,
             out,
             rate_bps=None if rate is None else parse_rate(rate),

@@ -47,6 +47,15 @@ def diagnose(
         else:
             print_diagnosis(facts)
         return
+    if recorded.meta.format == "mxnet-kvstore":
+        from dpro_search.cli import _kvstore
+
+        facts = _kvstore.diagnose_kvstore_trace(recorded)
+        if as_json:
+            print_json(facts)
+        else:
+            _kvstore.print_diagnosis(facts)
+        return
     if recorded.meta.settings is None:
         _diagnose_recorded(recorded, as_json)
         return

@@ -25,7 +25,7 @@ def replay(
             "--set",
             metavar="K=V",
             help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N (DDP); "
-            "ranks=N, cores=N (that the ranks share), rate=1gbit.",
+            "servers=N, bigarray_bound=N (KVStore); ranks=N, cores=N (that the ranks share), rate=1gbit.",
         ),
     ] = None,
     what_ifs: Annotated[
@@ -58,6 +58,7 @@ def replay(
     import time
 
     from dpro_search.cli._ddp import replay_ddp_trace
+    from dpro_search.cli._kvstore import replay_kvstore_trace
     from dpro_search.collect._files import write_file
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
@@ -81,6 +82,12 @@ def replay(
             own_durations=own_durations,
             samples=samples,
         )
+        _print(facts, as_json)
+        return
+    if recorded.meta.format == "mxnet-kvstore":
+        if plan is not None or holdout_step is not None or own_durations or samples is not None:
+            raise InputError("a job with parameter servers knows --set, --what-if, --perfetto and --timeline: leave out the others")
+        facts = replay_kvstore_trace(recorded, changes=changes or [], what_ifs=what_ifs or [], perfetto=perfetto, timeline=timeline)
         _print(facts, as_json)
         return
     if recorded.meta.settings is None:

@@ -21,6 +21,11 @@ def _run_shadowed():
 _run_shadowed()
 
 if os.environ.get("DPRO_SEARCH_HOOK_OUT"):
-    import dpro_search_recorder
+    if os.environ.get("DPRO_SEARCH_HOOK_FRAMEWORK") == "pytorch":
+        import dpro_search_torch as recorder
+    elif os.environ.get("DPRO_SEARCH_HOOK_FRAMEWORK") == "mxnet":
+        import dpro_search_mxnet as recorder
+    else:
+        import dpro_search_recorder as recorder
 
-    dpro_search_recorder.install()
+    recorder.install()

@@ -82,7 +82,7 @@ def trace_of_profiles(
 
     Raises `InputError` if the workers' clocks contradict each other.
     """
-    return _Writer(workers, servers, symbol, dropped).trace()
+    return ProfileWriter(workers, servers, symbol, dropped).trace()
 
 
 def step_starts(profile: Profile) -> list[tuple[int, float, float]]:
@@ -102,7 +102,7 @@ def step_starts(profile: Profile) -> list[tuple[int, float, float]]:
     return [(i, start, end) for i, (start, end) in enumerate(zip(cuts, [*cuts[1:], last], strict=True))]
 
 
-class _Writer:
+class ProfileWriter:
     """Makes the events of all ranks."""
 
     def __init__(

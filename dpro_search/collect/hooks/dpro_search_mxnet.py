@@ -1,0 +1,244 @@
+"""Records an MXNet job that trains with gluon.Trainer and a KVStore, from inside each worker, without a line added to the script.
+
+Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK_OUT, _MODE, _WARMUP, _UNTRACED, _TRACED).
+
+A training step begins with the first `autograd.record` after a Trainer's step, and ends when the Trainer's step returns. MXNet runs
+ahead of the script: only the distance between steps is a time that the job takes, and only if the script reads a loss now and then.
+Written: hook.json (step times, CPU time per group of threads, parameters, versions), the profiler's worker.json, symbol.json (the
+network, if it is a HybridBlock) and, by the servers in their own folders, rank<k>_server.json.
+Standard library and the framework only; Python 3.8 and later.
+"""
+
+import atexit
+import functools
+import gc
+import json
+import os
+import platform
+import sys
+import time
+import weakref
+
+from dpro_search_process import AfterImport, ThreadClock, machine
+
+SERVER_PROFILE = "server.json"  # servers put "rank<k>_" before it
+
+_RECORDER = None
+
+
+def install():
+    """Arrange for the patches to be applied when the framework's modules have been imported."""
+    global _RECORDER
+    _RECORDER = _Recorder()
+    callbacks = {"mxnet.autograd": _patch_autograd, "mxnet.kvstore.base": _patch_kvstore, "mxnet.gluon.trainer": _patch_trainer}
+    sys.meta_path.insert(0, AfterImport(callbacks))
+
+
+def _patch_autograd(module):
+    original = module.record
+
+    @functools.wraps(original)
+    def record(*args, **kwargs):
+        _RECORDER.recording_begins()
+        return original(*args, **kwargs)
+
+    module.record = record
+
+
+def _patch_kvstore(module):
+    """Notice which threads a KVStore starts: their CPU time is the communication's."""
+    original = module.create
+
+    @functools.wraps(original)
+    def create(*args, **kwargs):
+        from mxnet import nd
+
+        nd.zeros(1).wait_to_read()  # the engine's own threads start with its first operator
+        before = set(os.listdir("/proc/self/task"))
+        store = original(*args, **kwargs)
+        _RECORDER.cpu.communication |= set(os.listdir("/proc/self/task")) - before
+        return store
+
+    module.create = create
+
+
+def _patch_trainer(module):
+    original = module.Trainer.step
+
+    @functools.wraps(original)
+    def step(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        _RECORDER.trainer_stepped(self)
+        return result
+
+    module.Trainer.step = step
+    atexit.register(_finish)
+
+
+def _finish():
+    """At its end MXNet drops what it has not begun, such as gradients that other workers wait for."""
+    from mxnet import nd
+
+    nd.waitall()
+
+
+class _Recorder:
+    def __init__(self):
+        env = os.environ
+        self._records = env.get("DPRO_SEARCH_HOOK_MODE", "time") == "record"
+        self._out = env["DPRO_SEARCH_HOOK_OUT"]
+        warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
+        self._first_traced = warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
+        self._end_traced = self._first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))
+        self.cpu = ThreadClock()
+        self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
+        self._trainer = None  # a weak reference: a store that lives on is not closed, and the other workers would wait for it
+        self._stepped = True
+        self._tracing = False
+        self._server_profiled = False
+        self._facts = self._symbol = None
+        os.makedirs(self._out, exist_ok=True)
+        atexit.register(self.write)
+
+    def recording_begins(self):
+        """Begin a step if this is the first forward pass of one."""
+        if not self._stepped:
+            return
+        self._stepped = False
+        index = len(self._steps)
+        if self._records and index == self._first_traced:
+            self._start_tracing()
+        elif self._tracing and index == self._end_traced:
+            self._stop_tracing()
+        compute_ns, comm_ns = self.cpu.read()
+        start_ns = time.time_ns()
+        self._steps.append([start_ns, start_ns, compute_ns, comm_ns, self._tracing])
+
+    def trainer_stepped(self, trainer):
+        """End the step."""
+        if self._steps:
+            self._trainer = self._trainer or weakref.ref(trainer)
+            self._stepped = True
+            self._steps[-1][1] = time.time_ns()
+
+    def _start_tracing(self):
+        import mxnet as mx
+
+        trainer = self._trainer()
+        if trainer is None:
+            return
+        self._facts, self._symbol = _facts(trainer), _symbol(trainer)
+        mx.nd.waitall()  # so that the profile's first operator is the step's
+        # Without aggregate_stats, operators are merged into ImperativeBulk.
+        settings = {"profile_all": True, "aggregate_stats": True}
+        store = trainer._kvstore
+        if store is not None and "dist" in store.type and store.rank == 0:
+            mx.profiler.set_kvstore_handle(store.handle)
+            mx.profiler.set_config(filename=SERVER_PROFILE, profile_process="server", **settings)
+            mx.profiler.set_state("run", profile_process="server")
+            self._server_profiled = True
+        mx.profiler.set_config(filename=os.path.join(self._out, "worker.json"), **settings)
+        mx.profiler.set_state("run")
+        self._tracing = True
+
+    def _stop_tracing(self, at_exit=False):
+        import mxnet as mx
+
+        if not at_exit:  # then the store is closed, and the engine has stopped
+            mx.nd.waitall()
+            if self._server_profiled:
+                mx.profiler.set_state("stop", profile_process="server")
+        self._tracing = False
+        mx.profiler.set_state("stop")
+
+    def write(self):
+        """Write hook.json and the network; a job that ends inside the traced steps still leaves what there is.
+
+        Processes beside the training come here too; they run no step and write nothing.
+        """
+        if not self._steps:
+            return
+        if self._tracing:
+            self._stop_tracing(at_exit=True)
+        if self._symbol is not None:
+            self._put("symbol.json", self._symbol)
+        import resource
+
+        content = {
+            "rank": int(os.environ.get("DPRO_SEARCH_HOOK_RANK", "0")),
+            "host": platform.node(),
+            "machine": machine(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "steps": self._steps,
+            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "versions": _versions(),
+            "kvstore": self._facts,
+        }
+        self._put("hook.json", content)
+
+    def _put(self, name, content):
+        path = os.path.join(self._out, name)
+        with open(path + ".tmp", "w") as file:
+            json.dump(content, file)
+        os.replace(path + ".tmp", path)
+
+
+def _facts(trainer):
+    """The store, and the parameters by key."""
+    store = trainer._kvstore
+    return {
+        "type": "" if store is None else store.type,
+        "update_on_kvstore": bool(trainer._update_on_kvstore),
+        "parameters": [
+            {
+                "key": key,
+                "name": parameter.name,
+                "dtype": _dtype(parameter),
+                "shape": [int(extent) for extent in parameter.shape],
+                "size_bytes": int(parameter.data().size) * parameter.data().dtype().itemsize,
+                "trained": parameter.grad_req != "null",
+            }
+            for key, parameter in enumerate(trainer._params)
+        ],
+    }
+
+
+def _dtype(parameter):
+    import numpy
+
+    return numpy.dtype(parameter.dtype).name
+
+
+def _symbol(trainer):
+    """The graph of the largest HybridBlock that holds the trained parameters, with their shapes; None if there is none."""
+    import mxnet as mx
+
+    names = {parameter.name: parameter for parameter in trainer._params}
+    best, found = None, 0
+    for block in [item for item in gc.get_objects() if isinstance(item, mx.gluon.HybridBlock)]:
+        held = len(set(block.collect_params()) & set(names))
+        if held > found:
+            best, found = block, held
+    if best is None:
+        return None
+    try:
+        graph = best._cached_graph[1] if best._cached_graph else best(mx.sym.var("data"))
+        graph = mx.sym.Group(list(graph)) if isinstance(graph, (list, tuple)) else graph
+        content = json.loads(graph.tojson())
+    except Exception as error:  # a network of several inputs: the trace says that its operators are known by type only
+        print("dpro-search: no graph of %s: %s" % (type(best).__name__, error), file=sys.stderr)
+        return None
+    for node in content["nodes"]:
+        if node["op"] == "null" and node["name"] in names:
+            shape = ", ".join(str(extent) for extent in names[node["name"]].shape)
+            node.setdefault("attrs", {})["__shape__"] = "(%s,)" % shape
+    return content
+
+
+def _versions():
+    found = {"python": platform.python_version()}
+    for name in ("mxnet", "numpy"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,116 @@
+"""Jobs with parameter servers as graphs: where slices go, what an iteration takes, what changes do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.replayer import replay
+from dpro_search.space.kvstore_job import KvstoreJob, Segment, goodput_bytes_per_us, kvstore_graph
+
+MIB = 2**20
+
+
+def job(sizes, *, workers=2, servers=1, **fields) -> KvstoreJob:
+    """Workers that each take 10 ms forward and 10 ms backward over layers of these sizes, every process on a core of its own."""
+    layers = range(len(sizes))
+    share = 10_000 / len(sizes)
+    forward = [Segment(kind=OpKind.FORWARD, work_us=share, uses=(i,), makes=()) for i in layers]
+    backward = [Segment(kind=OpKind.BACKWARD, work_us=share, uses=(), makes=(i,)) for i in reversed(layers)]
+    defaults = {
+        "worker_core": tuple(range(workers)),
+        "server_core": tuple(range(workers, workers + servers)),
+        "bound": 10**9,
+        "bytes_per_us": None,
+        "comm_us_per_byte": 0.0,
+        "sum_us_per_byte": 0.0,
+        "update_us_per_byte": 0.0,
+        "slice_us": 0.0,
+    }
+    return KvstoreJob(
+        workers=((*forward, *backward),) * workers,
+        tensor_bytes=np.array(sizes, dtype=np.float64),
+        element_bytes=np.full(len(sizes), 4.0),
+        key=np.array(layers),
+        **(defaults | fields),
+    )
+
+
+def iteration_us(job: KvstoreJob) -> float:
+    return replay(kvstore_graph(job)).iteration_us
+
+
+def test_a_tensor_below_the_bound_goes_to_the_server_of_its_key():
+    spread = job([400] * 5, servers=3, bound=101)
+    assert [spread.slices(tensor) for tensor in range(5)] == [[(tensor * 9973 % 3, 400.0)] for tensor in range(5)]
+
+
+def test_a_tensor_at_the_bound_is_cut_evenly_over_all_servers():
+    cut = job([400], servers=3, bound=100).slices(0)
+    assert [server for server, _ in cut] == [0, 1, 2]
+    assert sum(size for _, size in cut) == 400
+    assert max(size for _, size in cut) - min(size for _, size in cut) <= 4
+
+
+def test_without_communication_an_iteration_is_its_compute():
+    assert iteration_us(job([MIB])) == pytest.approx(20_000)
+
+
+def test_one_tensor_is_pushed_by_all_workers_into_one_link_and_pulled_out_of_it():
+    size, rate = 8 * MIB, 125.0
+    assert iteration_us(job([size], bytes_per_us=rate)) == pytest.approx(20_000 + 2 * 2 * size / rate, rel=1e-6)
+
+
+def test_two_servers_share_what_is_cut():
+    size, rate = 8 * MIB, 125.0
+    assert iteration_us(job([size], servers=2, bound=1, bytes_per_us=rate)) == pytest.approx(20_000 + 2 * size / rate, rel=1e-6)
+
+
+def test_a_bound_that_cuts_nothing_leaves_large_tensors_on_one_server():
+    sizes = [4 * MIB] * 3
+    cut, whole = (job(sizes, servers=2, bound=bound, bytes_per_us=125.0) for bound in (1, 10**9))
+    assert iteration_us(cut) < iteration_us(whole)
+
+
+def test_communication_hides_behind_the_layers_that_are_still_computed():
+    late, early = (job(sizes, bytes_per_us=1250.0) for sizes in ([4 * MIB, 400], [400, 4 * MIB]))
+    assert iteration_us(early) < iteration_us(late)  # the last layer's gradient comes first
+
+
+def test_a_server_on_a_worker_s_core_takes_time_from_it():
+    busy = job([MIB], sum_us_per_byte=0.005, update_us_per_byte=0.005)
+    apart, together = busy, replace(busy, server_core=(0,))
+    assert iteration_us(together) >= iteration_us(apart)
+    cost = 20_000 + 3 * 0.005 * MIB
+    assert iteration_us(together) == pytest.approx(cost, rel=0.01)
+
+
+def test_each_slice_costs_the_server_something_whatever_its_size():
+    few, many = (job([4 * MIB / count] * count, slice_us=5000.0) for count in (1, 16))
+    assert iteration_us(many) > iteration_us(few)
+
+
+def test_all_core_time_is_kept():
+    one = job([MIB, MIB], servers=1, comm_us_per_byte=0.001, sum_us_per_byte=0.002, update_us_per_byte=0.003, slice_us=7.0)
+    core_us = kvstore_graph(one).duration_us.sum()
+    messages = 2 * 2 * 2 * MIB  # of two workers, both ways
+    assert core_us == pytest.approx(2 * 20_000 + messages * 2 * 0.001 + 2 * 2 * MIB * 0.002 + 2 * MIB * 0.003 + 2 * 7.0)
+
+
+def test_the_graph_is_valid():
+    kvstore_graph(job([MIB, 400, 3 * MIB], workers=3, servers=2, bound=1000, bytes_per_us=100.0)).validate()
+
+
+def test_goodput_is_below_the_rate_and_no_limit_stays_none():
+    assert goodput_bytes_per_us(None) is None
+    rate = goodput_bytes_per_us(8e6)
+    assert rate is not None
+    assert 0.9 < rate < 1
+
+
+@pytest.mark.parametrize("wrong", [{"servers": 0}, {"bound": 0}, {"bytes_per_us": 0.0}])
+def test_jobs_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InputError, match="at least one server"):
+        job([MIB], **wrong)

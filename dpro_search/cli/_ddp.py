@@ -29,13 +29,12 @@ def replay_ddp_trace(
     Raises
     ------
     InputError
-        Options that exclude each other, or a change that DDP does not have.
+        A change that DDP does not have.
     """
     import time
 
     import numpy as np
 
-    from dpro_search.errors import InputError
     from dpro_search.replay.ddp.evaluate import held_out, with_own_durations
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.replay.ddp.what_if import asked
@@ -45,10 +44,6 @@ def replay_ddp_trace(
 
     chosen = Plan() if plan is None else Plan.load(plan)
     changed = bool(chosen != Plan() or changes or what_ifs)
-    if (holdout_step is not None or own_durations) and changed:
-        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
-    if holdout_step is not None and own_durations:
-        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     measured: float | None
     error: float | None
     if holdout_step is not None:

@@ -69,6 +69,11 @@ def replay(
     from dpro_search.replay.what_if import asked, parse_question
     from dpro_search.space.plan import Plan
 
+    compares = holdout_step is not None or own_durations
+    if compares and (plan is not None or changes or what_ifs):
+        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
+    if holdout_step is not None and own_durations:
+        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     recorded = Trace.load(sample_trace_path() if trace is None else trace)
     if recorded.meta.format == "pytorch-ddp":
         if perfetto is not None or timeline is not None:
@@ -85,7 +90,7 @@ def replay(
         _print(facts, as_json)
         return
     if recorded.meta.format == "mxnet-kvstore":
-        if plan is not None or holdout_step is not None or own_durations or samples is not None:
+        if plan is not None or compares or samples is not None:
             raise InputError("a job with parameter servers knows --set, --what-if, --perfetto and --timeline: leave out the others")
         facts = replay_kvstore_trace(recorded, changes=changes or [], what_ifs=what_ifs or [], perfetto=perfetto, timeline=timeline)
         _print(facts, as_json)
@@ -95,12 +100,8 @@ def replay(
         return
     chosen = Plan() if plan is None else Plan.load(plan)
     changed = bool(chosen != Plan() or changes or what_ifs)
-    if (holdout_step is not None or own_durations) and changed:
-        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
     if timeline is not None and changed:
         raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
-    if holdout_step is not None and own_durations:
-        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     measured: float | None
     error: float | None
     if holdout_step is not None:
@@ -164,10 +165,6 @@ def _replay_recorded(
         raise InputError(
             f"--plan and --set change the knobs of a Horovod job; this trace ({trace.meta.format}) is none: use --what-if"
         )
-    if (holdout_step is not None or own_durations) and what_ifs:
-        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --what-if")
-    if holdout_step is not None and own_durations:
-        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     result = replay_recorded(
         trace,
         what_ifs=what_ifs or [],

@@ -66,12 +66,6 @@ def test_a_change_that_cannot_be_made_is_named(trace, change, said):
         replayed(trace, changes=[change])
 
 
-@pytest.mark.parametrize("options", [{"holdout_step": 9, "changes": ["rate=1gbit"]}, {"holdout_step": 9, "own_durations": True}])
-def test_options_that_exclude_each_other_are_refused(trace, options):
-    with pytest.raises(InputError, match="--holdout-step and --own-durations"):
-        replayed(trace, **options)
-
-
 def test_a_held_out_step_is_predicted_from_the_others(trace):
     predictor, measured, error = held_out(trace, 9)
     assert 9 not in predictor.graph.steps

@@ -92,8 +92,8 @@ class IncrementalReplay:
         old_values = self._duration_us[labels]
         old_needs = {label: self._pred.row(label).copy() for label in wanted}
         self._duration_us[labels] = values
-        changed = np.append(labels, np.array(self._rewire(wanted), np.int32))
-        self.mended = self._mend(changed) if self._mendable else GAVE_UP
+        rewired = np.array(self._rewire(wanted), np.int32)
+        self.mended = self._mend(labels, rewired) if self._mendable else GAVE_UP
         if self.mended == GAVE_UP:
             self.mended = len(self._duration_us)
             try:
@@ -150,10 +150,11 @@ class IncrementalReplay:
             self._unbounded_sinks = np.append(self._unbounded_sinks, np.array(sinks, np.int64))
         return touched
 
-    def _mend(self, changed: Int32s) -> int:
+    def _mend(self, changed: Int32s, rewired: Int32s) -> int:
         layout = self._engine.layout
         mended: int = repair(
             changed,
+            rewired,
             self._duration_us,
             layout.device,
             layout.key,

@@ -91,7 +91,6 @@ def test_ten_thousand_ranks_are_replayed_like_two():
         (("--set", "groups=0"), "groups"),
         (("--what-if", "magic"), "--what-if 'magic'"),
         (("--holdout-step", "0"), "--holdout-step 0"),
-        (("--holdout-step", "15", "--set", "groups=2"), "leave out --plan, --set and --what-if"),
         (("--holdout-step", "15", "--own-durations"), "give one of them"),
         (("--holdout-step", "15", "--set", "ranks=4"), "leave out"),
         (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),

@@ -28,6 +28,7 @@ BLOCK = 512
 @njit(cache=True, nogil=True)
 def repair(
     changed: Int32s,
+    rewired: Int32s,
     duration_us: Floats,
     device: Int32s,
     key: Int32s,
@@ -60,7 +61,9 @@ def repair(
     Parameters
     ----------
     changed
-        Labels of the ops of which something is new.
+        Labels of the ops whose duration in `duration_us` is new; without these and `rewired` all ops are looked at.
+    rewired
+        Labels of the ops whose predecessors or successors are new.
     pred_begin, pred_end, pred_idx, succ_begin, succ_end, succ_idx
         Dependencies both ways: rows ``idx[begin[op]:end[op]]``. For a sweep every op's label is above its predecessors'.
     ready_us, start_us, end_us, moved_us
@@ -87,15 +90,17 @@ def repair(
     lowest, front, block = count, count, len(blocks)
     for k in range(len(changed)):
         op = changed[k]
-        if len(moved_us) > 0 and collective[op] >= 0:
-            first = part[part_ptr[collective[op]]]
-            if dirty[first] == 0:  # else its work was set for another part
-                _set_work(collective[op], duration_us, part_ptr, part, work_us)
-                lowest = min(lowest, first)
-                block = _mark(first, dirty, blocks, block)
+        if len(moved_us) > 0 and collective[op] >= 0:  # a collective is as long as its longest part: one stands for all
+            op = part[part_ptr[collective[op]]]
+            if dirty[op] != 0:
+                continue
+            _set_work(collective[op], duration_us, part_ptr, part, work_us)
         lowest = min(lowest, op)
         block = _mark(op, dirty, blocks, block)
-    if len(changed) == 0:
+    for k in range(len(rewired)):
+        lowest = min(lowest, rewired[k])
+        block = _mark(rewired[k], dirty, blocks, block)
+    if len(changed) + len(rewired) == 0:
         front = 0
         _take_out(0, device, before, behind, last, dirty, blocks, block)
     mended = 0

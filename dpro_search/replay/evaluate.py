@@ -21,18 +21,14 @@ def held_out(trace: Trace, step: int) -> tuple[Predictor, float, float]:
 
     Both sides hold the profiler's overhead. Raises `InputError` if the step was not profiled.
     """
-    durations = _traced_iterations_us(trace)
-    others = tuple(number for number in durations if number != step)
-    if step not in durations or not others:
-        raise InputError(f"--holdout-step {step}: profiled steps are {min(durations)} to {max(durations)}; at least two are needed")
+    others, measured = without_step(trace, step)
     predictor = Predictor.from_trace(trace, steps=others, with_profiler=True)
-    measured = durations[step]
     return predictor, measured, (predictor.predict(Plan()).iteration_us / measured - 1) * 100
 
 
 def with_own_durations(trace: Trace) -> tuple[Predictor, float, float]:
     """Replay each profiled step from its own durations: (predictor of all, mean measured in us, mean absolute error in %)."""
-    durations = _traced_iterations_us(trace)
+    durations = profiled_iterations_us(trace)
     errors = []
     for step, measured in durations.items():
         own = Predictor.from_trace(trace, steps=(step,), with_profiler=True)
@@ -41,7 +37,16 @@ def with_own_durations(trace: Trace) -> tuple[Predictor, float, float]:
     return predictor, float(np.mean(list(durations.values()))), float(np.mean(errors))
 
 
-def _traced_iterations_us(trace: Trace) -> dict[int, float]:
+def without_step(trace: Trace, step: int) -> tuple[tuple[int, ...], float]:
+    """The other profiled steps, and the measured iteration of this one in us; `InputError` if it, or another, was not profiled."""
+    durations = profiled_iterations_us(trace)
+    others = tuple(number for number in durations if number != step)
+    if step not in durations or not others:
+        raise InputError(f"--holdout-step {step}: profiled steps are {min(durations)} to {max(durations)}; at least two are needed")
+    return others, durations[step]
+
+
+def profiled_iterations_us(trace: Trace) -> dict[int, float]:
     """Iteration of each profiled step that another profiled step follows."""
     mine = trace.steps.select(trace.steps.rank == 0)
     whole = np.flatnonzero(mine.traced[:-1] & mine.traced[1:])

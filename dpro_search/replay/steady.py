@@ -10,6 +10,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 _SAME = 1e-3  # distances that differ by less, relatively, are one
+_AGREE = 0.01  # halves of a run whose medians differ by less, relatively and beyond their noise, agree
 
 
 def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
@@ -62,6 +63,17 @@ def settled_distance(end_us: Floats) -> tuple[float, bool]:
         if len(before) == cycle and np.abs(last - before).max() <= close:
             return float(last.mean()), True
     return float(distance[len(distance) // 2 :].mean()), False
+
+
+def halves_agree(distances_us: Floats) -> bool:
+    """Whether iterations that vary have settled: the two halves of a run have one median, up to 1 % and their noise."""
+    half = len(distances_us) // 2
+    if half < 2:
+        return True
+    first, second = distances_us[:half], distances_us[half:]
+    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
+    allowed = 2 * noise + _AGREE * float(np.median(distances_us))
+    return abs(float(np.median(first) - np.median(second))) <= allowed
 
 
 def _predecessors(graph: ReplayGraph, iterations: int) -> tuple[Int32s, Int32s]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import InputError
 from dpro_search.replay.ddp.predictor import DdpPredictor
+from dpro_search.replay.evaluate import profiled_iterations_us, without_step
 from dpro_search.space.plan import Plan
 
 
@@ -15,12 +15,9 @@ def held_out(trace: Trace, step: int) -> tuple[DdpPredictor, float, float]:
 
     Both sides hold the profiler's overhead. Raises `InputError` if the step was not profiled.
     """
-    durations = _profiled_iterations_us(trace)
-    others = tuple(number for number in durations if number != step)
-    if step not in durations or not others:
-        raise InputError(f"--holdout-step {step}: profiled steps are {min(durations)} to {max(durations)}; at least two are needed")
+    others, measured = without_step(trace, step)
     predictor = DdpPredictor.from_trace(trace, steps=others, with_profiler=True)
-    return predictor, durations[step], (predictor.predict(Plan()).iteration_us / durations[step] - 1) * 100
+    return predictor, measured, (predictor.predict(Plan()).iteration_us / measured - 1) * 100
 
 
 def with_own_durations(trace: Trace) -> tuple[DdpPredictor, float, float]:
@@ -28,20 +25,10 @@ def with_own_durations(trace: Trace) -> tuple[DdpPredictor, float, float]:
 
     What communication costs is fitted on all steps.
     """
-    durations = _profiled_iterations_us(trace)
+    durations = profiled_iterations_us(trace)
     predictor = DdpPredictor.from_trace(trace, with_profiler=True)
     errors = []
     for step, measured in durations.items():
         own = predictor.at(graph=DdpPredictor.from_trace(trace, steps=(step,), with_profiler=True).graph)
         errors.append(abs(own.predict(Plan()).iteration_us / measured - 1) * 100)
     return predictor, float(np.mean(list(durations.values()))), float(np.mean(errors))
-
-
-def _profiled_iterations_us(trace: Trace) -> dict[int, float]:
-    """Iteration of each profiled step that another profiled step follows."""
-    mine = trace.steps.select(trace.steps.rank == 0)
-    whole = np.flatnonzero(mine.traced[:-1] & mine.traced[1:])
-    if not len(whole):
-        raise InputError("the trace has no two profiled steps in a row; record more with --traced")
-    distance = np.diff(mine.start_us)
-    return {int(mine.index[i]): float(distance[i]) for i in whole}

@@ -10,11 +10,11 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.errors import GraphError
 from dpro_search.replay.ddp import machine
+from dpro_search.replay.steady import halves_agree
 from dpro_search.space.ddp_job import DdpJob
 
 _WARMUP = 2
 _DRAWS = 4096
-_SETTLED_PCT = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +89,6 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
         iterations_us=distances,
         breakdown_us=per_rank[int(breakdown[machine.COMPUTE].argmax())],
         rank_breakdown_us=per_rank,
-        settled=_settled(distances),
+        settled=halves_agree(distances),
         collective_us=moved.reshape(total, len(job.size_bytes), 2),
     )
-
-
-def _settled(distances: Floats) -> bool:
-    half = len(distances) // 2
-    if half < 2:
-        return True
-    first, second = distances[:half], distances[half:]
-    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
-    allowed = 2 * noise + _SETTLED_PCT / 100 * float(np.median(distances))
-    return abs(float(np.median(first) - np.median(second))) <= allowed

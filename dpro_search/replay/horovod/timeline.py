@@ -9,11 +9,11 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.replay.horovod import machine
+from dpro_search.replay.steady import halves_agree
 from dpro_search.space.horovod_job import HorovodJob
 
 _WARMUP = 2
 _DRAWS = 4096
-_SETTLED_PCT = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +125,6 @@ def replay_horovod(
         iterations_us=distances,
         breakdown_us=per_class[int(breakdown[machine.COMPUTE].argmax())],
         rank_breakdown_us=tuple(per_class[number] for number in graph.class_of_rank.tolist()),
-        settled=_settled(distances),
+        settled=halves_agree(distances),
         log=followed,
     )
-
-
-def _settled(distances: Floats) -> bool:
-    half = len(distances) // 2
-    if half < 2:
-        return True
-    first, second = distances[:half], distances[half:]
-    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
-    allowed = 2 * noise + _SETTLED_PCT / 100 * float(np.median(distances))
-    return abs(float(np.median(first) - np.median(second))) <= allowed

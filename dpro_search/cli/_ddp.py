@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.space.cluster import ClusterSpec
@@ -14,16 +15,7 @@ if TYPE_CHECKING:
 _KEYS = "bucket_cap_bytes, ranks, cores, rate"
 
 
-def replay_ddp_trace(
-    trace: Trace,
-    *,
-    plan: Path | None,
-    changes: list[str],
-    what_ifs: list[str],
-    holdout_step: int | None,
-    own_durations: bool,
-    samples: int | None,
-) -> dict[str, Any]:
+def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     """The facts that the verb `replay` prints.
 
     Raises
@@ -35,6 +27,7 @@ def replay_ddp_trace(
 
     import numpy as np
 
+    from dpro_search.errors import InputError
     from dpro_search.replay.ddp.evaluate import held_out, with_own_durations
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.replay.ddp.what_if import asked
@@ -42,19 +35,21 @@ def replay_ddp_trace(
     from dpro_search.replay.what_if import parse_question
     from dpro_search.space.plan import Plan
 
-    chosen = Plan() if plan is None else Plan.load(plan)
-    changed = bool(chosen != Plan() or changes or what_ifs)
+    if request.perfetto is not None or request.timeline is not None:
+        raise InputError("--perfetto and --timeline do not know DistributedDataParallel jobs yet: leave them out")
+    chosen = Plan() if request.plan is None else Plan.load(request.plan)
+    changed = bool(chosen != Plan() or request.changes or request.what_ifs)
     measured: float | None
     error: float | None
-    if holdout_step is not None:
-        predictor, measured, error = held_out(trace, holdout_step)
-    elif own_durations:
+    if request.holdout_step is not None:
+        predictor, measured, error = held_out(trace, request.holdout_step)
+    elif request.own_durations:
         predictor, measured, error = with_own_durations(trace)
     else:
         predictor, measured, error = DdpPredictor.from_trace(trace), measured_iteration_us(trace), None
-        chosen, cluster = _with_changes(predictor, chosen, changes)
+        chosen, cluster = _with_changes(predictor, chosen, request.changes)
         predictor = predictor.at(cluster=cluster)
-        for text in what_ifs:
+        for text in request.what_ifs:
             predictor = asked(predictor, parse_question(text))
     predictor.predict(chosen)  # compiles the simulator the first time
     started = time.perf_counter()
@@ -65,8 +60,8 @@ def replay_ddp_trace(
     elif error is None and measured is not None:
         error = (prediction.iteration_us / measured - 1) * 100
     drawn = {}
-    if samples is not None:
-        quantiles = np.quantile(predictor.sampled(chosen, samples=samples), (0.05, 0.5, 0.95)).tolist()
+    if request.samples is not None:
+        quantiles = np.quantile(predictor.sampled(chosen, samples=request.samples), (0.05, 0.5, 0.95)).tolist()
         drawn = {"quantiles_us": dict(zip(("p5", "p50", "p95"), quantiles, strict=True))}
     return {
         "measured_iteration_us": measured,
@@ -82,7 +77,7 @@ def replay_ddp_trace(
     } | drawn
 
 
-def diagnose_ddp_trace(trace: Trace) -> dict[str, Any]:
+def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints; `buckets` are in the order of their all-reduces."""
     from dpro_search.graph.arrivals import arrivals
     from dpro_search.replay.ddp.predictor import DdpPredictor
@@ -113,7 +108,7 @@ def diagnose_ddp_trace(trace: Trace) -> dict[str, Any]:
 
 
 def print_diagnosis(result: dict[str, Any]) -> None:
-    """What `diagnose_ddp_trace` found, for people."""
+    """What `diagnose_trace` found, for people."""
     from rich import box
     from rich.table import Table
 
@@ -181,7 +176,7 @@ def _buckets(predictor: DdpPredictor) -> list[dict[str, Any]]:
     return found
 
 
-def _with_changes(predictor: DdpPredictor, plan: Plan, changes: list[str]) -> tuple[Plan, ClusterSpec]:
+def _with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -> tuple[Plan, ClusterSpec]:
     """Plan and cluster after the ``--set`` options, in order."""
     import msgspec
 

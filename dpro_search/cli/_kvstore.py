@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.space.kvstore_job import KvstoreJob
 
@@ -15,9 +16,7 @@ _MODEL_ERROR = 0.08  # of docs/validation.md: all eight errors of recorded and c
 _TOP_GAINS = 12
 
 
-def replay_kvstore_trace(
-    trace: Trace, *, changes: list[str], what_ifs: list[str], perfetto: Path | None, timeline: Path | None
-) -> dict[str, Any]:
+def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     """The facts that the verb `replay` prints.
 
     Raises
@@ -28,19 +27,22 @@ def replay_kvstore_trace(
     import time
 
     from dpro_search.cli._recorded import change_of, write_ops
+    from dpro_search.errors import InputError
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
     from dpro_search.space.kvstore_job import kvstore_graph, recorded_kvstore_job
 
-    graph = kvstore_graph(_with_changes(recorded_kvstore_job(trace), changes))
-    for text in what_ifs:
+    if request.plan is not None or request.compares or request.samples is not None:
+        raise InputError("a job with parameter servers knows --set, --what-if, --perfetto and --timeline: leave out the others")
+    graph = kvstore_graph(_with_changes(recorded_kvstore_job(trace), request.changes))
+    for text in request.what_ifs:
         graph = change_of(text, trace.meta.ranks).apply(graph)
     started = time.perf_counter()
     found = replay(graph)
     seconds = time.perf_counter() - started
-    write_ops(found, perfetto, timeline)
+    write_ops(found, request.perfetto, request.timeline)
     predicted = found.iteration_us
-    measured = None if changes or what_ifs else measured_iteration_us(trace)
+    measured = None if request.changed else measured_iteration_us(trace)
     return {
         "measured_iteration_us": measured,
         "predicted_iteration_us": predicted,
@@ -55,7 +57,7 @@ def replay_kvstore_trace(
     }
 
 
-def diagnose_kvstore_trace(trace: Trace) -> dict[str, Any]:
+def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     from dpro_search.cli._recorded import path_facts
     from dpro_search.replay.evaluate import measured_iteration_us
@@ -94,7 +96,7 @@ def print_diagnosis(result: dict[str, Any]) -> None:
         print(f"  {row['what_if'][:50]:50}  {microseconds(row['gain_us']):>10}  {percent(row['gain_pct']):>7}")
 
 
-def _with_changes(job: KvstoreJob, changes: list[str]) -> KvstoreJob:
+def _with_changes(job: KvstoreJob, changes: Sequence[str]) -> KvstoreJob:
     from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.errors import InputError
     from dpro_search.space.kvstore_job import goodput_bytes_per_us

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.recorded import RecordedPredictor
     from dpro_search.replay.sensitivity import Change
@@ -14,39 +15,41 @@ if TYPE_CHECKING:
 _NAME_LENGTH, _TOP_OPS, _TOP_GAINS = 60, 10, 12
 
 
-def replay_recorded(
-    trace: Trace,
-    *,
-    what_ifs: list[str],
-    holdout_step: int | None,
-    own_durations: bool,
-    samples: int | None,
-    perfetto: Path | None,
-    timeline: Path | None,
-) -> dict[str, Any]:
-    """The facts that the verb `replay` prints."""
+def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
+    """The facts that the verb `replay` prints.
+
+    Raises
+    ------
+    InputError
+        A knob: those of a recorded job of this kind are not known.
+    """
     import time
 
     import numpy as np
 
+    from dpro_search.errors import InputError
     from dpro_search.replay.pipeline import recorded_predictor
     from dpro_search.replay.replayer import replay
 
+    if request.plan is not None or request.changes:
+        raise InputError(
+            f"--plan and --set change the knobs of a Horovod job; this trace ({trace.meta.format}) is none: use --what-if"
+        )
     predictor = recorded_predictor(trace)
-    measured: float | None = None if what_ifs else predictor.measured_iteration_us
+    measured: float | None = None if request.what_ifs else predictor.measured_iteration_us
     more: dict[str, Any] = {}
     error = None
-    if holdout_step is not None:
-        held = predictor.held_out(holdout_step)
+    if request.holdout_step is not None:
+        held = predictor.held_out(request.holdout_step)
         measured, error = held.measured_us, held.error_pct
         more = {"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct}
-        predictor = recorded_predictor(trace, without=(holdout_step,))
-    changes = [change_of(text, trace.meta.ranks) for text in what_ifs]
+        predictor = recorded_predictor(trace, without=(request.holdout_step,))
+    changes = [change_of(text, trace.meta.ranks) for text in request.what_ifs]
     started = time.perf_counter()
     prediction = predictor.predict(changes)
     seconds = time.perf_counter() - started
     predicted = prediction.iteration_us
-    if own_durations:
+    if request.own_durations:
         pairs = predictor.own_durations()
         errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
         measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
@@ -54,11 +57,11 @@ def replay_recorded(
         more = {"steps": [{"step": step, "error_pct": value} for step, value in errors.items()]}
     elif error is None and measured is not None:
         error = (predicted / measured - 1) * 100
-    if samples is not None:
-        found = replay(predictor.graph, samples=samples)
+    if request.samples is not None:
+        found = replay(predictor.graph, samples=request.samples)
         more |= {"quantiles_us": {f"p{q}": found.quantile_us(q / 100) for q in (5, 50, 95)}}
-    if perfetto is not None or timeline is not None:
-        write_ops(replay(_changed(predictor, changes)), perfetto, timeline)
+    if request.perfetto is not None or request.timeline is not None:
+        write_ops(replay(_changed(predictor, changes)), request.perfetto, request.timeline)
     return {
         "measured_iteration_us": measured,
         "predicted_iteration_us": predicted,
@@ -73,7 +76,7 @@ def replay_recorded(
     } | more
 
 
-def diagnose_recorded(trace: Trace) -> dict[str, Any]:
+def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     import msgspec
 

@@ -162,6 +162,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "tensorflow-horovod"  # what the raw files were
     clock: ClockReport
     versions: dict[str, str] = {}
+    knobs: dict[str, str] = {}  # settings of the communication library, by the name of their environment variable
     command: tuple[str, ...] = ()
     machine: str = ""
     recorded_at: str = ""

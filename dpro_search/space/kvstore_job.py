@@ -128,7 +128,7 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         key=np.array([int(tensor.node.removeprefix("key")) for tensor in trace.tensors]),
         worker_core=cores[:workers],
         server_core=cores[workers:],
-        bound=int(trace.meta.versions.get(_BOUND, DEFAULT_BOUND)),
+        bound=int(trace.meta.knobs.get(_BOUND, DEFAULT_BOUND)),
         bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
         comm_us_per_byte=float(np.mean([_untraced_us(trace, w, trace.steps.comm_cpu_us) for w in range(workers)]))
         / (2 * sizes.sum()),

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.cli._ddp import diagnose_ddp_trace, print_diagnosis, replay_ddp_trace
+from dpro_search.cli._ddp import diagnose_trace, print_diagnosis, replay_trace
+from dpro_search.cli._jobs import ReplayRequest
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
@@ -25,8 +26,7 @@ def trace() -> Trace:
 
 
 def replayed(trace: Trace, **options) -> dict:
-    asked_for = {"plan": None, "changes": [], "what_ifs": [], "holdout_step": None, "own_durations": False, "samples": None}
-    return replay_ddp_trace(trace, **(asked_for | options))
+    return replay_trace(trace, ReplayRequest(**options))
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):
@@ -40,12 +40,12 @@ def test_a_replay_has_the_facts_of_the_contract(trace):
 
 
 def test_knobs_are_set_one_after_the_other(trace):
-    slow = replayed(trace, changes=["rate=5mbit"])["predicted_iteration_us"]
-    both = replayed(trace, changes=["rate=5mbit", "bucket_cap_bytes=0"])["predicted_iteration_us"]
+    slow = replayed(trace, changes=("rate=5mbit",))["predicted_iteration_us"]
+    both = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=0"))["predicted_iteration_us"]
     assert replayed(trace)["predicted_iteration_us"] < slow
     assert both != slow
-    assert replayed(trace, changes=["ranks=4", "cores=2"])["predicted_iteration_us"] > 0
-    assert replayed(trace, changes=["rate=5mbit"])["measured_iteration_us"] is None
+    assert replayed(trace, changes=("ranks=4", "cores=2"))["predicted_iteration_us"] > 0
+    assert replayed(trace, changes=("rate=5mbit",))["measured_iteration_us"] is None
 
 
 def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
@@ -53,7 +53,7 @@ def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     plan.write_bytes(Plan(fusion_threshold_bytes=1).to_json())
     assert (
         replayed(trace, plan=plan)["predicted_iteration_us"]
-        == replayed(trace, changes=["bucket_cap_bytes=1"])["predicted_iteration_us"]
+        == replayed(trace, changes=("bucket_cap_bytes=1",))["predicted_iteration_us"]
     )
 
 
@@ -63,7 +63,7 @@ def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
 )
 def test_a_change_that_cannot_be_made_is_named(trace, change, said):
     with pytest.raises(InputError, match=said):
-        replayed(trace, changes=[change])
+        replayed(trace, changes=(change,))
 
 
 def test_a_held_out_step_is_predicted_from_the_others(trace):
@@ -99,7 +99,7 @@ def test_samples_give_quantiles_in_order(trace):
 
 
 def test_a_diagnosis_names_ranks_buckets_and_gains(trace, capsys):
-    result = diagnose_ddp_trace(trace)
+    result = diagnose_trace(trace)
     assert [row["rank"] for row in result["ranks"]] == [0, 1]
     assert sum(row["bytes"] for row in result["buckets"]) == 54056
     assert [row["bucket"] for row in result["buckets"]] == [0, 1]

@@ -1,4 +1,4 @@
-"""Trains one of the workloads with MXNet's KVStore, as a user's script for parameter servers would.
+"""Trains one of the workloads with MXNet, as a user's script for parameter servers, Horovod or BytePS would.
 
 dpro-search collect --framework mxnet --comm kvstore --out T -- python experiments/workloads/mxnet_train.py --model resnet50
 """
@@ -13,10 +13,43 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet_models import BUILDERS
 
+SGD = {"learning_rate": 0.01}
+
+
+def kvstore_trainer(parameters):
+    """Servers update the weights."""
+    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync")
+
+
+def p3_trainer(parameters):
+    """Workers update the weights; the environment asks for priority slices (DMLC_PS_VAN_TYPE=p3)."""
+    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync", update_on_kvstore=False)
+
+
+def horovod_trainer(parameters):
+    """Horovod averages the gradients, workers update the weights."""
+    import horovod.mxnet as hvd
+
+    hvd.init()
+    hvd.broadcast_parameters(parameters, root_rank=0)
+    return hvd.DistributedTrainer(parameters, "sgd", dict(SGD))
+
+
+def byteps_trainer(parameters):
+    """BytePS's servers sum the gradients, workers update the weights."""
+    import byteps.mxnet as bps
+
+    bps.init()
+    return bps.DistributedTrainer(parameters, "sgd", dict(SGD))
+
+
+TRAINERS = {"kvstore": kvstore_trainer, "p3": p3_trainer, "horovod": horovod_trainer, "byteps": byteps_trainer}
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(BUILDERS), required=True)
+    parser.add_argument("--comm", choices=sorted(TRAINERS), default="kvstore")
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--batch", type=int, help="samples per worker (default: the workload's own)")
     parser.add_argument("--seed", type=int, default=0)
@@ -27,7 +60,9 @@ def main():
     net.initialize(mx.init.Xavier())
     net.hybridize()
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore="dist_sync")
+    with autograd.train_mode():
+        net(inputs)  # shapes that follow from the input
+    trainer = TRAINERS[options.comm](net.collect_params())
     for step in range(options.steps):
         with autograd.record():
             loss = loss_of(net(inputs), labels)

@@ -1,0 +1,133 @@
+"""All-reduce costs: the counts of each algorithm, fits to points of known constants, and published NCCL measurements."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro_search.costmodel.collectives import Algorithm, AllReduceCost, Points, cheapest, counts, fit_all_reduce, hierarchical_us
+from dpro_search.errors import InputError
+from dpro_search.replay import replay
+from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Ring, layered_step
+from dpro_search.space.job_graph import build
+
+NCCL = Path(__file__).parents[3] / "shared" / "traces" / "tables" / "nccl_allreduce_a100"
+
+
+def cost(algorithm=Algorithm.RING, **constants) -> AllReduceCost:
+    usual = {
+        "overhead_us": 0.0,
+        "message_us": 0.0,
+        "wire_factor": 1.0,
+        "move_us_per_byte": 0.0,
+        "add_us_per_byte": 0.0,
+        "overlap": 8.0,
+    }
+    return AllReduceCost(algorithm=algorithm, **(usual | constants))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "messages", "wire", "added"),
+    [
+        (Algorithm.RING, 4, 6, 1.5, 0.75),
+        (Algorithm.RECURSIVE_DOUBLING, 8, 3, 3, 3),
+        (Algorithm.RECURSIVE_DOUBLING, 6, 4, 4, 3),
+        (Algorithm.HALVING_DOUBLING, 8, 6, 1.75, 0.875),
+        (Algorithm.HALVING_DOUBLING, 5, 6, 3.5, 1.75),
+        (Algorithm.TREE, 8, 6, 6, 3),
+        (Algorithm.PARAMETER_SERVER, 4, 2, 8, 4),
+    ],
+)
+def test_counts_are_those_of_the_algorithm(algorithm, ranks, messages, wire, added):
+    found = counts(algorithm, np.array([ranks]))
+    assert (found.messages[0], found.wire[0], found.added[0]) == (messages, wire, added)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_one_rank_has_nothing_to_do(algorithm):
+    alone = Points(size_bytes=np.array([1e6]), ranks=np.array([1]))
+    assert cost(algorithm, overhead_us=10.0, message_us=5.0).predict(alone) == [0.0]
+
+
+@pytest.mark.parametrize(("algorithm", "scheme"), [(Algorithm.RING, Ring()), (Algorithm.HALVING_DOUBLING, HalvingDoubling())])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_formula_is_what_the_replay_of_its_messages_takes(algorithm, scheme, ranks):
+    rate, latency_us, size = 1000.0, 20.0, 8_000_000.0
+    step = layered_step([size], forward_us=0.0, backward_us=0.0, update_us=0.0)
+    network = Network.uniform(ranks, rate, latency_us=latency_us)
+    job = DataParallelJob(steps=(step,), step_of_rank=np.zeros(ranks, np.int64), scheme=scheme, network=network)
+    points = Points(size_bytes=np.array([size]), ranks=np.array([ranks]), link_bytes_per_us=np.array([rate]))
+    assert cost(algorithm, message_us=latency_us).predict(points)[0] == pytest.approx(replay(build(job)).iteration_us, rel=1e-6)
+
+
+@given(
+    overhead_us=st.floats(5, 500),
+    message_us=st.floats(1, 100),
+    move_us_per_byte=st.floats(1e-5, 1e-2),
+    algorithm=st.sampled_from([Algorithm.RING, Algorithm.HALVING_DOUBLING, Algorithm.TREE]),
+)
+def test_points_of_known_constants_are_met_again(overhead_us, message_us, move_us_per_byte, algorithm):
+    true = cost(algorithm, overhead_us=overhead_us, message_us=message_us, move_us_per_byte=move_us_per_byte, overlap=2.0)
+    size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 9), [2, 4, 8], [60.0, 240.0, np.inf]))
+    points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate)
+    fitted = fit_all_reduce(algorithm, points, true.predict(points))
+    between = Points(size_bytes=size * 1.7, ranks=ranks * 2, link_bytes_per_us=rate * 1.5)
+    np.testing.assert_allclose(fitted.predict(between), true.predict(between), rtol=0.05)
+
+
+def test_a_few_wild_points_do_not_bend_a_fit():
+    true = cost(overhead_us=50.0, message_us=10.0, move_us_per_byte=1e-3)
+    points = Points(size_bytes=np.geomspace(1e3, 1e8, 40), ranks=np.full(40, 4))
+    duration = true.predict(points)
+    duration[[5, 20, 30]] *= 6
+    clean = np.delete(np.arange(40), [5, 20, 30])
+    fitted = fit_all_reduce(Algorithm.RING, points, duration)
+    np.testing.assert_allclose(fitted.predict(points)[clean], duration[clean], rtol=0.05)
+
+
+def test_small_tensors_want_few_messages_and_large_ones_few_bytes():
+    constants = {"message_us": 20.0, "move_us_per_byte": 1e-3}
+    costs = {name.value: cost(name, **constants) for name in (Algorithm.RING, Algorithm.RECURSIVE_DOUBLING)}
+    names, _ = cheapest(costs, Points(size_bytes=np.array([1e3, 1e8]), ranks=np.array([8, 8])))
+    assert names == ["recursive-doubling", "ring"]
+
+
+def test_a_hierarchy_of_one_rank_a_host_is_the_outer_algorithm():
+    outer = cost(overhead_us=7.0, message_us=20.0, move_us_per_byte=1e-3)
+    points = Points(size_bytes=np.array([1e6]), ranks=np.array([8]))
+    assert hierarchical_us(cost(), outer, points, 1) == outer.predict(points)
+    assert hierarchical_us(cost(), outer, points, 4) < outer.predict(points)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "duration", "said"),
+    [([1.0] * 3, [2] * 3, [1.0] * 3, "at least 4"), ([1.0] * 4, [2] * 4, [1.0, 2.0, 0.0, 1.0], "not a positive number")],
+)
+def test_points_that_cannot_be_fitted_are_refused(size, ranks, duration, said):
+    points = Points(size_bytes=np.array(size), ranks=np.array(ranks))
+    with pytest.raises(InputError, match=said):
+        fit_all_reduce(Algorithm.RING, points, np.array(duration))
+
+
+def _nccl() -> tuple[Points, np.ndarray]:
+    if not NCCL.is_dir():
+        pytest.skip("the published NCCL measurements are not here")
+    size, ranks, duration = [], [], []
+    for path in sorted(NCCL.glob("AR_GPU*")):
+        with path.open() as file:
+            for row in list(csv.reader(file))[1:]:
+                size.append(float(row[0]))
+                ranks.append(int(path.name.removeprefix("AR_GPU").split("_")[0]))
+                duration.append((float(row[3]) + float(row[5])) / 2e3)  # out of place, in place
+    return Points(size_bytes=np.array(size), ranks=np.array(ranks)), np.array(duration)
+
+
+def test_nccl_on_eight_gpus_follows_from_two_to_four():
+    points, duration = _nccl()
+    few, many = points.ranks <= 4, points.ranks == 8
+    fitted = fit_all_reduce(Algorithm.RING, points.select(few), duration[few])
+    errors = np.abs(fitted.predict(points.select(many)) / duration[many] - 1)
+    assert errors.mean() < 0.15

@@ -80,6 +80,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     import msgspec
 
+    from dpro_search.graph.bus_bandwidth import group_speeds
     from dpro_search.graph.device_time import lateness, rank_times
     from dpro_search.replay.findings import findings
     from dpro_search.replay.pipeline import recorded_predictor
@@ -88,7 +89,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
 
     predictor = recorded_predictor(trace)
     timeline = replay(predictor.graph)
-    times, late = rank_times(trace), lateness(trace)
+    times, late, speeds = rank_times(trace), lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
     found = gains(predictor.graph)
     return {
@@ -111,7 +112,8 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
             for gain in found
         ],
         "critical_ops": _critical_ops(timeline),
-        "findings": list(findings(times, late, found, timeline.iteration_us)),
+        "links": [msgspec.to_builtins(speed) for speed in speeds],
+        "findings": list(findings(times, late, found, timeline.iteration_us, speeds)),
         "warnings": list(trace.meta.warnings),
     }
 

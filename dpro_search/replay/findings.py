@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.device_time import Lateness, RankTime
 from dpro_search.replay.sensitivity import Gain
 
 _WORTH_PCT = 3.0  # of a step; less is not told
 
 
-def findings(times: Sequence[RankTime], late: Sequence[Lateness], gains: Sequence[Gain], iteration_us: float) -> tuple[str, ...]:
+def findings(
+    times: Sequence[RankTime],
+    late: Sequence[Lateness],
+    gains: Sequence[Gain],
+    iteration_us: float,
+    speeds: Sequence[GroupSpeed] = (),
+) -> tuple[str, ...]:
     """Sentences on what costs at least 3 % of a step.
 
     Parameters
@@ -23,8 +30,10 @@ def findings(times: Sequence[RankTime], late: Sequence[Lateness], gains: Sequenc
         Of questions about the job, largest first; the best one is told.
     iteration_us
         Replayed, in us.
+    speeds
+        Of every group of ranks (see `graph.bus_bandwidth`).
     """
-    found = [*_device(times), *_stragglers(late, times)]
+    found = [*_device(times), *_stragglers(late, times), *_slow_links(speeds, iteration_us)]
     found.sort(key=lambda finding: -finding[0])
     sentences = [sentence for share_pct, sentence in found if share_pct >= _WORTH_PCT]
     best = max(gains, key=lambda gain: gain.gain_us, default=None)
@@ -51,13 +60,13 @@ def _device(times: Sequence[RankTime]) -> list[tuple[float, str]]:
         (
             mean["host_bound"],
             f"Host-bound: devices idle {mean['host_bound']:.0f} % of a step ({mostly:.1f} ms) because nothing was launched; "
-            "use CUDA graphs, larger batches or torch.compile, and look at data loading.",
+            "use CUDA graphs, larger batches or torch.compile, and for data loading more num_workers of the DataLoader.",
         ),
         (
             mean["exposed_communication"],
             f"Communication that nothing hides takes {mean['exposed_communication']:.0f} % of a step"
             + (f" ({float(np.mean(overlap)):.0f} % of the transfers are hidden)" if overlap else "")
-            + "; try larger or earlier buckets, compression or a faster link.",
+            + "; try other buckets (DDP's bucket_cap_mb), compression (a communication hook) or a faster link.",
         ),
         (
             mean["idle"] - mean["host_bound"],
@@ -90,6 +99,20 @@ def _stragglers(late: Sequence[Lateness], times: Sequence[RankTime]) -> list[tup
         f"{worst.cost_us / 1e3:.2f} ms a step; look at its host, its input and its clocks."
     )
     return [(worst.cost_us / step_us * 100, sentence)]
+
+
+def _slow_links(speeds: Sequence[GroupSpeed], iteration_us: float) -> list[tuple[float, str]]:
+    found = []
+    for speed, usual_bps in slow_groups(speeds):
+        lost_us = speed.time_us * (1 - speed.bus_bps / usual_bps)
+        ranks = ", ".join(map(str, speed.ranks[:8])) + ("..." if len(speed.ranks) > 8 else "")
+        sentence = (
+            f"Slow link: {speed.collective} among ranks {ranks} reaches {speed.bus_bps / 1e9:.1f} Gbit/s a link, the other groups "
+            f"{usual_bps / 1e9:.1f}; it costs {lost_us / 1e3:.2f} ms a step. Look at these ranks' links and NCCL_IB_HCA or "
+            "NCCL_SOCKET_IFNAME, or place them closer together."
+        )
+        found.append((lost_us / iteration_us * 100, sentence))
+    return found
 
 
 def _short(text: str) -> str:

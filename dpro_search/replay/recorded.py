@@ -15,7 +15,8 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.recorded import RecordedOps, graph_of_all, graph_of_step, iterations_us, recorded_ops, typical_step
+from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, typical_step
+from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
 from dpro_search.space.replay_graph import ReplayGraph
 
 

@@ -1,10 +1,15 @@
-"""Kineto profiles as tests write them: every record is spelled as the profiler spells it."""
+"""Kineto profiles as tests write them: every record is spelled as the profiler spells it; and what tests ask of their traces."""
 
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dpro_search.collect.trace import DependencyKind, Trace
+
+START = 1_700_000_000_000_000
 MAIN, AUTOGRAD = 100, 101
 STREAM, COLLECTIVES = 7, 20
 
@@ -76,9 +81,36 @@ def small_job(*, old: bool = False, steps: int = 3, shift_us: float = 0.0, **opt
     """Steps of two kernels on one stream, launched 20 us apart; the second runs 100 us, a step takes 200 us."""
     profile = Profile(old=old, **options)
     for number in range(steps):
-        begin = 1_700_000_000_000_000 + 200 * number + shift_us
+        begin = START + 200 * number + shift_us
         profile.step(number, begin, 190)
         profile.op("aten::mm", begin + 5, 30)
         profile.kernel("gemm", begin + 20, 40, launched=begin + 10)
         profile.kernel("relu", begin + 60, 100, launched=begin + 30)
     return profile
+
+
+def collective_job(rank: int, *, late_us: float = 0.0, shift_us: float = 0.0, parts: int = 10, **more) -> Profile:
+    """All-reduces that end together; rank 1 posts `late_us` after rank 0."""
+    profile = Profile(pid=100 + rank, device=rank)
+    begin = START + shift_us
+    profile.step(0, begin, 1000.0 * parts)
+    for part in range(parts):
+        at, late = begin + 1000 * part, late_us * rank + 7 * part * (1 - rank)
+        profile.kernel("gemm", at + 20, 50, launched=at + 10)
+        profile.call("cudaStreamWaitEvent", at + 75, 1)
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+        begins = at + 100 + late
+        profile.kernel(name, begins, at + 900 + 0.5 * rank - begins, launched=at + 90, stream=COLLECTIVES, **more)
+    return profile
+
+
+def needs(trace: Trace, kind: DependencyKind) -> set[tuple[str, str]]:
+    """Names of source and target."""
+    found = trace.dependencies
+    name = [trace.names[i] for i in trace.events.name.tolist()]
+    return {(name[s], name[t]) for s, t, k in zip(found.source, found.target, found.kind, strict=True) if k == kind}
+
+
+def one(trace: Trace, name: str) -> int:
+    (event,) = np.flatnonzero(trace.events.name == trace.names.index(name))
+    return int(event)

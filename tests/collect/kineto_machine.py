@@ -6,9 +6,8 @@ after a latency. Tests compare a replay of a changed profile with the profile of
 
 from dataclasses import dataclass, replace
 
-from kineto_files import Profile
+from kineto_files import START, Profile
 
-BEGIN = 1_700_000_000_000_000
 LATENCY_US, CALL_US = 6.0, 4.0
 
 
@@ -47,7 +46,7 @@ def scaled(program: Program, *, kernels: float = 1.0, host: float = 1.0) -> Prog
 def run(program: Program, steps: int) -> tuple[Profile, list[float]]:
     """The profile of some steps that all run the program, and the ends of the steps on the device."""
     profile = Profile()
-    now = float(BEGIN)
+    now = float(START)
     free: dict[int, float] = {}
     ends = []
     for number in range(steps):

@@ -11,6 +11,7 @@ from dpro_search.collect.readers import xplane_gpu
 from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
+from dpro_search.replay.recorded import RecordedPredictor
 
 MODULE = "jit_train_step"
 STEP_US = 1000
@@ -171,3 +172,12 @@ def test_a_real_profile_of_eight_gpus():
     assert (
         len(launches) + trace.meta.dropped.get("kernels without a recorded launch (kept)", 0) == (trace.events.stream < 100).sum()
     )
+
+
+def test_copies_between_executions_belong_to_the_step_on_their_side_of_the_idle_time():
+    """In the real file, inputs are spread to all GPUs just before an execution: its iteration must contain them."""
+    trace = xplane_gpu.read([shared_traces() / "other_formats" / "jax_conv_8xMI300X.xplane.pb"])
+    copies = trace.events.select(trace.events.kind == EventKind.COPY)
+    assert np.unique(copies.step).tolist() == [-1, 1, 2, 3, 4]
+    for measured_us, replayed_us in RecordedPredictor(trace).own_durations().values():
+        assert replayed_us == pytest.approx(measured_us, rel=1e-3)

@@ -1,5 +1,6 @@
 """What is told of a job, and what is not worth telling."""
 
+from dpro_search.graph.bus_bandwidth import GroupSpeed
 from dpro_search.graph.device_time import Lateness, RankTime
 from dpro_search.replay.findings import findings
 from dpro_search.replay.sensitivity import ComputeScaled, Gain
@@ -48,3 +49,15 @@ def test_a_straggler_is_named_with_its_cost():
 def test_the_best_change_is_told_and_one_that_gains_nothing_is_not():
     assert "gains most: 0.08 ms (8.0 %)" in findings([], [], [gain(10), gain(80)], 1000.0)[-1]
     assert findings([], [], [gain(0)], 1000.0) == ()
+
+
+def test_a_slow_link_is_told_with_what_it_costs():
+    speeds = [
+        GroupSpeed(collective="allreduce", ranks=ranks, count=9, bytes_per_step=1e6, time_us=us, bus_bps=bps)
+        for ranks, us, bps in (((0, 4), 200.0, 10e9), ((1, 5), 50.0, 40e9), ((2, 6), 50.0, 40e9))
+    ]
+    (sentence,) = findings([], [], [], 1000.0, speeds)
+    assert sentence.startswith(
+        "Slow link: allreduce among ranks 0, 4 reaches 10.0 Gbit/s a link, the other groups 40.0; it costs 0.15 ms"
+    )
+    assert findings([], [], [], 1000.0, speeds[1:]) == ()

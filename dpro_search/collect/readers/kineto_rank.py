@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto_events import Category, KinetoFile, Note
+from dpro_search.collect.readers.kineto_events import Category, KinetoFile
+from dpro_search.collect.readers.kineto_notes import Note
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
 Bools = npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 One process may drive several GPUs: each has a plane with a line per stream, whose events are kernels and copies; the calls that
 launched them are on the threads of the host's plane, with the same correlation id. XLA notes which operation of which module a
-kernel is of; a step is one execution of the module that keeps the GPU busiest.
+kernel is of; a step is one execution of the module that keeps the GPU busiest, with what runs beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dpro_search.collect.readers._bytes import read_whole
@@ -212,9 +214,10 @@ def _calls(space: Any, origin_us: float, dropped: Counter[str]) -> list[_Item]:
 
 
 def _mark_steps(gpu: _Gpu) -> list[tuple[float, float]]:
-    """First start and last end of each execution of the busiest module; what runs in between belongs to the step before it.
+    """First start and last end of each step: an execution of the busiest module, with what runs beside it.
 
-    Without notes of XLA, all is one step.
+    What runs between two executions brings in the input of the next or takes away the output of the last: it belongs to that on its
+    side of the longest idle time. Without notes of XLA, all is one step.
     """
     busy_us: dict[Any, float] = defaultdict(float)
     for item in gpu.items:
@@ -230,16 +233,33 @@ def _mark_steps(gpu: _Gpu) -> list[tuple[float, float]]:
     counts = Counter((item.stats.get("hlo_op"), item.name) for item in of_module)
     executions = Counter(counts.values()).most_common(1)[0][0]
     anchor = next(key for key in ((item.stats.get("hlo_op"), item.name) for item in of_module) if counts[key] == executions)
-    steps: list[tuple[float, float]] = []
+    execution, run, before = -1, list[_Item](), of_module[0]
+    outputs: list[int] = []  # of each execution, how many items followed it
     for item in gpu.items:
-        mine = item.stats.get("hlo_module") == module
-        if mine and (item.stats.get("hlo_op"), item.name) == anchor:
-            steps.append((item.start_us, item.end_us))
-        if steps:
-            item.step = len(steps) - 1
-            if mine:
-                steps[-1] = steps[-1][0], max(steps[-1][1], item.end_us)
-    return steps
+        if item.stats.get("hlo_module") != module:
+            run.append(item)
+            continue
+        begins = (item.stats.get("hlo_op"), item.name) == anchor
+        if execution >= 0:
+            split = _longest_idle([before, *run, item]) if begins else len(run)
+            outputs += [split] if begins else []
+            for i, other in enumerate(run):
+                other.step = execution + (i >= split)
+        run = []
+        execution += begins
+        item.step = execution
+        before = item
+    for other in run[: int(median(outputs)) if outputs else len(run)]:  # nothing follows that they might belong to
+        other.step = execution
+    steps = [[item for item in gpu.items if item.step == number] for number in range(execution + 1)]
+    return [(min(item.start_us for item in step), max(item.end_us for item in step)) for step in steps]
+
+
+def _longest_idle(items: Sequence[_Item]) -> int:
+    """After how many of the items between the first and the last the longest time passes in which none runs."""
+    reach_us = accumulate((item.end_us for item in items), max)
+    gaps_us = [after.start_us - until_us for after, until_us in zip(items[1:], reach_us, strict=False)]
+    return gaps_us.index(max(gaps_us))
 
 
 def _collectives(gpus: Sequence[_Gpu]) -> dict[int, int]:

@@ -1,0 +1,101 @@
+"""The records of a Kineto file as the profiler spells them, and what they say of the collectives that they are part of."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+COMMUNICATES = re.compile(r"nccl|mscclKernel|onecclKernel|^gloo:|^mpi:|^record_param_comms$", re.IGNORECASE)
+
+
+class RecordArgs(msgspec.Struct, gc=False, frozen=True):
+    """What a record says beside its span; -1, None or nothing where it does not."""
+
+    correlation: int | None = -1
+    stream: int | None = -1
+    device: int | None = -1
+    bytes: int | None = -1
+    collective_name: str | None = msgspec.field(name="Collective name", default=None)
+    in_elements: int | None = msgspec.field(name="In msg nelems", default=None)
+    out_elements: int | None = msgspec.field(name="Out msg nelems", default=None)
+    dtype: str | None = None
+    group_name: str | None = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: int | None = msgspec.field(name="Group size", default=None)
+    sequence: int | None = msgspec.field(name="Seq", default=None)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
+    wait_stream: int | None = msgspec.field(name="wait_on_stream", default=-1)
+    wait_record: int | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)
+
+
+class SpanRecord(msgspec.Struct, gc=False, frozen=True):
+    """A record of the list, whatever its phase."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: int | float | None = None  # nanoseconds since the epoch are exact as integers only
+    dur: float | None = None
+    args: RecordArgs | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a record says of the collective that it is part of; None where it does not."""
+
+    collective: str | None
+    elements: int | None
+    dtype: str | None
+    group: str | None
+    group_ranks: tuple[int, ...] | None
+    sequence: int | None
+
+
+def note_of(args: RecordArgs, name: str) -> Note | None:
+    """What a record says of a collective; None: nothing."""
+    if args.collective_name is None and args.sequence is None and args.group_name is None:
+        around = name.startswith(("nccl:", "gloo:")) or name == "record_param_comms"
+        return _note_of_inputs(args) if around and len(args.input_dims) else None
+    elements = max(args.in_elements or 0, args.out_elements or 0)
+    return Note(
+        collective=args.collective_name,
+        elements=elements or None,
+        dtype=args.dtype,
+        group=args.group_name,
+        group_ranks=_ranks(args.group_ranks),
+        sequence=args.sequence,
+    )
+
+
+def _ranks(value: str | list[int] | None) -> tuple[int, ...] | None:
+    """Ranks of a process group; None where the list is missing or abridged ("[0, 1, ..., 31]")."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=list[int])
+        except msgspec.DecodeError:
+            return None
+    return tuple(value) if value else None
+
+
+def _note_of_inputs(args: RecordArgs) -> Note:
+    """The elements of a collective's first tensor: what older versions record instead."""
+    try:
+        dims = msgspec.json.decode(args.input_dims, type=list[Any])
+        types = msgspec.json.decode(args.input_types, type=list[Any]) if len(args.input_types) else []
+    except msgspec.DecodeError:
+        dims, types = [], []
+    shape = dims[0] if dims else None
+    while isinstance(shape, list) and shape and isinstance(shape[0], list):
+        shape = shape[0]
+    known = isinstance(shape, list) and shape and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
+    dtype = types[0] if types and isinstance(types[0], str) and types[0] else None
+    elements = math.prod(shape) if known and isinstance(shape, list) else None
+    return Note(collective=None, elements=elements, dtype=dtype, group=None, group_ranks=None, sequence=None)

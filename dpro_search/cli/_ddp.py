@@ -9,10 +9,8 @@ if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.ddp.predictor import DdpPredictor
-    from dpro_search.space.cluster import ClusterSpec
+    from dpro_search.replay.ddp.timeline import DdpTimeline
     from dpro_search.space.plan import Plan
-
-_KEYS = "bucket_cap_bytes, ranks, cores, rate"
 
 
 def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -23,104 +21,63 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that DDP does not have.
     """
-    import time
-
-    import numpy as np
-
-    from dpro_search.errors import InputError
-    from dpro_search.replay.ddp.evaluate import held_out, with_own_durations
+    from dpro_search.cli._facts import predicted
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.replay.ddp.what_if import asked
-    from dpro_search.replay.evaluate import measured_iteration_us
-    from dpro_search.replay.what_if import parse_question
-    from dpro_search.space.plan import Plan
 
+    predictor, plan, facts = predicted(trace, request, DdpPredictor, _with_changes, asked)
     if request.perfetto is not None or request.timeline is not None:
-        raise InputError("--perfetto and --timeline do not know DistributedDataParallel jobs yet: leave them out")
-    chosen = Plan() if request.plan is None else Plan.load(request.plan)
-    changed = bool(chosen != Plan() or request.changes or request.what_ifs)
-    measured: float | None
-    error: float | None
-    if request.holdout_step is not None:
-        predictor, measured, error = held_out(trace, request.holdout_step)
-    elif request.own_durations:
-        predictor, measured, error = with_own_durations(trace)
-    else:
-        predictor, measured, error = DdpPredictor.from_trace(trace), measured_iteration_us(trace), None
-        chosen, cluster = _with_changes(predictor, chosen, request.changes)
-        predictor = predictor.at(cluster=cluster)
-        for text in request.what_ifs:
-            predictor = asked(predictor, parse_question(text))
-    predictor.predict(chosen)  # compiles the simulator the first time
-    started = time.perf_counter()
-    prediction = predictor.predict(chosen)
-    seconds = time.perf_counter() - started
-    if changed:
-        measured = None
-    elif error is None and measured is not None:
-        error = (prediction.iteration_us / measured - 1) * 100
-    drawn = {}
-    if request.samples is not None:
-        quantiles = np.quantile(predictor.sampled(chosen, samples=request.samples), (0.05, 0.5, 0.95)).tolist()
-        drawn = {"quantiles_us": dict(zip(("p5", "p50", "p95"), quantiles, strict=True))}
-    return {
-        "measured_iteration_us": measured,
-        "predicted_iteration_us": prediction.iteration_us,
-        "error_pct": error,
-        "interval_us": prediction.interval_us,
-        "breakdown_us": prediction.breakdown_us,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
-        "ops": len(predictor.graph),
-        "replay_seconds": seconds,
-        "settled": prediction.settled,
-        "unplaced": {},
-    } | drawn
+        _write_ops(trace, predictor, plan, request)
+    return facts
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints; `buckets` are in the order of their all-reduces."""
-    from dpro_search.graph.arrivals import arrivals
+    import msgspec
+
+    from dpro_search.cli._facts import rank_facts
+    from dpro_search.replay.ddp.critical_path import critical_path
+    from dpro_search.replay.ddp.findings import findings
+    from dpro_search.replay.ddp.ops import iteration_ops
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.replay.ddp.what_if import gains
+    from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.space.plan import Plan
 
     predictor = DdpPredictor.from_trace(trace)
-    timeline = predictor.timeline(Plan())
-    punctuality = {arrival.rank: arrival for arrival in arrivals(trace)}
-    slowest = max(range(len(timeline.rank_breakdown_us)), key=lambda rank: timeline.rank_breakdown_us[rank]["compute"])
-    path = [{"kind": kind, "rank": slowest, "duration_us": spent} for kind, spent in timeline.rank_breakdown_us[slowest].items()]
+    job, timeline, gained = predictor.job(Plan()), predictor.timeline(Plan()), gains(predictor)
+    path = critical_path(job, iteration_ops(job, timeline))
     return {
         "iteration_us": timeline.iteration_us,
-        "critical_path": path,
-        "ranks": [
-            {
-                "rank": rank,
-                "host": trace.meta.hosts[rank],
-                "breakdown_us": breakdown,
-                "last_pct": punctuality[rank].last_pct if rank in punctuality else None,
-                "waited_us": punctuality[rank].waited_us if rank in punctuality else None,
-            }
-            for rank, breakdown in enumerate(timeline.rank_breakdown_us)
-        ],
-        "gains": gains(predictor),
-        "buckets": _buckets(predictor),
+        "measured_iteration_us": measured_iteration_us(trace),
+        "critical_path": msgspec.to_builtins(path),
+        "ranks": rank_facts(trace, timeline.rank_breakdown_us),
+        "gains": gained,
+        "buckets": _buckets(predictor, timeline),
+        "findings": list(findings(path, gained, timeline.iteration_us)),
+        "warnings": list(trace.meta.warnings),
     }
 
 
 def print_diagnosis(result: dict[str, Any]) -> None:
     """What `diagnose_trace` found, for people."""
-    from rich import box
-    from rich.table import Table
-
+    from dpro_search.cli._facts import gain_table, print_tables, rank_table
     from dpro_search.cli._output import microseconds, percent, size, stdout_console
 
     console = stdout_console()
-    total_us = result["iteration_us"]
-    console.print(f"An iteration takes {microseconds(total_us)} (replayed).")
-    ranks = [
-        (str(row["rank"]), *(microseconds(row["breakdown_us"][key]) for key in ("compute", "contention", "exposed_communication")))
-        + (("unknown",) * 2 if row["last_pct"] is None else (percent(row["last_pct"]), microseconds(row["waited_us"])))
-        for row in result["ranks"]
+    total_us, measured = result["iteration_us"], result["measured_iteration_us"]
+    shown = "" if measured is None else f", measured {microseconds(measured)}"
+    console.print(f"An iteration takes {microseconds(total_us)} (replayed{shown}).")
+    for sentence in (*result["findings"], *result["warnings"]):
+        console.print(f"* {sentence}")
+    path = [
+        (
+            {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),
+            "" if row["rank"] < 0 else str(row["rank"]),
+            microseconds(row["start_us"]),
+            microseconds(row["duration_us"]),
+        )
+        for row in result["critical_path"]
     ]
     buckets = [
         (
@@ -132,71 +89,62 @@ def print_diagnosis(result: dict[str, Any]) -> None:
         )
         for row in result["buckets"]
     ]
-    gains = [
-        (
-            row["what_if"],
-            microseconds(row["predicted_iteration_us"]),
-            f"{microseconds(row['gain_us'])} ({percent(row['gain_us'] / total_us * 100)})",
-        )
-        for row in result["gains"]
-    ]
-    for title, columns, rows in (
-        ("ranks", ("rank", "compute", "contention", "exposed comm.", "comes last", "waits for others"), ranks),
-        ("buckets", ("bucket", "gradients", "size", "posted after", "transfer"), buckets),
-        ("what would it gain", ("what if", "iteration", "gain"), gains),
-    ):
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for column in columns:
-            table.add_column(column, justify="right")
-        for cells in rows:
-            table.add_row(*cells)
-        console.print(table)
+    print_tables(
+        [
+            ("critical path", ("what", "rank", "from", "takes"), path),
+            rank_table(result["ranks"]),
+            ("buckets", ("bucket", "gradients", "moved", "posted after", "transfer"), buckets),
+            gain_table(result["gains"], total_us),
+        ]
+    )
 
 
-def _buckets(predictor: DdpPredictor) -> list[dict[str, Any]]:
-    """Of each recorded bucket: its gradients and bytes, after which share of the backward pass it is posted, and its transfer."""
-    from dpro_search.space.plan import Plan
+def _write_ops(trace: Trace, predictor: DdpPredictor, plan: Plan, request: ReplayRequest) -> None:
+    """A replayed iteration as a table, and for ui.perfetto.dev: as recorded, beside the step whose durations it has."""
+    from dpro_search.collect._files import write_file
+    from dpro_search.replay.ddp.ops import iteration_ops
+    from dpro_search.replay.outputs import measured_ops, perfetto_json, write_csv
 
-    graph, timeline = predictor.graph, predictor.timeline(Plan())
-    forward = len(graph.forward_bytes)
-    moves_us = timeline.collective_us[:, forward:]
-    found = []
+    replayed = predictor.timeline(plan)
+    ops = iteration_ops(predictor.job(plan), replayed)
+    if request.perfetto is not None:
+        step = int(predictor.graph.steps[replayed.sample_of[replayed.typical]])
+        write_file(request.perfetto, perfetto_json(ops, measured=None if request.changed else measured_ops(trace, step)))
+    if request.timeline is not None:
+        write_csv(ops, request.timeline)
+
+
+def _buckets(predictor: DdpPredictor, timeline: DdpTimeline) -> list[dict[str, Any]]:
+    """Of each recorded bucket: gradients, bytes moved, after which share of the backward pass it is posted, and its transfer."""
+    graph = predictor.graph
+    moves_us = timeline.collective_us[:, len(graph.forward_bytes) :]
     shares = graph.ready_us / graph.backward_us[..., None]
+    found = []
     for bucket in range(int(graph.bucket_of.max()) + 1):
-        members = [tensor for tensor, own in zip(graph.tensors, graph.bucket_of.tolist(), strict=True) if own == bucket]
+        own = graph.bucket_of == bucket
         found.append(
             {
                 "bucket": bucket,
-                "gradients": len(members),
-                "bytes": sum(tensor.size_bytes for tensor in members),
-                "posted_after_pct": float(shares[..., graph.bucket_of == bucket].max(axis=-1).mean()) * 100,
+                "gradients": int(own.sum()),
+                "bytes": int(graph.gradient_bytes[own].sum()),
+                "posted_after_pct": float(shares[..., own].max(axis=-1).mean()) * 100,
                 "transfer_us": float((moves_us[:, bucket, 1] - moves_us[:, bucket, 0]).mean()),
             }
         )
     return found
 
 
-def _with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -> tuple[Plan, ClusterSpec]:
-    """Plan and cluster after the ``--set`` options, in order."""
+def _with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -> tuple[DdpPredictor, Plan]:
+    """Predictor and plan after the ``--set`` options, in order."""
     import msgspec
 
-    from dpro_search.collect.launch.netns import parse_rate
-    from dpro_search.errors import InputError
+    from dpro_search.cli._facts import changed, cluster_knobs
 
-    cluster = predictor.cluster
-    for change in changes:
-        key, _, value = change.partition("=")
-        try:
-            if key in ("bucket_cap_bytes", "fusion_threshold_bytes"):
-                plan = msgspec.structs.replace(plan, fusion_threshold_bytes=int(value))
-            elif key == "ranks":
-                cluster = cluster.with_ranks(int(value))
-            elif key == "cores":
-                cluster = cluster.with_ranks(cluster.ranks, int(value))
-            elif key == "rate":
-                cluster = msgspec.structs.replace(cluster, rate_bps=parse_rate(value))
-            else:
-                raise InputError(f"--set {change}: a DistributedDataParallel job has no such knob; known are {_KEYS}")
-        except ValueError as error:
-            raise (error if isinstance(error, InputError) else InputError(f"--set {change}: '{value}' is not a number")) from error
-    return plan, cluster
+    def cap(state: tuple[DdpPredictor, Plan], value: str) -> tuple[DdpPredictor, Plan]:
+        return state[0], msgspec.structs.replace(state[1], fusion_threshold_bytes=int(value))
+
+    def first(state: tuple[DdpPredictor, Plan], value: str) -> tuple[DdpPredictor, Plan]:
+        return state[0].at(first_bucket_bytes=int(value)), state[1]
+
+    knobs = {"bucket_cap_bytes": cap, "fusion_threshold_bytes": cap, "first_bucket_bytes": first}
+    return changed((predictor, plan), changes, {**knobs, **cluster_knobs(type(predictor))}, "a DistributedDataParallel job")

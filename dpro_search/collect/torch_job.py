@@ -12,7 +12,8 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.job import Schedule, StepTimes, machine, raw_folder, shaped_hosts, step_times
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
-from dpro_search.collect.torch_assemble import FORMAT, TorchJobFile, assemble_ddp, read_torch_hook
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_files import FORMAT, TorchJobFile, read_torch_hook
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 

@@ -111,7 +111,7 @@ def _over_ranks(transfers: Events) -> tuple[Floats, Floats, Floats]:
 
 
 def _cpu_us_per_byte(trace: Trace, graph: DdpGraph) -> float:
-    moved = float(sum(tensor.size_bytes for tensor in graph.tensors) + graph.forward_bytes.sum())
+    moved = float(graph.gradient_bytes.sum() + graph.forward_bytes.sum())
     collectives = int(graph.bucket_of.max()) + 1 + len(graph.forward_bytes)
     spent = float(communication_cpu_us(trace).mean())
     return max(spent - collectives * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * spent) / max(moved, 1.0)

@@ -45,6 +45,8 @@ class DdpGraph:
     forward_post_us, forward_bytes, forward_is_broadcast
         Collectives that the main thread posts and waits for during the forward pass: when, [samples, ranks, collectives]; their
         bytes; and whether rank 0 only sends, [collectives].
+    compression
+        Bytes that the buckets' all-reduces moved over those of their gradients: below 1 where a communication hook compresses.
     steps
         Index in the trace of each sample's step, [samples].
     ops
@@ -60,8 +62,14 @@ class DdpGraph:
     forward_post_us: Floats
     forward_bytes: Floats
     forward_is_broadcast: npt.NDArray[np.bool_]
+    compression: float
     steps: Ints
     ops: int
+
+    @property
+    def gradient_bytes(self) -> Floats:
+        """Bytes that the all-reduce of each gradient moves, [tensors]."""
+        return self.compression * np.array([tensor.size_bytes for tensor in self.tensors], dtype=np.float64)
 
     @property
     def ranks(self) -> int:
@@ -109,6 +117,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
         forward_post_us=np.array([[part.forward_post_us for part in row] for row in parts]),
         forward_bytes=first.forward_bytes,
         forward_is_broadcast=first.forward_is_broadcast,
+        compression=first.bucket_bytes / max(sum(tensor.size_bytes for tensor in trace.tensors), 1),
         steps=np.array(sampled, dtype=np.int64),
         ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
     )
@@ -262,6 +271,7 @@ class _StepPart:
             self.copy_us, self.backward_us = np.diff(marks), float(marks[0])
             self.after_us = float(axis.core_us[-1] - marks[-1])
         buckets = np.isin(whole.collective, comm.collective)
+        self.bucket_bytes = float(whole.size_bytes[buckets].sum())
         forward = whole.select(~buckets & (whole.start_us < last))
         forward = forward.select(np.argsort(forward.start_us, kind="stable"))
         self.forward_post_us = axis.used_us(forward.start_us)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, overload
+
 import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.replay.job_predictor import JobPredictor
 from dpro_search.replay.predictor import Predictor
 from dpro_search.space.plan import Plan
+
+_Predictor = TypeVar("_Predictor", bound=JobPredictor)
 
 
 def measured_iteration_us(trace: Trace) -> float | None:
@@ -16,24 +21,35 @@ def measured_iteration_us(trace: Trace) -> float | None:
     return float(np.median(untraced)) if len(untraced) >= 3 else None
 
 
-def held_out(trace: Trace, step: int) -> tuple[Predictor, float, float]:
+@overload
+def held_out(trace: Trace, step: int) -> tuple[Predictor, float, float]: ...
+@overload
+def held_out(trace: Trace, step: int, kind: type[_Predictor]) -> tuple[_Predictor, float, float]: ...
+def held_out(trace: Trace, step: int, kind: type[JobPredictor] = Predictor) -> tuple[JobPredictor, float, float]:
     """Predict a profiled step from all the others: (predictor without it, its measured iteration in us, error in %).
 
     Both sides hold the profiler's overhead. Raises `InputError` if the step was not profiled.
     """
     others, measured = without_step(trace, step)
-    predictor = Predictor.from_trace(trace, steps=others, with_profiler=True)
+    predictor = kind.from_trace(trace, steps=others, with_profiler=True)
     return predictor, measured, (predictor.predict(Plan()).iteration_us / measured - 1) * 100
 
 
-def with_own_durations(trace: Trace) -> tuple[Predictor, float, float]:
-    """Replay each profiled step from its own durations: (predictor of all, mean measured in us, mean absolute error in %)."""
+@overload
+def with_own_durations(trace: Trace) -> tuple[Predictor, float, float]: ...
+@overload
+def with_own_durations(trace: Trace, kind: type[_Predictor]) -> tuple[_Predictor, float, float]: ...
+def with_own_durations(trace: Trace, kind: type[JobPredictor] = Predictor) -> tuple[JobPredictor, float, float]:
+    """Replay each profiled step from its own durations: (predictor of all, mean measured in us, mean absolute error in %).
+
+    What communication costs is fitted on all steps.
+    """
     durations = profiled_iterations_us(trace)
+    predictor = kind.from_trace(trace, with_profiler=True)
     errors = []
     for step, measured in durations.items():
-        own = Predictor.from_trace(trace, steps=(step,), with_profiler=True)
+        own = predictor.at(graph=kind.from_trace(trace, steps=(step,), with_profiler=True).graph)
         errors.append(abs(own.predict(Plan()).iteration_us / measured - 1) * 100)
-    predictor = Predictor.from_trace(trace, with_profiler=True)
     return predictor, float(np.mean(list(durations.values()))), float(np.mean(errors))
 
 

@@ -60,6 +60,13 @@ class DdpJob:
     comm: CommCosts
 
     @property
+    def first_bucket(self) -> int:
+        """The first collective that is a bucket's: those before it are waited for during the forward pass."""
+        last_post = np.flatnonzero(self.action == Action.POST).max(initial=-1)
+        early = (self.action == Action.WAIT) & (np.arange(len(self.action)) < last_post)
+        return int(self.collective[early].max(initial=-1)) + 1
+
+    @property
     def samples(self) -> int:
         """Number of recorded steps whose durations are kept."""
         return len(self.work_us)
@@ -101,17 +108,16 @@ def apply_ddp(
     costs: CommCosts,
     recorded: ClusterSpec,
     *,
-    bucket_cap_bytes: int | None = None,
+    bucket_limits_bytes: Sequence[int] = (),
     cluster: ClusterSpec | None = None,
     threads: int = GLOO_THREADS,
 ) -> DdpJob:
-    """The job with another largest bucket (as recorded if None) on a cluster (the recorded one if None).
+    """The job with other buckets (as recorded if no limit is given) on a cluster (the recorded one if None).
 
-    Ranks beyond the recorded ones behave like the recorded ones in turn.
+    Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn.
     """
     cluster = cluster or recorded
-    # PyTorch makes the first bucket small only where the user names no size.
-    bucket_of = graph.bucket_of if bucket_cap_bytes is None else bucket_assignment(graph.tensors, [bucket_cap_bytes])
+    bucket_of = bucket_assignment(graph.tensors, bucket_limits_bytes) if bucket_limits_bytes else graph.bucket_of
     profile = np.arange(cluster.ranks) % graph.ranks
     buckets, forward = int(bucket_of.max()) + 1, len(graph.forward_bytes)
     post = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(buckets)], axis=2)
@@ -135,7 +141,7 @@ def apply_ddp(
         size_bytes=np.concatenate(
             (
                 graph.forward_bytes,
-                np.bincount(bucket_of, weights=[tensor.size_bytes for tensor in graph.tensors], minlength=buckets),
+                np.bincount(bucket_of, weights=graph.gradient_bytes, minlength=buckets),
             )
         ),
         is_broadcast=np.concatenate((graph.forward_is_broadcast, np.zeros(buckets, dtype=np.bool_))),

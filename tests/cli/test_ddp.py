@@ -11,9 +11,9 @@ from dpro_search.cli._jobs import ReplayRequest
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.replay.ddp.evaluate import held_out, with_own_durations
 from dpro_search.replay.ddp.predictor import DdpPredictor
 from dpro_search.replay.ddp.what_if import asked
+from dpro_search.replay.evaluate import held_out, with_own_durations
 from dpro_search.replay.what_if import parse_question
 from dpro_search.space.plan import Plan
 
@@ -57,6 +57,13 @@ def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     )
 
 
+def test_the_first_bucket_has_a_size_of_its_own(trace):
+    small = replayed(trace, changes=("rate=5mbit", "first_bucket_bytes=1"))
+    same = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=31457", "first_bucket_bytes=31457"))
+    assert small["predicted_iteration_us"] != same["predicted_iteration_us"]
+    assert replayed(trace, changes=("first_bucket_bytes=1",))["measured_iteration_us"] is None
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [("cycle_time_us=3", "no such knob"), ("bucket_cap_bytes=big", "not a number"), ("rate=fast", "rate 'fast'")],
@@ -67,16 +74,16 @@ def test_a_change_that_cannot_be_made_is_named(trace, change, said):
 
 
 def test_a_held_out_step_is_predicted_from_the_others(trace):
-    predictor, measured, error = held_out(trace, 9)
+    predictor, measured, error = held_out(trace, 9, DdpPredictor)
     assert 9 not in predictor.graph.steps
     assert measured == pytest.approx(float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9]))
     assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx(error)
     with pytest.raises(InputError, match="profiled steps are 8 to 11"):
-        held_out(trace, 3)
+        held_out(trace, 3, DdpPredictor)
 
 
 def test_steps_are_replayed_from_their_own_durations(trace):
-    _, measured, error = with_own_durations(trace)
+    _, measured, error = with_own_durations(trace, DdpPredictor)
     assert replayed(trace, own_durations=True)["error_pct"] == pytest.approx(error)
     assert measured > 0
 
@@ -96,6 +103,34 @@ def test_questions_change_the_job(trace):
 def test_samples_give_quantiles_in_order(trace):
     drawn = replayed(trace, samples=5)["quantiles_us"]
     assert drawn["p5"] <= drawn["p50"] <= drawn["p95"]
+
+
+def processes(path: Path) -> set[str]:
+    events = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    return {event["args"]["name"] for event in events if event["name"] == "process_name"}
+
+
+def test_a_replay_is_written_beside_the_measured_step(trace, tmp_path):
+    replayed(trace, perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
+    assert processes(tmp_path / "p.json") == {f"{what} rank {rank}" for what in ("predicted", "measured") for rank in (0, 1)}
+    names = {row.split(",")[1] for row in (tmp_path / "t.csv").read_text().splitlines()[1:]}
+    assert {"buffers 0@0", "bucket 1@1", "end of backward@0"} <= names
+
+
+def test_a_changed_replay_is_written_alone(trace, tmp_path):
+    replayed(trace, changes=("bucket_cap_bytes=0",), perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
+    assert processes(tmp_path / "p.json") == {"predicted rank 0", "predicted rank 1"}
+    assert "bucket 13@0" in (tmp_path / "t.csv").read_text()
+
+
+def test_a_diagnosis_follows_the_critical_path(trace):
+    result = diagnose_trace(trace)
+    path = result["critical_path"]
+    assert {row["kind"] for row in path} <= {"compute", "late_rank", "communication"}
+    assert sum(row["duration_us"] for row in path) == pytest.approx(
+        path[-1]["start_us"] + path[-1]["duration_us"] - path[0]["start_us"]
+    )
+    assert all(isinstance(sentence, str) for sentence in result["findings"])
 
 
 def test_a_diagnosis_names_ranks_buckets_and_gains(trace, capsys):

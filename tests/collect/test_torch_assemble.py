@@ -105,7 +105,8 @@ def test_it_is_saved_and_read_again(trace, tmp_path):
 
 
 def test_what_is_left_out_is_counted(trace):
-    assert set(trace.meta.dropped) == {"metadata", "flows", "category Trace", "instants"}
+    threads = "execution nodes of processes and threads"
+    assert set(trace.meta.dropped) == {"metadata", "flows", "category Trace", "instants", threads}
 
 
 def edited(path: Path, change) -> None:

@@ -87,7 +87,7 @@ def test_the_recorded_setting_is_predicted(recorded):
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
 
 
-@pytest.mark.parametrize("how", ["accumulate", "by-hand", "unused"])
+@pytest.mark.parametrize("how", ["accumulate", "by-hand", "unused", "static", "accumulate,unused,view"])
 def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_path, how):
     trace = record_ddp_job(spec(torch_python, how), tmp_path / "t", schedule=SCHEDULE)
     assert trace.steps.index[trace.steps.rank == 0].tolist() == list(range(13))  # 14 steps ran, the last has no successor
@@ -95,6 +95,19 @@ def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_p
     assert len(trace.tensors) == 14
     assert trace.meta.warnings == ()
     assert (trace.events.kind == EventKind.COMM).sum() == 2 * 3 * 14
+    assert len(trace.graphs) == 1  # both ranks ran the same operators
+
+
+def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
+    trace = record_ddp_job(spec(torch_python, "half,static,view"), tmp_path / "t", schedule=SCHEDULE)
+    assert trace.meta.knobs["comm_hook"] == "fp16_compress_hook"
+    assert trace.meta.warnings == ()
+    moved = trace.events.select((trace.events.kind == EventKind.COLLECTIVE) & (trace.events.rank == 0) & (trace.events.step == 8))
+    reduced = np.array([trace.names[name] == "allreduce" for name in moved.name])
+    gradients = sum(tensor.size_bytes for tensor in trace.tensors)
+    assert moved.size_bytes[reduced].sum() == gradients / 2
+    job = DdpPredictor.from_trace(trace).job(Plan(fusion_threshold_bytes=10**9))
+    assert job.size_bytes[-1] == gradients / 2
 
 
 def test_the_recorder_changes_no_number(torch_python, tmp_path):

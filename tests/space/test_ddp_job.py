@@ -83,12 +83,12 @@ def test_a_rank_syncs_buffers_posts_buckets_waits_for_them_in_turn_and_steps(rec
 def test_other_buckets_move_the_same_bytes_and_take_the_same_core_time(recorded):
     as_recorded = apply_ddp(*recorded)
     for cap in (0, 10_000, 10**9):
-        job = apply_ddp(*recorded, bucket_cap_bytes=cap)
+        job = apply_ddp(*recorded, bucket_limits_bytes=[cap])
         assert job.size_bytes.sum() == as_recorded.size_bytes.sum()
         np.testing.assert_allclose(job.work_us.sum(axis=2), as_recorded.work_us.sum(axis=2))
         assert (job.work_us >= 0).all()
-    assert len(apply_ddp(*recorded, bucket_cap_bytes=0).size_bytes) == 2 + 14  # every gradient on its own
-    assert len(apply_ddp(*recorded, bucket_cap_bytes=10**9).size_bytes) == 2 + 1
+    assert len(apply_ddp(*recorded, bucket_limits_bytes=[0]).size_bytes) == 2 + 14  # every gradient on its own
+    assert len(apply_ddp(*recorded, bucket_limits_bytes=[10**9]).size_bytes) == 2 + 1
 
 
 def test_the_recorded_size_gives_the_recorded_buckets(recorded):

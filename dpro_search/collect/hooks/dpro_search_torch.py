@@ -4,21 +4,26 @@ Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK
 
 A training step begins with the first forward of a DistributedDataParallel module after an optimizer's step (or, where no optimizer
 of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
-Written: hook.json (step times, CPU time per group of threads, DDP's buckets and their parameters, versions) and the profiler's
-kineto.json.gz. Standard library and the framework only; Python 3.8 and later.
+Written: hook.json (step times, CPU time per group of threads, DDP's buckets and their parameters, versions), the profiler's
+kineto.json.gz, and execution.json.gz, the execution trace of the last profiled step: its times are not used, for it adds to every
+operator. Standard library and the framework only; Python 3.8 and later.
 """
 
 import atexit
 import functools
+import gzip
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 
 from dpro_search_process import AfterImport, ThreadClock, machine
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
+
+_EXECUTION = "execution.json"
 
 _RECORDER = None
 
@@ -64,7 +69,8 @@ class _Recorder:
         warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
         self._first_traced = warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
         self._end_traced = self._first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))
-        self._facts_at = max(warmup, 2)  # DDP has rebuilt its buckets after the first backward
+        # DDP has rebuilt its buckets after the first backward, with a static graph later, and tells it some steps after that.
+        self._facts_at = (max(warmup, 2), self._first_traced, self._end_traced)
         self.cpu = ThreadClock()
         self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
         self._marks = []  # [ns before, ns after] each step's mark in the profile
@@ -73,6 +79,8 @@ class _Recorder:
         self._other_models = set()
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
         self._profiler = None
+        self._observer = None  # writes the execution trace
+        self._unregistered = False
         self._peak_rss_bytes = 0
         self._tracing = False
         os.makedirs(self._out, exist_ok=True)
@@ -112,7 +120,7 @@ class _Recorder:
         import torch
 
         index = len(self._steps)
-        if index == self._facts_at:
+        if index in self._facts_at:
             self._facts = _facts(self._model)
         if self._records and index == self._first_traced:
             self._peak_rss_bytes = _peak_rss_bytes()  # the profile's own memory is none of the job's
@@ -121,6 +129,10 @@ class _Recorder:
             self._tracing = True
         elif self._tracing and index == self._end_traced:
             self._stop_tracing()
+        elif self._observer is not None and not self._unregistered:
+            self._unregister()
+        if self._tracing and index == self._end_traced - 1:
+            self._observer = _observed(os.path.join(self._out, _EXECUTION))
         compute_ns, comm_ns = self.cpu.read()
         start_ns = time.time_ns()
         if self._tracing:
@@ -133,7 +145,14 @@ class _Recorder:
 
     def _stop_tracing(self):
         self._tracing = False
+        if self._observer is not None:
+            self._observer.stop()
         self._profiler.stop()
+
+    def _unregister(self):
+        """Forget the observer a step after it stopped: a thread of Gloo may still have been ending what it saw begin."""
+        self._unregistered = True
+        self._observer.unregister_callback()
 
     def write(self):
         """Write hook.json and the profile; a job that ends inside the traced steps still leaves what there is.
@@ -147,6 +166,10 @@ class _Recorder:
             self._stop_tracing()
         if self._profiler is not None:
             self._profiler.export_chrome_trace(os.path.join(self._out, "kineto.json.gz"))
+        if self._observer is not None:
+            if not self._unregistered:
+                self._unregister()
+            _compress(os.path.join(self._out, _EXECUTION))
         content = {
             "rank": int(os.environ.get("RANK", "0")),
             "host": platform.node(),
@@ -163,6 +186,26 @@ class _Recorder:
         with open(path + ".tmp", "w") as file:
             json.dump(content, file)
         os.replace(path + ".tmp", path)
+
+
+def _observed(path):
+    """An observer that writes the operators that run from now on to a file; None where PyTorch has none (before 2.1)."""
+    from torch import profiler
+
+    observer = getattr(profiler, "ExecutionTraceObserver", None)
+    if observer is None:
+        return None
+    started = observer()
+    started.register_callback(path)
+    started.start()
+    return started
+
+
+def _compress(path):
+    with open(path, "rb") as plain, gzip.open(path + ".gz.tmp", "wb", compresslevel=6) as packed:
+        shutil.copyfileobj(plain, packed)
+    os.replace(path + ".gz.tmp", path + ".gz")
+    os.remove(path)
 
 
 def _facts(model):
@@ -189,6 +232,9 @@ def _facts(model):
         "buffer_bytes": _buffer_bytes(model),
         "ready_order": _indices(logged.get("prev_iteration_grad_ready_order_indices", "").replace(",", ""))[0],
         "find_unused_parameters": bool(model.find_unused_parameters),
+        "static_graph": bool(getattr(model, "static_graph", False)),
+        "gradient_as_bucket_view": bool(model.gradient_as_bucket_view),
+        "comm_hook": str(logged.get("comm_hook", "")),
     }
 
 

@@ -43,7 +43,7 @@ def simulate(
     costs: Floats,
     sample_of: Ints,
     draws: Floats,
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Replay ``len(sample_of)`` iterations.
 
     Parameters
@@ -57,7 +57,7 @@ def simulate(
     -------
     tuple
         End of each iteration on each rank, [iterations, ranks]; breakdown of the whole run, [3, ranks]; start and end of every
-        collective, [iterations * C, 2].
+        collective, [iterations * C, 2]; start and end of every segment's work, [iterations, ranks, S, 2].
     """
     ranks, iterations, segments = len(core), len(sample_of), len(action)
     per_step = len(size_bytes)
@@ -65,6 +65,7 @@ def simulate(
     end_us = np.zeros((iterations, ranks))
     breakdown = np.zeros((3, ranks))
     moved = np.full((total, 2), np.inf)
+    worked = np.zeros((iterations, ranks, segments, 2))
     cores = core.max() + 1
     on_core = np.zeros(cores)
     for r in range(ranks):
@@ -94,6 +95,8 @@ def simulate(
         for r in range(ranks):
             while iteration[r] < iterations and waits_for[r] < 0 and left[r] <= _EPSILON:
                 which = iteration[r] * per_step + collective[segment[r]]
+                if worked[iteration[r], r, segment[r], 1] == 0.0:  # else it comes back from a wait
+                    worked[iteration[r], r, segment[r], 1] = now
                 if action[segment[r]] == _POST:
                     posted[r] = which + 1
                 elif action[segment[r]] == _WAIT:
@@ -110,6 +113,7 @@ def simulate(
                         finished += 1
                         break
                 left[r] = work_us[sample_of[iteration[r]], r, segment[r]]
+                worked[iteration[r], r, segment[r], 0] = now
         if finished == ranks:
             break
         main_runs = False
@@ -162,7 +166,7 @@ def simulate(
             if running[t] >= 0:
                 step = min(step, latency_left[t] * latency_us[t] if latency_left[t] > 0 else bytes_left[t] * beta * transfers)
         if not np.isfinite(step):
-            return end_us, breakdown, moved[:0]  # nothing can go on: a collective that some rank never posts
+            return end_us, breakdown, moved[:0], worked  # nothing can go on: a collective that some rank never posts
         now += step
         for r in range(ranks):
             if iteration[r] >= iterations:
@@ -189,4 +193,4 @@ def simulate(
                     if waits_for[r] == running[t]:
                         waits_for[r] = -1
                 running[t] = -1
-    return end_us, breakdown, moved
+    return end_us, breakdown, moved, worked

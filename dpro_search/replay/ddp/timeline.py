@@ -6,43 +6,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.errors import GraphError
 from dpro_search.replay.ddp import machine
-from dpro_search.replay.steady import halves_agree
+from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
 from dpro_search.space.ddp_job import DdpJob
-
-_WARMUP = 2
-_DRAWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpTimeline:
-    """Result of a replay; times in microseconds.
+class DdpTimeline(IterationTimes):
+    """Result of a replay.
 
     Attributes
     ----------
-    iteration_us
-        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
-    iterations_us
-        Each distance after the warm-up, [iterations - 1].
-    breakdown_us
-        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
-    rank_breakdown_us
-        The same on every rank.
-    settled
-        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
     collective_us
         Start and end of every collective in the order of posting, [iterations, collectives, 2].
+    work_us
+        Start and end of the work of every segment of the program; what follows on a rank starts later where it waits, [iterations,
+        ranks, segments, 2].
+    sample_of
+        Recorded step that each iteration took its durations from, [iterations].
     """
 
-    iteration_us: float
-    iterations_us: Floats
-    breakdown_us: dict[str, float]
-    rank_breakdown_us: tuple[dict[str, float], ...]
-    settled: bool
     collective_us: Floats
+    work_us: Floats
+    sample_of: Ints
+
+    @property
+    def typical(self) -> int:
+        """The iteration after the warm-up whose time is nearest to the settled one."""
+        return WARMUP + int(np.abs(self.iterations_us - self.iteration_us).argmin())
 
 
 def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedSequence = 0) -> DdpTimeline:
@@ -51,10 +45,9 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
     The same seed gives the same timeline. Raises `GraphError` for a program that cannot end.
     """
     rng = np.random.default_rng(seed)
-    total = iterations + _WARMUP
-    sample_of = np.concatenate([rng.permutation(job.samples) for _ in range(-(-total // job.samples))])[:total]
+    sample_of = sample_order(rng, job.samples, iterations)
     costs = job.comm
-    end, breakdown, moved = machine.simulate(
+    end, breakdown, moved, worked = machine.simulate(
         job.core,
         job.work_us,
         job.action,
@@ -74,21 +67,14 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
                 SATURATION_BYTES,
             ]
         ),
-        sample_of.astype(np.int64),
-        rng.random(_DRAWS),
+        sample_of,
+        rng.random(DRAWS),
     )
-    if len(moved) != total * len(job.size_bytes):
+    if not len(moved):
         raise GraphError("the job cannot go on: a rank waits for a collective that another never posts")
-    distances = np.diff(end.max(axis=1)[_WARMUP - 1 :])
-    per_rank = tuple(
-        {"compute": compute / total, "contention": contention / total, "exposed_communication": exposed / total}
-        for compute, contention, exposed in breakdown.T.tolist()
-    )
     return DdpTimeline(
-        iteration_us=float(np.median(distances)),
-        iterations_us=distances,
-        breakdown_us=per_rank[int(breakdown[machine.COMPUTE].argmax())],
-        rank_breakdown_us=per_rank,
-        settled=halves_agree(distances),
-        collective_us=moved.reshape(total, len(job.size_bytes), 2),
+        **iteration_times(end, breakdown),
+        collective_us=moved.reshape(len(sample_of), len(job.size_bytes), 2),
+        work_us=worked,
+        sample_of=sample_of,
     )

@@ -43,6 +43,10 @@ def gains(predictor: DdpPredictor) -> list[dict[str, float | str]]:
     changed = {text: asked(predictor, parse_question(text)).predict(Plan()).iteration_us for text in texts}
     for mib in _BUCKETS_MIB:
         changed[f"bucket_cap_mb={mib}"] = predictor.predict(Plan(fusion_threshold_bytes=mib * _MIB)).iteration_us
+        changed[f"first_bucket_mb={mib}"] = predictor.at(first_bucket_bytes=mib * _MIB).predict(Plan()).iteration_us
+    if predictor.graph.compression == 1.0:
+        halved = predictor.at(graph=replace(predictor.graph, compression=0.5))
+        changed["comm_hook=half"] = halved.predict(Plan()).iteration_us
     found: list[dict[str, float | str]] = [
         {"what_if": text, "predicted_iteration_us": value_us, "gain_us": base_us - value_us} for text, value_us in changed.items()
     ]

@@ -1,0 +1,198 @@
+"""What `replay` and `diagnose` print of the kinds of jobs that a `JobPredictor` predicts; and the changes that ``--set`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from dpro_search.cli._jobs import ReplayRequest
+    from dpro_search.collect.trace import Trace
+    from dpro_search.replay.job_predictor import JobPredictor
+    from dpro_search.replay.what_if import Question
+    from dpro_search.space.plan import Plan
+
+_State = TypeVar("_State")
+_Predictor = TypeVar("_Predictor", bound="JobPredictor")
+
+
+def predicted(
+    trace: Trace,
+    request: ReplayRequest,
+    kind: type[_Predictor],
+    with_changes: Callable[[_Predictor, Plan, Sequence[str]], tuple[_Predictor, Plan]],
+    asked: Callable[[_Predictor, Question], _Predictor],
+) -> tuple[_Predictor, Plan, dict[str, Any]]:
+    """The predictor and plan that a request comes down to, and the facts of the contract.
+
+    Parameters
+    ----------
+    kind
+        Whose `from_trace` knows the trace.
+    with_changes
+        Predictor and plan after the ``--set`` options.
+    asked
+        The predictor of the job as a what-if question would have it.
+    """
+    import time
+
+    from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
+    from dpro_search.replay.what_if import parse_question
+    from dpro_search.space.plan import Plan
+
+    plan = Plan() if request.plan is None else Plan.load(request.plan)
+    measured: float | None
+    error: float | None
+    if request.holdout_step is not None:
+        predictor, measured, error = held_out(trace, request.holdout_step, kind)
+    elif request.own_durations:
+        predictor, measured, error = with_own_durations(trace, kind)
+    else:
+        predictor, measured, error = kind.from_trace(trace), measured_iteration_us(trace), None
+        predictor, plan = with_changes(predictor, plan, request.changes)
+        for text in request.what_ifs:
+            predictor = asked(predictor, parse_question(text))
+    predictor.predict(plan)  # compiles the simulator the first time
+    started = time.perf_counter()
+    prediction = predictor.predict(plan)
+    seconds = time.perf_counter() - started
+    if request.changed:
+        measured = None
+    elif error is None and measured is not None:
+        error = (prediction.iteration_us / measured - 1) * 100
+    facts = {
+        "measured_iteration_us": measured,
+        "predicted_iteration_us": prediction.iteration_us,
+        "error_pct": error,
+        "interval_us": prediction.interval_us,
+        "breakdown_us": prediction.breakdown_us,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "ops": len(predictor.graph),
+        "replay_seconds": seconds,
+        "settled": prediction.settled,
+        "unplaced": {},
+    }
+    if request.samples is not None:
+        facts["quantiles_us"] = _quantiles_us(predictor, plan, request.samples)
+    return predictor, plan, facts
+
+
+def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """What each rank does in an iteration, how often it comes last to a collective, and how long it waits for others."""
+    from dpro_search.graph.arrivals import arrivals
+
+    punctuality = {arrival.rank: arrival for arrival in arrivals(trace)}
+    return [
+        {
+            "rank": rank,
+            "host": trace.meta.hosts[rank],
+            "breakdown_us": breakdown,
+            "last_pct": punctuality[rank].last_pct if rank in punctuality else None,
+            "waited_us": punctuality[rank].waited_us if rank in punctuality else None,
+        }
+        for rank, breakdown in enumerate(rank_breakdown_us)
+    ]
+
+
+def changed(state: _State, changes: Sequence[str], knobs: Mapping[str, Callable[[_State, str], _State]], job: str) -> _State:
+    """A state after the ``--set`` options, in order; `knobs` has a function for each key.
+
+    Raises `InputError` for a key that the job (named for people) does not have, and for a value that is no number.
+    """
+    from dpro_search.errors import InputError
+
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in knobs:
+            raise InputError(f"--set {change}: {job} has no such knob; known are {', '.join(knobs)}")
+        try:
+            state = knobs[key](state, value)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"--set {change}: '{value}' is not a number") from error
+    return state
+
+
+def cluster_knobs(
+    kind: type[_Predictor],
+) -> dict[str, Callable[[tuple[_Predictor, Plan], str], tuple[_Predictor, Plan]]]:
+    """The keys of ``--set`` that change the cluster of any job, as functions of a predictor of this kind and a plan."""
+    import msgspec
+
+    from dpro_search.collect.launch.netns import parse_rate
+
+    def ranks(state: tuple[_Predictor, Plan], value: str) -> tuple[_Predictor, Plan]:
+        return state[0].at(cluster=state[0].wanted_cluster.with_ranks(int(value))), state[1]
+
+    def cores(state: tuple[_Predictor, Plan], value: str) -> tuple[_Predictor, Plan]:
+        wanted = state[0].wanted_cluster
+        return state[0].at(cluster=wanted.with_ranks(wanted.ranks, int(value))), state[1]
+
+    def rate(state: tuple[_Predictor, Plan], value: str) -> tuple[_Predictor, Plan]:
+        return state[0].at(cluster=msgspec.structs.replace(state[0].wanted_cluster, rate_bps=parse_rate(value))), state[1]
+
+    return {"ranks": ranks, "cores": cores, "rate": rate}
+
+
+def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]) -> None:
+    """Tables of (title, columns, rows) for people; only the first column may be long."""
+    from rich import box
+    from rich.table import Table
+
+    from dpro_search.cli._output import stdout_console
+
+    console = stdout_console()
+    for title, columns, rows in tables:
+        table = Table(box=box.SIMPLE, title=title, title_justify="left")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left")
+        for cells in rows:
+            table.add_row(*cells)
+        console.print(table)
+
+
+def rank_table(ranks: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    """The table of `rank_facts`."""
+    from dpro_search.cli._output import microseconds, percent
+
+    rows = [
+        (
+            str(row["rank"]),
+            *(microseconds(row["breakdown_us"][key]) for key in ("compute", "contention", "exposed_communication")),
+            "unknown" if row["last_pct"] is None else percent(row["last_pct"]),
+            "unknown" if row["waited_us"] is None else microseconds(row["waited_us"]),
+        )
+        for row in ranks
+    ]
+    return "ranks", ("rank", "compute", "contention", "exposed comm.", "comes last", "waits for others"), rows
+
+
+def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    """The table of what-if gains."""
+    from dpro_search.cli._output import microseconds, percent
+
+    rows = [
+        (
+            row["what_if"],
+            microseconds(row["predicted_iteration_us"]),
+            f"{microseconds(row['gain_us'])} ({percent(row['gain_us'] / iteration_us * 100)})",
+        )
+        for row in gains
+    ]
+    return "what would it gain", ("what if", "iteration", "gain"), rows
+
+
+def _quantiles_us(predictor: JobPredictor, plan: Plan, samples: int) -> dict[str, float]:
+    """Quantiles of the iteration time over replays with durations drawn anew; a bar on stderr where that is a terminal."""
+    import numpy as np
+    from rich.progress import Progress
+
+    from dpro_search.cli._output import stderr_console
+
+    console = stderr_console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=samples)
+        found = predictor.sampled(plan, samples=samples, on_sample=lambda: bar.advance(task))
+    p5, p50, p95 = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
+    return {"p5": p5, "p50": p50, "p95": p95}

@@ -1,0 +1,398 @@
+"""Reads the execution trace that PyTorch's ExecutionTraceObserver wrote of one step (Chakra's schema of a host, JSON).
+
+It knows what a profile does not: which tensors each operator reads and writes, where they lie in which storage, and which forward
+operator a backward function belongs to. From these follow the true data dependencies between operators, the bytes of every
+collective, and the gradients of every bucket.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import NodeGraph
+from dpro_search.errors import InputError, TraceFormatError
+
+_GZIP = b"\x1f\x8b"
+_EVALUATE = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, each an operator of its own
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_COLLECTIVE = "c10d::"
+_WRITTEN = re.compile(r"\(\w+!")  # a schema marks the arguments that it writes: "Tensor(a!) self"
+_DTYPE = re.compile(r"Tensor\(([^()]*)\)")
+_BACKWARD_SCOPE = 1  # of RecordFunction: a function of the autograd engine
+_LARGEST = 2**48  # numbers and bytes; larger ones are damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorUse:
+    """A tensor as an operator got or gave it; `begin` and `end` are the bytes of its storage that it may touch."""
+
+    storage: int
+    begin: int
+    end: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionNode:
+    """An operator or an annotation.
+
+    Attributes
+    ----------
+    function
+        Rises in the order in which nodes began; the profile has it as well.
+    sequence
+        Joins a backward function with the forward operator that it belongs to; -1: none.
+    is_backward
+        Whether `sequence` names the forward operator, not this one.
+    inputs, outputs, writes
+        Tensors; `writes` are those that the operator made or changed.
+    """
+
+    name: str
+    function: int
+    sequence: int
+    is_backward: bool
+    inputs: tuple[TensorUse, ...]
+    outputs: tuple[TensorUse, ...]
+    writes: tuple[TensorUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostedCollective:
+    """A collective as its rank posted it; `op` is its operator's place in `ExecutionTrace.operators`."""
+
+    name: str
+    size_bytes: int
+    dtype: str
+    op: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionTrace:
+    """One rank's step.
+
+    Attributes
+    ----------
+    nodes
+        In the order in which they began.
+    outermost
+        The function of the outermost operator around each operator, by its function: what lies in what is the profile's to say, for
+        the observer loses count of what is open where a collective ends on another thread.
+    dropped
+        Records that were left out, by reason.
+    """
+
+    nodes: tuple[ExecutionNode, ...]
+    outermost: Mapping[int, int]
+    dropped: dict[str, int]
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """Of each node the row of its outermost operator, itself for one; -1 for one that the profile does not have, [nodes]."""
+        row_of = {node.function: row for row, node in enumerate(self.nodes)}
+        return tuple(row_of.get(self.outermost.get(node.function, -1), -1) for node in self.nodes)
+
+    @cached_property
+    def operators(self) -> tuple[int, ...]:
+        """Rows of the outermost operators, in the order in which they began."""
+        return tuple(row for row, owner in enumerate(self.owners) if owner == row)
+
+    @cached_property
+    def graph(self) -> NodeGraph:
+        """The outermost operators and their true dependencies: tensors that others wrote, and each backward function's forward."""
+        place = {row: i for i, row in enumerate(self.operators)}
+        needs: list[set[int]] = [set() for _ in place]
+        storages = _Storages()
+        forward: dict[int, int] = {}
+        for node, owner in zip(self.nodes, self.owners, strict=True):
+            if owner < 0:
+                continue
+            own = place[owner]
+            needs[own].update(writer for use in node.inputs for writer in storages.writers(use))
+            if node.is_backward:
+                needs[own].update({forward[node.sequence]} if node.sequence in forward else ())
+            elif node.sequence >= 0:
+                forward[node.sequence] = own
+            read = {use.storage for use in node.inputs}
+            for use in node.writes:
+                storages.write(use, own, fresh=use.storage not in read)
+            for use in node.outputs:
+                storages.give(use)
+        rows = [sorted(need - {own}) for own, need in enumerate(needs)]
+        names = [self.nodes[row].name.removeprefix(_EVALUATE) for row in self.operators]
+        return NodeGraph(
+            name=tuple(f"{name}#{count}" for name, count in _counted(names)),
+            op=tuple(names),
+            input_ptr=np.cumsum([0, *map(len, rows)]).astype(np.int64),
+            input_idx=np.array([need for row in rows for need in row], dtype=np.int64),
+        )
+
+    @cached_property
+    def collectives(self) -> tuple[PostedCollective, ...]:
+        """Collectives in the order of posting."""
+        place = {row: i for i, row in enumerate(self.operators)}
+        return tuple(
+            PostedCollective(
+                name=node.name.removeprefix(_COLLECTIVE).rstrip("_"),
+                size_bytes=sum(use.size_bytes for use in node.inputs),
+                dtype=node.inputs[0].dtype if node.inputs else "",
+                op=place[owner],
+            )
+            for node, owner in zip(self.nodes, self.owners, strict=True)
+            if node.name.startswith(_COLLECTIVE) and owner >= 0
+        )
+
+    @cached_property
+    def bucket_gradients(self) -> tuple[tuple[TensorUse, ...], ...]:
+        """Gradients of each bucket in the order in which they became ready; buckets in the order of their posting.
+
+        The last gradient of a bucket brings about its collective: the operator that accumulates it needs those of all the others.
+        """
+        gradient = {
+            owner: node.inputs[0]
+            for node, owner in zip(self.nodes, self.owners, strict=True)
+            if node.name == _ACCUMULATE and node.inputs and owner >= 0
+        }
+        of_op = {i: gradient[row] for i, row in enumerate(self.operators) if row in gradient}
+        graph, taken, found = self.graph, set[int](), []
+        for posted in self.collectives:
+            if posted.op not in of_op or posted.op in taken:
+                continue  # of the forward pass; or what else DDP posts after its last bucket
+            taken.add(posted.op)
+            needs = graph.input_idx[graph.input_ptr[posted.op] : graph.input_ptr[posted.op + 1]].tolist()
+            found.append(tuple(of_op[op] for op in [*needs, posted.op] if op in of_op))
+        return tuple(found)
+
+
+def read_execution_trace(path: Path, profile: Path) -> ExecutionTrace:
+    """Read one rank's execution trace, and what lies in what from the profile of the same step; both gzipped or not.
+
+    Raises
+    ------
+    InputError
+        A file is missing.
+    TraceFormatError
+        One is cut off, damaged, or no file of PyTorch's.
+    """
+    content = _decoded(path, _File, "execution trace")
+    dropped: defaultdict[str, int] = defaultdict(int)
+    nodes: dict[int, ExecutionNode] = {}  # by function
+    for record in content.nodes:
+        attributes = {attribute.name: attribute.value for attribute in record.attrs}
+        function = attributes.get("rf_id")
+        if not isinstance(function, int) or not 0 <= function < _LARGEST:
+            dropped["execution nodes without a function id"] += 1
+        elif function == 0:
+            dropped["execution nodes of processes and threads"] += 1
+        elif function in nodes:
+            dropped["execution nodes of one function id"] += 1
+        else:
+            nodes[function] = _node(record, attributes, function)
+    return ExecutionTrace(
+        nodes=tuple(nodes[function] for function in sorted(nodes)), outermost=_outermost(profile), dropped=dict(dropped)
+    )
+
+
+def _outermost(profile: Path) -> dict[int, int]:
+    """The function of the outermost operator around each operator that the profile shares with an execution trace."""
+    spans = [
+        (span.tid, span.ts, -span.dur, span.args.function)
+        for span in _decoded(profile, _Profile, "profile").traceEvents
+        if span.cat == "cpu_op" and span.args is not None and isinstance(span.args.function, int) and span.args.function > 0
+    ]
+    found: dict[int, int] = {}
+    thread: int | str = -1
+    end, outer = -np.inf, 0
+    for tid, start, minus_length, function in sorted(spans, key=lambda span: (str(span[0]), *span[1:])):
+        if tid != thread or start >= end:
+            thread, end, outer = tid, start - minus_length, function
+        found[function] = outer
+    return found
+
+
+def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
+    if not path.is_file():
+        raise InputError(f"{path}: missing: the job ended before the last of its profiled steps")
+    raw = path.read_bytes()
+    try:
+        return msgspec.json.decode(gzip.decompress(raw) if raw[:2] == _GZIP else raw, type=kind)
+    except (msgspec.MsgspecError, EOFError, OSError, zlib.error, UnicodeDecodeError, RecursionError) as error:
+        raise TraceFormatError(f"{path}: not a whole {what} of PyTorch ({error}); record the job again") from error
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    name: str
+    value: Any = None
+
+
+class _Values(msgspec.Struct):
+    values: list[Any] = []
+    shapes: list[Any] = []
+    types: list[str] = []
+    strides: list[Any] = []
+
+
+class _Record(msgspec.Struct):
+    name: str
+    inputs: _Values = msgspec.field(default_factory=_Values)
+    outputs: _Values = msgspec.field(default_factory=_Values)
+    attrs: list[_Attribute] = []
+
+
+class _File(msgspec.Struct):
+    nodes: list[_Record]
+
+
+class _SpanArguments(msgspec.Struct, rename={"function": "Record function id"}):
+    function: Any = 0
+
+
+class _Span(msgspec.Struct):
+    cat: str = ""
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _SpanArguments | None = None
+
+
+class _Profile(msgspec.Struct):
+    traceEvents: list[_Span]  # noqa: N815 (Kineto's name)
+
+
+_Content = TypeVar("_Content", _File, _Profile)
+
+
+def _node(record: _Record, attributes: dict[str, Any], function: int) -> ExecutionNode:
+    sequence, schema = attributes.get("seq_id"), attributes.get("op_schema")
+    inputs = [tuple(_uses(*argument)) for argument in _arguments(record.inputs)]
+    outputs = tuple(use for argument in _arguments(record.outputs) for use in _uses(*argument))
+    changed = _changed(schema if isinstance(schema, str) else "", record.name, inputs)
+    read = {use.storage for uses in inputs for use in uses}
+    # A view is of the storage of an input: it makes nothing.
+    made = tuple(use for use in outputs if use.storage not in read)
+    return ExecutionNode(
+        name=record.name,
+        function=function,
+        sequence=sequence if isinstance(sequence, int) else -1,
+        is_backward=attributes.get("scope") == _BACKWARD_SCOPE,
+        inputs=tuple(use for uses in inputs for use in uses),
+        outputs=outputs,
+        writes=made + changed,
+    )
+
+
+def _changed(schema: str, name: str, inputs: Sequence[tuple[TensorUse, ...]]) -> tuple[TensorUse, ...]:
+    """The arguments that an operator writes to: by its schema, and a collective its tensors."""
+    if name.startswith(_COLLECTIVE):
+        return inputs[0] if inputs else ()
+    arguments = schema.partition("(")[2].rpartition(" -> ")[0].replace(" *, ", " ").split(", ")
+    marked = [bool(_WRITTEN.search(argument)) for argument in arguments]
+    return tuple(use for uses, written in zip(inputs, marked, strict=False) if written for use in uses)
+
+
+def _arguments(values: _Values) -> Iterator[tuple[Any, Any, Any, str]]:
+    """(value, shape, strides, type) of each argument, as far as all four are there."""
+    count = len(values.values)
+    columns = [[*column[:count], *[None] * (count - len(column))] for column in (values.shapes, values.strides)]
+    types = [*values.types[:count], *[""] * (count - len(values.types))]
+    return zip(values.values, *columns, types, strict=True)
+
+
+def _uses(value: Any, shape: Any, strides: Any, kind: str) -> Iterator[TensorUse]:
+    """The tensors of an argument: itself, or those of a list."""
+    tensors = list(_tensors(value, shape, strides))
+    dtypes = _DTYPE.findall(kind)
+    if len(dtypes) != len(tensors):
+        dtypes = [""] * len(tensors)
+    for (tensor, sides, steps), dtype in zip(tensors, dtypes, strict=True):
+        _, storage, offset, elements, width, _ = tensor
+        extent = 1 + sum((side - 1) * step for side, step in zip(sides, steps, strict=True)) if steps and elements else elements
+        yield TensorUse(
+            storage=storage,
+            begin=offset * width,
+            end=(offset + extent) * width,
+            size_bytes=elements * width,
+            dtype=dtype.removeprefix("c10::").lower(),
+            shape=tuple(sides),
+        )
+
+
+def _tensors(value: Any, shape: Any, strides: Any) -> Iterator[tuple[list[Any], list[int], list[int]]]:
+    """Lists of [tensor, storage, offset, elements, bytes of an element, device], with shape and strides where they fit."""
+    if not isinstance(value, list):
+        return
+    if len(value) == 6 and isinstance(value[5], str) and all(map(_is_count, value[:5])) and max(value[2:4]) * value[4] < _LARGEST:
+        sides = shape if _are_counts(shape) else []
+        fits = _are_counts(strides) and len(strides) == len(sides) > 0
+        yield value, sides, strides if fits else []
+        return
+    for i, inner in enumerate(value):
+        yield from _tensors(
+            inner, *(column[i] if isinstance(column, list) and i < len(column) else None for column in (shape, strides))
+        )
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _LARGEST
+
+
+def _are_counts(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(_is_count(number) for number in numbers)
+
+
+def _counted(names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    seen: defaultdict[str, int] = defaultdict(int)
+    for name in names:
+        yield name, seen[name]
+        seen[name] += 1
+
+
+class _Storages:
+    """Who wrote which bytes of which storage last.
+
+    Numbers of storages are used again, also for tensors that no operator made: those of another type of element, and scalars that
+    no operator gave, are such.
+    """
+
+    def __init__(self) -> None:
+        self._written: defaultdict[int, list[tuple[TensorUse, int]]] = defaultdict(list)
+        self._scalars: defaultdict[int, set[int]] = defaultdict(set)  # where in each storage
+
+    def writers(self, use: TensorUse) -> set[int]:
+        """Those whose bytes a use of a storage may read."""
+        if not use.shape and use.begin not in self._scalars[use.storage]:
+            return set()
+        return {
+            who
+            for made, who in self._written[use.storage]
+            if made.begin < use.end and use.begin < made.end and made.dtype == use.dtype
+        }
+
+    def write(self, use: TensorUse, who: int, *, fresh: bool) -> None:
+        """Note a write; a fresh storage holds nothing older."""
+        if fresh:
+            self._scalars[use.storage].clear()
+        written = [] if fresh else [row for row in self._written[use.storage] if not _covers(use, row[0])]
+        self._written[use.storage] = [*written, (use, who)]
+
+    def give(self, use: TensorUse) -> None:
+        """Note what an operator returned."""
+        if not use.shape:
+            self._scalars[use.storage].add(use.begin)
+
+
+def _covers(use: TensorUse, other: TensorUse) -> bool:
+    return use.begin <= other.begin and other.end <= use.end

@@ -1,0 +1,82 @@
+"""What stands out in a DistributedDataParallel job, as sentences with numbers and the knob to turn, the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpro_search.replay.ddp.critical_path import Segment
+
+_WORTH_PCT = 3.0  # of an iteration; less is not told
+
+
+def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, ...]:
+    """Sentences on what costs, or would gain, at least 3 % of an iteration.
+
+    Parameters
+    ----------
+    path
+        The critical path of an iteration.
+    gains
+        Rows of `what_if.gains`.
+    iteration_us
+        Replayed.
+    """
+    found = [*_communication(path, gains, iteration_us), *_late_ranks(path, iteration_us), *_gains(gains, iteration_us)]
+    found.sort(key=lambda finding: -finding[0])
+    return tuple(sentence for cost_us, sentence in found if cost_us >= _WORTH_PCT / 100 * iteration_us)
+
+
+def _communication(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> list[tuple[float, str]]:
+    exposed: dict[str, float] = {}
+    for segment in path:
+        if segment.kind == "communication":
+            exposed[segment.name] = exposed.get(segment.name, 0.0) + segment.duration_us
+    total_us = sum(exposed.values())
+    if not exposed:
+        return []
+    largest = max(exposed, key=lambda name: exposed[name])
+    best = next((row for row in gains if str(row["what_if"]).startswith(("bucket_cap_mb", "first_bucket_mb"))), None)
+    advice = "no other size of buckets would gain anything; a faster link or a compressing hook would"
+    if best is not None and best["gain_us"] > 0:
+        advice = f"'{best['what_if']}' would gain {_share(best['gain_us'], iteration_us)}"
+    return [
+        (
+            total_us,
+            f"Communication that nothing hides takes {_share(total_us, iteration_us)}, "
+            f"{largest} most ({exposed[largest] / 1e3:.1f} ms): {advice}.",
+        )
+    ]
+
+
+def _late_ranks(path: Sequence[Segment], iteration_us: float) -> list[tuple[float, str]]:
+    late: dict[int, float] = {}
+    for segment in path:
+        if segment.kind == "late_rank":
+            late[segment.rank] = late.get(segment.rank, 0.0) + segment.duration_us
+    return [
+        (
+            cost_us,
+            f"All ranks wait {_share(cost_us, iteration_us)} for rank {rank}: "
+            "give it less work, or look at its host and at what else runs on its cores.",
+        )
+        for rank, cost_us in late.items()
+    ]
+
+
+def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> list[tuple[float, str]]:
+    sentences = {
+        "bandwidth=2": "A link twice as fast would gain {}.",
+        "comm_hook=half": "Compressing the buckets to half of their bytes (fp16_compress_hook) would gain {} on the wire; "
+        "what compressing costs is not in it.",
+        "compute=0.9": "Compute that takes a tenth less on all ranks would gain {}.",
+    }
+    return [
+        (float(row["gain_us"]), sentences[row["what_if"]].format(_share(row["gain_us"], iteration_us)))
+        for row in gains
+        if row["what_if"] in sentences
+    ]
+
+
+def _share(value_us: float, iteration_us: float) -> str:
+    return f"{value_us / 1e3:.1f} ms ({value_us / iteration_us * 100:.0f} % of an iteration)"

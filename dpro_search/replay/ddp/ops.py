@@ -1,0 +1,105 @@
+"""One replayed iteration of a DistributedDataParallel job as a `Timeline` of ops: for Perfetto, tables, and the critical path.
+
+The ops of a rank are its program's segments on its main thread, and its parts of the collectives beside it; each has the times that
+the machine gave it. A part waits (`moved_us - start_us`) for the other ranks' posts, and for a free thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.ddp.timeline import DdpTimeline
+from dpro_search.replay.timeline import Timeline
+from dpro_search.replay.times import OpTimes
+from dpro_search.space.ddp_job import Action, DdpJob
+from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.replay_graph import OrderPolicy
+
+
+def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
+    """The iteration of a replay that is nearest to the settled one; the first rank begins it at 0.
+
+    Ops are numbered segments first, rank by rank, then parts of collectives, likewise.
+    """
+    ranks, segments, collectives = len(job.core), len(job.action), len(job.size_bytes)
+    work_us = timeline.work_us[timeline.typical]
+    begin_us = work_us[:, 0, 0].min()
+    work_us, moved_us = work_us - begin_us, timeline.collective_us[timeline.typical] - begin_us
+    posting, waiting = _places(job, Action.POST), _places(job, Action.WAIT)
+    posted_us = work_us[:, posting, 1]
+    builder = GraphBuilder()
+    main = builder.add_devices(np.arange(ranks), OrderPolicy.PROGRAM, "main thread of rank {0}", (range(ranks),))
+    beside = builder.add_devices(np.arange(ranks), OrderPolicy.UNBOUNDED, "Gloo of rank {0}", (range(ranks),))
+    labels, names = collective_names(job), _segment_names(job)
+    work = builder.add_ops(
+        np.broadcast_to(main[:, None], (ranks, segments)),
+        work_us[:, :, 1] - work_us[:, :, 0],
+        kind=_kinds(job),
+        name="{1}@{0}",
+        axes=(range(ranks), names),
+    )
+    parts = builder.add_ops(
+        np.broadcast_to(beside[:, None], (ranks, collectives)),
+        moved_us[:, 1] - moved_us[:, 0],
+        kind=OpKind.COMM,
+        collective=np.arange(collectives),
+        name="{1}@{0}",
+        axes=(range(ranks), labels),
+    )
+    builder.add_edges(work[:, posting], parts)
+    for number, place in enumerate(waiting.tolist()):
+        if place + 1 < segments:
+            held = parts[1:, number] if job.is_broadcast[number] else parts[:, number]
+            builder.add_edges(held, work[ranks - len(held) :, place + 1])
+    start = np.concatenate((work_us[:, :, 0].ravel(), posted_us.ravel()))
+    moved = np.concatenate((work_us[:, :, 0].ravel(), np.tile(moved_us[:, 0], ranks)))
+    end = np.concatenate((work_us[:, :, 1].ravel(), np.tile(moved_us[:, 1], ranks)))
+    # At one instant: in the order of the program, a part after the segment that posts it.
+    place = np.concatenate((np.tile(np.arange(segments) * 2, ranks), np.tile(posting * 2 + 1, ranks)))
+    order = np.lexsort((place, start)).astype(np.int32)
+    return Timeline(
+        graph=builder.build(),
+        times=OpTimes(start, start, moved, end, order),
+        iteration_us=timeline.iteration_us,
+        settled=timeline.settled,
+    )
+
+
+def collective_names(job: DdpJob) -> list[str]:
+    """What people call the collectives: buffers that the forward pass synchronises, then buckets."""
+    first = job.first_bucket
+    return [f"buffers {c}" if c < first else f"bucket {c - first}" for c in range(len(job.size_bytes))]
+
+
+def _places(job: DdpJob, action: Action) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """The segment at whose end each collective is posted, or waited for, [collectives]."""
+    rows = np.flatnonzero(job.action == action)
+    return rows[np.argsort(job.collective[rows], kind="stable")]
+
+
+def _segment_names(job: DdpJob) -> list[str]:
+    labels, first = collective_names(job), job.first_bucket
+    last = len(job.size_bytes) - 1
+    found = []
+    for action, collective in zip(job.action.tolist(), job.collective.tolist(), strict=True):
+        if action == Action.NONE:
+            found.append(f"copies out of {labels[last]}, optimizer")
+        elif collective < first:
+            found.append(
+                f"forward until {labels[collective]}" if action == Action.POST else f"forward until {labels[collective]} back"
+            )
+        elif action == Action.POST:
+            found.append(f"{'forward, ' if collective == first else ''}backward until {labels[collective]}")
+        else:
+            found.append("end of backward" if collective == first else f"copies out of {labels[collective - 1]}")
+    return found
+
+
+def _kinds(job: DdpJob) -> list[int]:
+    of_action = {Action.NONE: OpKind.UPDATE, Action.POST: OpKind.BACKWARD, Action.WAIT: OpKind.BACKWARD}
+    forward = job.collective < job.first_bucket
+    return [
+        int(OpKind.FORWARD if early and action != Action.NONE else of_action[Action(action)])
+        for action, early in zip(job.action.tolist(), forward.tolist(), strict=True)
+    ]

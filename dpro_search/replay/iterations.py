@@ -1,0 +1,70 @@
+"""What the machines of all kinds of jobs return: several iterations of a run, and the settled part of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.replay.steady import halves_agree
+
+WARMUP = 2  # iterations before those that count
+DRAWS = 4096  # random numbers that a replay uses in turn
+_BREAKDOWN = ("compute", "contention", "exposed_communication")  # rows of the machines' breakdowns
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationTimes:
+    """Result of a replay; times in microseconds.
+
+    Attributes
+    ----------
+    iteration_us
+        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
+    iterations_us
+        Each distance after the warm-up, [iterations].
+    breakdown_us
+        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
+    rank_breakdown_us
+        The same on every rank.
+    settled
+        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
+    """
+
+    iteration_us: float
+    iterations_us: Floats
+    breakdown_us: dict[str, float]
+    rank_breakdown_us: tuple[dict[str, float], ...]
+    settled: bool
+
+
+def sample_order(rng: np.random.Generator, samples: int, iterations: int) -> Ints:
+    """Recorded step of each iteration, the warm-up's first: all of them equally often, in random order, [WARMUP + iterations]."""
+    total = iterations + WARMUP
+    return np.concatenate([rng.permutation(samples) for _ in range(-(-total // samples))])[:total].astype(np.int64)
+
+
+def iteration_times(end_us: Floats, breakdown_us: Floats, class_of_rank: Ints | None = None) -> dict[str, Any]:
+    """The fields of `IterationTimes`.
+
+    Parameters
+    ----------
+    end_us
+        End of each iteration on each class of ranks, [WARMUP + iterations, classes].
+    breakdown_us
+        Compute, contention, exposed communication of the whole run, [3, classes].
+    class_of_rank
+        Ranks that behave alike are of one class, [ranks]; None: each is its own.
+    """
+    distances = np.diff(end_us.max(axis=1)[WARMUP - 1 :])
+    per_class = [dict(zip(_BREAKDOWN, row, strict=True)) for row in (breakdown_us.T / len(end_us)).tolist()]
+    ranks = range(len(per_class)) if class_of_rank is None else class_of_rank.tolist()
+    return {
+        "iteration_us": float(np.median(distances)),
+        "iterations_us": distances,
+        "breakdown_us": per_class[int(breakdown_us[0].argmax())],
+        "rank_breakdown_us": tuple(per_class[number] for number in ranks),
+        "settled": halves_agree(distances),
+    }

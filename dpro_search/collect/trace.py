@@ -168,6 +168,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str = ""
     overhead_pct: float | None = None  # traced over untraced steps
     peak_rss_bytes: int | None = None  # largest of all ranks
+    interrupt_share: dict[str, float] = {}  # of each core's time, by its number, in the steps outside the profiler
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()

@@ -1,32 +1,35 @@
-"""A recorded job of MXNet with parameter servers -> `ReplayGraph`, also with other servers, another slicing, other links.
+"""A job of MXNet with parameter servers -> `ReplayGraph`, as recorded or with other servers, another slicing, other links.
 
 KVStore sends each gradient as soon as its operator has ended. One of fewer elements than MXNET_KVSTORE_BIGARRAY_BOUND goes to one
 server, which follows from its key; a larger one is cut into a slice for each server. A server copies the first worker's part, adds
 the other ones, updates the weights once all are there, and sends them to all workers; an operator of the next step starts when its
 weights are back. Messages between two processes follow each other; those of different pairs share the hosts' links.
+
+With priority slices, servers only add, and each worker updates a few tensors at once when all of them are back. The priority itself
+has no place here: ps-lite orders messages by it while its sending thread is behind, which hands them to ZeroMQ's queues at once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Ints, Trace
-from dpro_search.errors import GraphError, InputError
+from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 
-DEFAULT_BOUND = 1_000_000
-_BOUND = "MXNET_KVSTORE_BIGARRAY_BOUND"
 _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
-_QUANTUM_US = 1_000.0  # for so long an operator keeps a core that others want
-_UPDATE = "_update"
-_BACKWARD = " backward"
-_OPS = (EventKind.OP, EventKind.KERNEL)
+# Plain sockets between 2 and 2 hosts with links of 500 Mbit/s carry 0.90 of the rate both ways at once: the share of that in the
+# goodput of a lone sender.
+_BOTH_WAYS = 0.94
+_QUANTUM_US = 4_000.0  # for so long an operator keeps a core that others want: the tick of a scheduler at 250 Hz
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +62,20 @@ class KvstoreJob:
         Of each tensor, [tensors].
     worker_core, server_core
         Core of each process; those of equal number share it, [workers] and [servers].
-    bound
-        Elements from which on a tensor is cut.
+    slicing
+        How tensors are cut; with priority slices workers update, else servers.
     bytes_per_us
         What a host's link carries in each direction; with None the processors are the limit.
     comm_us_per_byte
         CPU time of a process for each byte that it sends or receives.
-    sum_us_per_byte, update_us_per_byte
-        Core time of a server for each byte of one worker's part, and of the update.
+    beside_us_per_byte
+        Core time of a worker for each byte of a gradient, half when it is sent and half when it is back: copies and calls.
+    copy_us_per_byte, sum_us_per_byte, update_us_per_byte
+        Core time for each byte: of the first worker's part, of each further one, and of the update.
     slice_us
         Core time of a server for each slice, whatever its size: messages, and the optimizer's own work.
+    updates
+        Tensors that a worker updates at once, where workers do.
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -77,25 +84,35 @@ class KvstoreJob:
     key: Ints
     worker_core: tuple[int, ...]
     server_core: tuple[int, ...]
-    bound: int
+    slicing: Slicing
     bytes_per_us: float | None
     comm_us_per_byte: float
+    beside_us_per_byte: tuple[float, ...]
+    copy_us_per_byte: float
     sum_us_per_byte: float
     update_us_per_byte: float
     slice_us: float
+    updates: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        if not self.server_core or self.bound < 1 or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
-            raise InputError("a job needs at least one server, a bound of at least one element, and links with a rate above 0")
+        if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
+            raise InputError("a job needs a core for each server, and links with a rate above 0")
 
-    def slices(self, tensor: int) -> list[tuple[int, float]]:
-        """(server, bytes) of each slice of a tensor, by KVStore's rule."""
-        servers = len(self.server_core)
-        elements = round(float(self.tensor_bytes[tensor] / self.element_bytes[tensor]))
-        if elements < self.bound:
-            return [(int(self.key[tensor]) * 9973 % servers, float(self.tensor_bytes[tensor]))]
-        cuts = np.round(np.arange(servers + 1) * elements / servers)
-        return list(enumerate((np.diff(cuts) * self.element_bytes[tensor]).tolist()))
+    @cached_property
+    def slices(self) -> list[list[tuple[int, float]]]:
+        """(server, bytes) of each slice of each tensor, [tensors]."""
+        elements = np.round(self.tensor_bytes / self.element_bytes).astype(np.int64)
+        parts = self.slicing.parts(self.key.tolist(), elements.tolist())
+        return [[(server, part * float(size)) for server, part in row] for row, size in zip(parts, self.element_bytes, strict=True)]
+
+    @property
+    def server_bytes(self) -> Floats:
+        """Bytes of parameters on each server, [servers]."""
+        found = np.zeros(len(self.server_core))
+        for row in self.slices:
+            for server, size in row:
+                found[server] += size
+        return found
 
 
 def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
@@ -103,40 +120,10 @@ def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
     return None if rate_bps is None else rate_bps / 8e6 * _GOODPUT
 
 
-def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
-    """The job as it was recorded.
-
-    Raises
-    ------
-    GraphError
-        The trace holds no gradient with a known size, or no server.
-    """
-    workers = _workers(trace)
-    servers = trace.meta.ranks - workers
-    sizes = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
-    if not len(sizes) or not sizes.all() or not all(tensor.node.startswith("key") for tensor in trace.tensors):
-        raise GraphError("the trace's gradients have no known key and size: record a HybridBlock with 'dpro-search collect'")
-    if servers < 1:
-        raise GraphError("the trace holds no server: its profile is missing")
-    free = max((*trace.meta.cores, -1)) + 1
-    cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
-    sum_us_per_byte, update_us_per_byte = _server_us_per_byte(trace)
-    job = KvstoreJob(
-        workers=tuple(_segments(trace, rank) for rank in range(workers)),
-        tensor_bytes=sizes,
-        element_bytes=np.array([np.dtype(tensor.dtype).itemsize for tensor in trace.tensors], dtype=np.float64),
-        key=np.array([int(tensor.node.removeprefix("key")) for tensor in trace.tensors]),
-        worker_core=cores[:workers],
-        server_core=cores[workers:],
-        bound=int(trace.meta.knobs.get(_BOUND, DEFAULT_BOUND)),
-        bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
-        comm_us_per_byte=float(np.mean([_untraced_us(trace, w, trace.steps.comm_cpu_us) for w in range(workers)]))
-        / (2 * sizes.sum()),
-        sum_us_per_byte=sum_us_per_byte,
-        update_us_per_byte=update_us_per_byte,
-        slice_us=0.0,
-    )
-    return replace(job, slice_us=_slice_us(trace, job))
+def store_bytes_per_us(rate_bps: float | None) -> float | None:
+    """What a link of a rate carries while pushes and pulls fill it in both directions, each from several senders."""
+    goodput = goodput_bytes_per_us(rate_bps)
+    return None if goodput is None else goodput * _BOTH_WAYS
 
 
 def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
@@ -144,136 +131,42 @@ def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
     return _KvstoreGraph(job).build()
 
 
-# What was recorded
+@dataclass(frozen=True, kw_only=True)
+class ProcessLoad:
+    """What an iteration asks of a process: core time, bytes on its link, and how long these take at its rate (None: no limit)."""
+
+    core_us: float
+    sent_bytes: float
+    received_bytes: float
+    link_us: float | None
 
 
-def _workers(trace: Trace) -> int:
-    """Ranks that send gradients; the servers are those after them."""
-    return len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
+def serving_us_per_byte(job: KvstoreJob) -> float:
+    """A server's work on a byte of a tensor: the first part is copied, others are added, and the sum updates or is copied."""
+    last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
+    return job.copy_us_per_byte + (len(job.workers) - 1) * job.sum_us_per_byte + last_us
 
 
-def _untraced_us(trace: Trace, rank: int, column: Floats) -> float:
-    """Median of a column at a rank's steps without the profiler, of all its steps if it always ran; 0 if it has none."""
-    mine = trace.steps.rank == rank
-    if not mine.any():
-        return 0.0
-    plain = mine & ~trace.steps.traced & (trace.steps.index >= SETTLING_STEPS)
-    return float(np.median(column[plain if plain.any() else mine]))
-
-
-def _slice_us(trace: Trace, job: KvstoreJob) -> float:
-    """What the servers' CPU time leaves for each slice after what its bytes cost."""
-    workers, servers = len(job.workers), len(job.server_core)
-    used_us = sum(_untraced_us(trace, workers + server, trace.steps.compute_cpu_us) for server in range(servers))
-    for_byte_us = workers * (2 * job.comm_us_per_byte + job.sum_us_per_byte) + job.update_us_per_byte
-    slices = sum(len(job.slices(tensor)) for tensor in range(len(job.tensor_bytes)))
-    return max(used_us - float(job.tensor_bytes.sum()) * for_byte_us, 0.0) / slices
-
-
-def _segments(trace: Trace, rank: int) -> tuple[Segment, ...]:
-    kept = np.isin(trace.events.kind, (*_OPS, EventKind.COMM))
-    events = trace.events.select((trace.events.rank == rank) & kept & (trace.events.step >= 0))
-    by_step = [events.select(events.step == step) for step in np.unique(events.step)]
-    whole = max(by_step, key=lambda part: int((part.kind == EventKind.COMM).sum()))
-    ops = _ops(whole)
-    names = [trace.names[name] for name in ops.name]
-    uses, makes = _users(trace, names), _makers(trace, whole, ops, names)
-    mean_us = _mean_durations(by_step)
-    seen: defaultdict[int, int] = defaultdict(int)
-    work_us = []
-    for name in ops.name.tolist():
-        work_us.append(mean_us[name, seen[name]])
-        seen[name] += 1
-    # Operators also last while others have the core, and the script has core time beside them.
-    used_us = _untraced_us(trace, rank, trace.steps.compute_cpu_us)
-    scale = used_us / sum(work_us)
-    segments: list[Segment] = []
-    start = 0
-    for i, name in enumerate(names):
-        if makes[i] or i + 1 == len(names) or uses[i + 1]:
-            is_backward = name.endswith(_BACKWARD) or name.startswith("_backward_")
-            segments.append(
-                Segment(
-                    kind=OpKind.BACKWARD if is_backward else OpKind.FORWARD,
-                    work_us=sum(work_us[start : i + 1]) * scale,
-                    uses=uses[start],
-                    makes=makes[i],
-                )
-            )
-            start = i + 1
-    return tuple(segments)
-
-
-def _ops(step: Events) -> Events:
-    """A step's operators in the order of their starts."""
-    ops = step.select(np.isin(step.kind, _OPS))
-    return ops.select(np.argsort(ops.start_us, kind="stable"))
-
-
-def _mean_durations(steps: Sequence[Events]) -> dict[tuple[int, int], float]:
-    """Mean duration of the i-th op of a name in a step, by (name, i)."""
-    found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for part in steps:
-        ops = _ops(part)
-        seen: defaultdict[int, int] = defaultdict(int)
-        for name, duration in zip(ops.name.tolist(), (ops.end_us - ops.start_us).tolist(), strict=True):
-            found[name, seen[name]].append(duration)
-            seen[name] += 1
-    return {key: float(np.mean(values)) for key, values in found.items()}
-
-
-def _consumers(trace: Trace) -> dict[str, list[int]]:
-    """Tensors that each node of the model's graph reads."""
-    if not trace.graphs:
-        return {}
-    graph = trace.graphs[0]
-    tensor_of = {tensor.name: number for number, tensor in enumerate(trace.tensors)}
-    reads = {
-        name: [tensor_of[graph.name[j]] for j in inputs if graph.name[j] in tensor_of]
-        for name, inputs in zip(graph.name, np.split(graph.input_idx, graph.input_ptr[1:-1]), strict=True)
-    }
-    return {name: tensors for name, tensors in reads.items() if tensors}
-
-
-def _users(trace: Trace, names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Tensors that each op is the first to need; those that no op is known to need are needed by the first."""
-    reads, left = _consumers(trace), set(range(len(trace.tensors)))
-    uses: list[tuple[int, ...]] = []
-    for name in names:
-        mine = [tensor for tensor in reads.get(name, []) if tensor in left]
-        left -= set(mine)
-        uses.append(tuple(mine))
-    uses[0] = (*uses[0], *sorted(left))
-    return uses
-
-
-def _makers(trace: Trace, step: Events, ops: Events, names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Tensors whose gradients are ready after each op: its node's, else those sent after it and before the next had ended."""
-    maker: dict[int, int] = {}
-    for i, name in enumerate(names):
-        if name.endswith(_BACKWARD):
-            maker |= dict.fromkeys(_consumers(trace).get(name.removesuffix(_BACKWARD), []), i)
-    sent = step.select(step.kind == EventKind.COMM)
-    for tensor, start_us in zip(sent.tensor.tolist(), sent.start_us.tolist(), strict=True):
-        maker.setdefault(tensor, max(int(np.searchsorted(ops.end_us, start_us, side="right")) - 1, 0))
-    makes: list[list[int]] = [[] for _ in names]
-    for tensor, i in sorted(maker.items()):
-        makes[i].append(tensor)
-    return [tuple(tensors) for tensors in makes]
-
-
-def _server_us_per_byte(trace: Trace) -> tuple[float, float]:
-    """Core time of a server for each byte of a worker's part, and of the update."""
-    work = trace.events.select((trace.events.kind == EventKind.SERVER) & (trace.events.tensor >= 0))
-    size = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
-    steps = len(np.unique(work.step))
-    if not steps:
-        raise GraphError("the trace holds no work of a server that was matched to a gradient")
-    is_update = np.array([_UPDATE in name for name in trace.names])[work.name]
-    duration = work.end_us - work.start_us
-    workers = _workers(trace)
-    total = float(size.sum()) * steps
-    return float(duration[~is_update].sum()) / (total * workers), float(duration[is_update].sum()) / total
+def process_loads(job: KvstoreJob) -> list[ProcessLoad]:
+    """Load of each worker, then of each server."""
+    total, workers = float(job.tensor_bytes.sum()), len(job.workers)
+    update_us = total * job.update_us_per_byte if job.slicing.priority else 0.0
+    moved = [total] * workers + (job.server_bytes * workers).tolist()
+    cores = [
+        sum(segment.work_us for segment in segments) + total * beside_us + update_us
+        for segments, beside_us in zip(job.workers, job.beside_us_per_byte, strict=True)
+    ]
+    count = np.bincount([server for row in job.slices for server, _ in row], minlength=len(job.server_core))
+    cores += (job.server_bytes * serving_us_per_byte(job) + count * job.slice_us).tolist()
+    return [
+        ProcessLoad(
+            core_us=float(core_us + 2 * size * job.comm_us_per_byte),
+            sent_bytes=size,
+            received_bytes=size,
+            link_us=None if job.bytes_per_us is None else size / job.bytes_per_us,
+        )
+        for core_us, size in zip(cores, moved, strict=True)
+    ]
 
 
 # The graph
@@ -303,33 +196,57 @@ class _KvstoreGraph:
     def build(self) -> ReplayGraph:
         job = self._job
         ready, wanted = self._compute()
-        for tensor in range(len(job.tensor_bytes)):
-            for part, (server, size) in enumerate(job.slices(tensor)):
-                updated = self._served(f"tensor{tensor}.{part}", server, size, [ready[w][tensor] for w in range(len(ready))])
+        back: list[dict[int, list[int]]] = [defaultdict(list) for _ in job.workers]
+        for tensor, slices in enumerate(job.slices):
+            sent = [self._beside(f"tensor{tensor}.posted@{w}", w, tensor, ready[w][tensor]) for w in range(len(ready))]
+            for part, (server, size) in enumerate(slices):
+                served = self._served(f"tensor{tensor}.{part}", server, size, sent)
                 for worker in range(len(job.workers)):
                     name = f"tensor{tensor}.{part}.pull@{worker}"
-                    pulled = self._message(name, len(job.workers) + server, worker, size, updated)
-                    self._builder.carry(pulled, wanted[worker][tensor])
+                    back[worker][tensor].append(self._message(name, len(job.workers) + server, worker, size, [served]))
+        for worker in range(len(job.workers)):
+            copied = {
+                tensor: self._beside(f"tensor{tensor}.back@{worker}", worker, tensor, *ops) for tensor, ops in back[worker].items()
+            }
+            groups = job.updates if job.slicing.priority else ()
+            for number, tensors in enumerate(groups):
+                updated = self._builder.add_op(
+                    self._core[job.worker_core[worker]],
+                    float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte,
+                    name=f"update{number}@{worker}",
+                    kind=OpKind.UPDATE,
+                    after=[copied[tensor] for tensor in tensors],
+                )
+                copied |= dict.fromkeys(tensors, updated)
+            for tensor, op in copied.items():
+                self._builder.carry(op, wanted[worker][tensor])
         return self._builder.build()
 
-    def _served(self, what: str, server: int, size: float, ready: Sequence[int]) -> int:
-        """Push, sum and update a slice whose gradients are ready after these ops of the workers; returns the update."""
+    def _beside(self, name: str, worker: int, tensor: int, *after: int) -> int:
+        """What a worker does for a gradient before it is sent, or once it is back."""
+        job = self._job
+        cost_us = float(job.tensor_bytes[tensor]) * job.beside_us_per_byte[worker] / 2
+        return self._builder.add_op(self._core[job.worker_core[worker]], cost_us, name=name, kind=OpKind.COMM, after=after)
+
+    def _served(self, what: str, server: int, size: float, sent: Sequence[int]) -> int:
+        """Push, sum and update (or copy) a slice that the workers send after these ops; returns the last."""
         job, core = self._job, self._core[self._job.server_core[server]]
         summed = []
-        for worker, made in enumerate(ready):
-            pushed = self._message(f"{what}.push@{worker}", worker, len(job.workers) + server, size, made)
-            cost_us = size * job.sum_us_per_byte
-            summed.append(self._builder.add_op(core, cost_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed]))
-        return self._builder.add_op(
-            core, job.slice_us + size * job.update_us_per_byte, name=f"{what}.update", kind=OpKind.SERVER, after=summed
-        )
+        mean_us = (job.copy_us_per_byte + (len(sent) - 1) * job.sum_us_per_byte) / len(sent)
+        for worker, made in enumerate(sent):
+            pushed = self._message(f"{what}.push@{worker}", worker, len(job.workers) + server, size, [made])
+            summed.append(
+                self._builder.add_op(core, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed])
+            )
+        last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
+        return self._builder.add_op(core, job.slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)
 
-    def _message(self, name: str, sender: int, receiver: int, size: float, after: int) -> int:
+    def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
         """From a process to another: core time on both sides, and between them the way over their links."""
         job, builder = self._job, self._builder
         cores = (*job.worker_core, *job.server_core)
         cpu_us = size * job.comm_us_per_byte
-        sent = builder.add_op(self._core[cores[sender]], cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=[after])
+        sent = builder.add_op(self._core[cores[sender]], cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
         if job.bytes_per_us is not None:
             sent = builder.add_op(
                 int(self._send[sender, receiver]),

@@ -1,7 +1,10 @@
 """Small MXNet jobs for the recorder's tests: `python kvstore_job.py KIND [STEPS]`."""
 
+import os
+import signal
 import sys
 import threading
+from pathlib import Path
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -21,27 +24,57 @@ class Shortcut(nn.HybridBlock):
         return hidden + self.inner(hidden)
 
 
+class TwoInputs(nn.HybridBlock):
+    """Two layers whose results are added."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.left, self.right = nn.Dense(10), nn.Dense(10)
+
+    def hybrid_forward(self, _, left, right):
+        return self.left(left) + self.right(right)
+
+
+def kill_a_server():
+    """As if its machine had failed."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_server = b"DMLC_ROLE=server" in (process / "environ").read_bytes().split(b"\0")
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if is_server and parent == os.getppid():  # the launcher
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+
+
 def main():
     kind = sys.argv[1]
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 14
     mx.random.seed(0)
     net = nn.HybridSequential()
     net.add(nn.Dense(96, activation="relu"), Shortcut(96), Shortcut(96), nn.Dense(10))
+    two = kind == "two-inputs"
+    net = TwoInputs() if two else net
     net.initialize(mx.init.Xavier())
     if kind != "imperative":
         net.hybridize()
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     store = "local" if kind == "local" else "dist_sync"
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    on_store = False if kind == "p3" else None
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store, update_on_kvstore=on_store)
     inputs, labels = mx.nd.random.normal(shape=(16, 32)), mx.nd.array([i % 10 for i in range(16)])
     for step in range(steps):
         with autograd.record():
-            loss = loss_of(net(inputs), labels)
+            loss = loss_of(net(inputs, inputs) if two else net(inputs), labels)
         loss.backward()
         trainer.step(16)
         value = float(loss.mean().asscalar())
         if kind == "fails" and step == 3:
             raise SystemExit("the script failed on its own")
+        if kind == "kills-a-server" and step == 3:
+            kill_a_server()
         if kind == "hangs" and step == 3:
             threading.Event().wait()
     mx.nd.waitall()  # MXNet drops at its end what it has not begun, and the other worker would wait for it

@@ -11,11 +11,13 @@ import pytest
 
 from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.mxnet_job import assemble_kvstore, record_kvstore_job, time_kvstore_job
+from dpro_search.collect.mxnet_assemble import assemble_kvstore
+from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.replay.replayer import replay
-from dpro_search.space.kvstore_job import kvstore_graph, recorded_kvstore_job
+from dpro_search.space.kvstore_job import kvstore_graph
+from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 
 pytestmark = pytest.mark.integration
 
@@ -106,7 +108,10 @@ def test_the_recorded_job_can_be_replayed(recorded):
     assert replay(kvstore_graph(job)).iteration_us > 0
 
 
-@pytest.mark.parametrize("verb", [("replay", "--set", "servers=1"), ("replay",), ("diagnose",)])
+@pytest.mark.parametrize(
+    "verb",
+    [("replay", "--set", "servers=1"), ("replay", "--set", "p3=1"), ("replay",), ("diagnose",)],
+)
 def test_the_verbs_know_such_a_trace(recorded, verb):
     done = subprocess.run(
         [sys.executable, "-m", "dpro_search.cli", verb[0], str(recorded[0] / "trace"), *verb[1:], "--json"],
@@ -116,7 +121,12 @@ def test_the_verbs_know_such_a_trace(recorded, verb):
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["iteration_us" if verb[0] == "diagnose" else "predicted_iteration_us"] > 0
+    iteration_us = result["iteration_us" if verb[0] == "diagnose" else "predicted_iteration_us"]
+    assert sum(result["breakdown_us"].values()) == pytest.approx(iteration_us)
+    if verb[0] == "diagnose":
+        assert [row["role"] for row in result["ranks"]] == ["worker", "worker", "server", "server"]
+        assert sum(row["share_pct"] for row in result["servers"]) == pytest.approx(100)
+        assert isinstance(result["findings"], list)
 
 
 def test_networks_that_are_not_hybridized_are_recorded_alike(mxnet_python, tmp_path):
@@ -175,8 +185,39 @@ def test_a_job_that_hangs_is_ended_with_its_servers(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
     with pytest.raises(JobError, match=r"took longer than 15 s and was ended; see .*rank0/log"):
         record_kvstore_job(spec(mxnet_python, "hangs"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw, timeout_s=15)
-    here = [path for path in Path("/proc").glob("[0-9]*/cwd") if path.exists() and raw.resolve() in path.resolve().parents]
-    assert here == []
+    assert processes_in(raw) == []
+
+
+def test_priority_slices_are_recorded_and_replayed(mxnet_python, tmp_path):
+    knobs = {"DMLC_PS_VAN_TYPE": "p3", "MXNET_KVSTORE_SLICE_THRESHOLD": "1000"}
+    trace = record_kvstore_job(spec(mxnet_python, "p3", **knobs), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    job = recorded_kvstore_job(trace)
+    assert job.slicing.priority
+    assert sorted(tensor for group in job.updates for tensor in group) == list(range(TENSORS))
+    assert len(job.updates) < TENSORS  # several at once
+    served = trace.events.select(trace.events.kind == EventKind.SERVER)
+    sums = np.array([name == "BinaryOpKernel" for name in trace.names])[served.name]
+    assert sums.sum() == 3 * sum(map(len, job.slices))
+    assert replay(kvstore_graph(job)).iteration_us > 0
+
+
+def test_a_network_of_two_inputs_is_known_by_its_graph(mxnet_python, tmp_path):
+    trace = record_kvstore_job(spec(mxnet_python, "two-inputs"), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    assert [op for graph in trace.graphs[:1] for op in graph.op].count("FullyConnected") == 2
+    assert all(tensor.size_bytes for tensor in trace.tensors)
+
+
+def test_a_server_that_dies_is_one_line_and_leaves_nothing_behind(mxnet_python, tmp_path):
+    raw = tmp_path / "raw"
+    with pytest.raises(JobError, match=r"^server\d ended with code -9: ") as raised:
+        record_kvstore_job(spec(mxnet_python, "kills-a-server"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw, timeout_s=60)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "t").exists()
+    assert processes_in(raw) == []
+
+
+def processes_in(folder: Path) -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cwd") if path.exists() and folder.resolve() in path.resolve().parents]
 
 
 def test_a_number_of_servers_that_is_none_is_one_line(mxnet_python, tmp_path):

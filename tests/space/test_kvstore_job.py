@@ -5,15 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
-from dpro_search.space.kvstore_job import KvstoreJob, Segment, goodput_bytes_per_us, kvstore_graph
+from dpro_search.space.kvstore_job import (
+    KvstoreJob,
+    Segment,
+    goodput_bytes_per_us,
+    kvstore_graph,
+    process_loads,
+    store_bytes_per_us,
+)
 
 MIB = 2**20
 
 
-def job(sizes, *, workers=2, servers=1, **fields) -> KvstoreJob:
+def job(sizes, *, workers=2, servers=1, bound=10**9, slice_threshold=None, **fields) -> KvstoreJob:
     """Workers that each take 10 ms forward and 10 ms backward over layers of these sizes, every process on a core of its own."""
     layers = range(len(sizes))
     share = 10_000 / len(sizes)
@@ -22,12 +30,17 @@ def job(sizes, *, workers=2, servers=1, **fields) -> KvstoreJob:
     defaults = {
         "worker_core": tuple(range(workers)),
         "server_core": tuple(range(workers, workers + servers)),
-        "bound": 10**9,
+        "slicing": Slicing(
+            servers=servers, bound=bound, priority=slice_threshold is not None, slice_threshold=slice_threshold or 40_000
+        ),
         "bytes_per_us": None,
         "comm_us_per_byte": 0.0,
+        "beside_us_per_byte": (0.0,) * workers,
+        "copy_us_per_byte": 0.0,
         "sum_us_per_byte": 0.0,
         "update_us_per_byte": 0.0,
         "slice_us": 0.0,
+        "updates": tuple((i,) for i in layers),
     }
     return KvstoreJob(
         workers=((*forward, *backward),) * workers,
@@ -44,11 +57,11 @@ def iteration_us(job: KvstoreJob) -> float:
 
 def test_a_tensor_below_the_bound_goes_to_the_server_of_its_key():
     spread = job([400] * 5, servers=3, bound=101)
-    assert [spread.slices(tensor) for tensor in range(5)] == [[(tensor * 9973 % 3, 400.0)] for tensor in range(5)]
+    assert spread.slices == [[(tensor * 9973 % 3, 400.0)] for tensor in range(5)]
 
 
 def test_a_tensor_at_the_bound_is_cut_evenly_over_all_servers():
-    cut = job([400], servers=3, bound=100).slices(0)
+    cut = job([400], servers=3, bound=100).slices[0]
     assert [server for server, _ in cut] == [0, 1, 2]
     assert sum(size for _, size in cut) == 400
     assert max(size for _, size in cut) - min(size for _, size in cut) <= 4
@@ -80,7 +93,7 @@ def test_communication_hides_behind_the_layers_that_are_still_computed():
 
 
 def test_a_server_on_a_worker_s_core_takes_time_from_it():
-    busy = job([MIB], sum_us_per_byte=0.005, update_us_per_byte=0.005)
+    busy = job([MIB], copy_us_per_byte=0.005, sum_us_per_byte=0.005, update_us_per_byte=0.005)
     apart, together = busy, replace(busy, server_core=(0,))
     assert iteration_us(together) >= iteration_us(apart)
     cost = 20_000 + 3 * 0.005 * MIB
@@ -93,10 +106,47 @@ def test_each_slice_costs_the_server_something_whatever_its_size():
 
 
 def test_all_core_time_is_kept():
-    one = job([MIB, MIB], servers=1, comm_us_per_byte=0.001, sum_us_per_byte=0.002, update_us_per_byte=0.003, slice_us=7.0)
+    one = job(
+        [MIB, MIB],
+        comm_us_per_byte=0.001,
+        beside_us_per_byte=(0.004, 0.005),
+        copy_us_per_byte=0.001,
+        sum_us_per_byte=0.002,
+        update_us_per_byte=0.003,
+        slice_us=7.0,
+    )
     core_us = kvstore_graph(one).duration_us.sum()
     messages = 2 * 2 * 2 * MIB  # of two workers, both ways
-    assert core_us == pytest.approx(2 * 20_000 + messages * 2 * 0.001 + 2 * 2 * MIB * 0.002 + 2 * MIB * 0.003 + 2 * 7.0)
+    server = 2 * MIB * (0.001 + 0.002 + 0.003) + 2 * 7.0
+    assert core_us == pytest.approx(2 * 20_000 + messages * 2 * 0.001 + 2 * MIB * (0.004 + 0.005) + server)
+    assert core_us == pytest.approx(sum(load.core_us for load in process_loads(one)))
+
+
+def test_with_priority_slices_the_servers_only_add_and_every_worker_updates():
+    one = job([MIB, MIB], slice_threshold=MIB, copy_us_per_byte=0.001, sum_us_per_byte=0.002, update_us_per_byte=0.003)
+    graph = kvstore_graph(one)
+    by_kind = {kind: graph.duration_us[graph.op_kind == kind].sum() for kind in (OpKind.SERVER, OpKind.UPDATE)}
+    assert by_kind[OpKind.SERVER] == pytest.approx(2 * MIB * (0.001 + 0.002 + 0.001))
+    assert by_kind[OpKind.UPDATE] == pytest.approx(2 * 2 * MIB * 0.003)
+
+
+def test_a_worker_updates_a_group_when_all_of_it_is_back():
+    graph = kvstore_graph(job([MIB, MIB, MIB], slice_threshold=MIB, updates=((0, 1), (2,))))
+    updates = np.flatnonzero(graph.op_kind == OpKind.UPDATE)
+    assert np.diff(graph.pred_ptr)[updates].tolist() == [2, 1, 2, 1]  # of two workers
+
+
+def test_slices_spread_what_the_bound_leaves_on_one_server():
+    sizes = [4 * MIB] * 3
+    whole, sliced = (job(sizes, servers=2, bytes_per_us=125.0, **how) for how in ({}, {"slice_threshold": 100_000}))
+    assert iteration_us(sliced) < iteration_us(whole)
+    assert sliced.server_bytes == pytest.approx([6 * MIB, 6 * MIB], rel=0.05)
+
+
+def test_the_load_of_a_link_is_the_bytes_of_all_workers():
+    loads = process_loads(job([MIB], bytes_per_us=100.0))
+    assert [load.sent_bytes for load in loads] == [MIB, MIB, 2 * MIB]
+    assert loads[2].link_us == pytest.approx(2 * MIB / 100)
 
 
 def test_the_graph_is_valid():
@@ -108,9 +158,12 @@ def test_goodput_is_below_the_rate_and_no_limit_stays_none():
     rate = goodput_bytes_per_us(8e6)
     assert rate is not None
     assert 0.9 < rate < 1
+    both_ways = store_bytes_per_us(8e6)
+    assert both_ways is not None
+    assert both_ways < rate
 
 
-@pytest.mark.parametrize("wrong", [{"servers": 0}, {"bound": 0}, {"bytes_per_us": 0.0}])
+@pytest.mark.parametrize("wrong", [{"servers": 0}, {"bound": 0}, {"slice_threshold": -1}, {"bytes_per_us": 0.0}])
 def test_jobs_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(InputError, match="at least one server"):
+    with pytest.raises(InputError, match=r"a job .*needs"):
         job([MIB], **wrong)

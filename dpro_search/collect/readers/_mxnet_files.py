@@ -22,7 +22,7 @@ from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.trace import NodeGraph
 
-COMM = re.compile(r"KVStore|BytePS|[Hh]orovod")  # operators that communicate
+COMM = re.compile(r"KVStore|P3Store|BytePS|[Hh]orovod")  # operators that communicate
 
 _HOUSEKEEPING = ("DeleteVariable", "WaitForVar")
 _CALLS = ("Invoke", "Backward", "PushPull", "KVStore", "Wait", "SyncCopy", "EnginePush", "push_pull")  # start or await work

@@ -21,7 +21,12 @@ _BACKWARD_TYPES = {
     "elemwise_add": ("_backward_add",),
     "_plus": ("_backward_add",),
     "broadcast_add": ("_backward_broadcast_add",),
+    "batch_dot": ("batch_dot", "_backward_batch_dot"),
+    "transpose": ("transpose", "_backward_transpose"),
+    "SliceChannel": ("_backward_SliceChannel", "Concat", "concat"),
 }
+SAME_TYPE = frozenset(("batch_dot", "transpose", "Concat", "concat"))  # types of both forward and backward events
+_BACKWARD_EVENTS = {"batch_dot": 2}  # one for each of its inputs
 
 
 def match_forward(symbol: Symbol, ops: Sequence[Span]) -> list[int]:
@@ -36,11 +41,19 @@ def match_backward(symbol: Symbol, ops: Sequence[Span]) -> list[int]:
     for node, row in enumerate(symbol.inputs):
         for source in row:
             consumers[source].append(node)
-    types = [list(_BACKWARD_TYPES.get(op, (f"_backward_{op}",))) if op != "null" else [] for op in symbol.ops]
+    types = [_backward_types(op) for op in symbol.ops]
     present = {op.name for op in ops}
     # A node whose backward leaves no event (an identity) must not hold up those before it.
     needs = [_visible(consumers, types, present, node) for node in range(len(symbol.ops))]
-    return _match(ops, types, needs, range(len(symbol.ops) - 1, -1, -1))
+    count = [_BACKWARD_EVENTS.get(op, 1) for op in symbol.ops]
+    return _match(ops, types, needs, range(len(symbol.ops) - 1, -1, -1), count)
+
+
+def _backward_types(op: str) -> list[str]:
+    """Types of the events that the backward of a node of a type leaves."""
+    if op == "null":
+        return []
+    return list(_BACKWARD_TYPES.get(op, (f"_backward_{op}", f"_backward{op}")))
 
 
 def match_gradients(symbol: Symbol, backward: Sequence[tuple[Span, int]], comm: Sequence[Span]) -> list[int]:
@@ -83,24 +96,32 @@ def _visible(consumers: Sequence[Sequence[int]], types: Sequence[Sequence[str]],
     return found
 
 
-def _match(ops: Sequence[Span], types: Sequence[Sequence[str]], needs: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+def _match(
+    ops: Sequence[Span],
+    types: Sequence[Sequence[str]],
+    needs: Sequence[Sequence[int]],
+    order: Sequence[int],
+    count: Sequence[int] | None = None,
+) -> list[int]:
+    """Node of each event, -1 for none; a node has `count` events, one if that is left out, and is there with its first."""
     of_type: dict[str, list[int]] = {}
     for node in order:
         for kind in types[node]:
             of_type.setdefault(kind, []).append(node)
+    left = list(count) if count is not None else [1] * len(types)
     end_us: dict[int, float] = {}
     found = []
     for op in ops:
-        candidates = of_type.get(op.name, [])
         best = -1
-        for node in candidates:
-            if node in end_us:
+        for node in of_type.get(op.name, []):
+            if not left[node]:
                 continue
             ready = max((end_us.get(need, math.inf) for need in needs[node]), default=-math.inf)
             if ready <= op.start_us:
                 best = node
                 break
         if best >= 0:
-            end_us[best] = op.end_us
+            left[best] -= 1
+            end_us[best] = max(op.end_us, end_us.get(best, -math.inf))
         found.append(best)
     return found

@@ -21,7 +21,8 @@ from dpro_search.collect.readers._rows import EventRows
 from dpro_search.collect.trace import ClockReport, EventKind, Floats, Ints
 
 Key = tuple[int, int]  # step and parameter
-Served = dict[Key, tuple[int, ...]]  # events of a key: the first part's copy (or -1), sums, update
+Round = tuple[int, ...]  # events of a part of a key: the first worker's copy (or -1), sums, and the update or the copy of the sum
+Served = dict[Key, list[Round]]
 
 _COPY, _UPDATE = "CopyCPU2CPU", "_update"
 _WIRE_STREAM = 200
@@ -81,33 +82,55 @@ class ServerWork:
         self._tensors, self._unmatched, self._least_size, self._parameter_name = tensors, unmatched, least_size, name
         self._collectives = first_collective
 
-    def add_server(self, rank: int, profile: Profile) -> Served:
-        """Work of a server; returns the events of each (step, parameter): first copy (or -1), sums, update."""
+    def add_server(self, rank: int, profile: Profile, parts: Mapping[int, Sequence[int]] | None = None) -> Served:
+        """Work of a server.
+
+        Parameters
+        ----------
+        parts
+            Elements of each part of each parameter that the server has; None: it may have one of each.
+        """
         events = [self._rows.add(op.name, EventKind.SERVER, rank=rank, stream=op.thread, **self._span(op)) for op in profile.ops]
         starts = np.array([op.start_us for op in profile.ops])
         rounds = self._rounds(profile)
-        copies = np.array([i for i, op in enumerate(profile.ops) if op.name == _COPY], np.int64)
+        after = {i for members in rounds for i in members}
+        copies = np.array([i for i, op in enumerate(profile.ops) if op.name == _COPY and i not in after], np.int64)
         first = np.array([members[0] for members in rounds], np.int64)
         found: Served = {}
         for keys, pushed, returned in self._windows(self._clock.offset_us[rank]):
             inside = (pushed.min() <= starts) & (starts <= returned.max())
             window = [rounds[i] for i in np.flatnonzero(inside[first])]
-            found |= self._match_rounds(profile, events, window, keys, pushed.max(axis=1), returned.min(axis=1))
-            self._match_copies(profile, events, copies[inside[copies]].tolist(), found, keys, pushed.min(axis=1))
-        for key, members in found.items():
-            for event in members:
-                if event >= 0:
-                    self._rows.assign(event, step=key[0], tensor=self._tensors[key[1]])
-        matched = {event for members in found.values() for event in members}
+            # One column for each part that can be here.
+            of = {i: [self._least_size(keys[i][1])] if parts is None else parts.get(keys[i][1], ()) for i in range(len(keys))}
+            column = np.array([i for i, sizes in of.items() for _ in sizes], np.int64)
+            size = np.array([size for sizes in of.values() for size in sizes], np.float64)
+            part_keys = [keys[i] for i in column]
+            of_step = self._match_rounds(
+                profile, events, window, part_keys, size, pushed.max(axis=1)[column], returned.min(axis=1)[column]
+            )
+            self._match_copies(profile, events, copies[inside[copies]].tolist(), of_step, keys, pushed.min(axis=1))
+            found |= of_step
+        for key, served in found.items():
+            for event in (event for members in served for event in members if event >= 0):
+                self._rows.assign(event, step=key[0], tensor=self._tensors[key[1]])
+        matched = {event for served in found.values() for members in served for event in members}
         self._unmatched["operations of a server matched to no key"] += sum(event not in matched for event in events)
         return found
 
     def _rounds(self, profile: Profile) -> list[list[int]]:
-        """Operations on one key: the sums, up to its update; where workers update, the sums of all but the first worker's part."""
+        """Operations on one part: the sums, up to its update.
+
+        Where workers update: the sums of all but the first worker's part, and the copy of the result, which is the thread's next
+        operation.
+        """
         updates = any(_UPDATE in op.name for op in profile.ops)
+        copies = sum(op.name == _COPY for op in profile.ops)
+        copied_back = not updates and copies * (self._workers - 1) > 1.5 * (len(profile.ops) - copies)
         rounds: list[list[int]] = [[]]
         for i, op in enumerate(profile.ops):
             if op.name == _COPY:
+                if copied_back and len(rounds) > 1 and not rounds[-1] and rounds[-2][-1] == i - 1:
+                    rounds[-2].append(i)
                 continue
             rounds[-1].append(i)
             if _UPDATE in op.name if updates else len(rounds[-1]) == self._workers - 1:
@@ -133,21 +156,22 @@ class ServerWork:
         events: Sequence[int],
         rounds: Sequence[Sequence[int]],
         keys: Sequence[Key],
+        size: Floats,
         after_us: Floats,
         before_us: Floats,
     ) -> Served:
-        """The sum and update of a key lie between the last worker's push and the first worker's return, and near to both."""
+        """The sum and update of a part lie between the last worker's push and the first worker's return, and near to both."""
         begin = np.array([profile.ops[members[0]].start_us for members in rounds])
         done = np.array([profile.ops[members[-1]].end_us for members in rounds])
         after, before = begin[:, None] - after_us, before_us - done[:, None]
-        # Of keys that may have come in any order, the larger ones took longer.
-        longer = np.log(done - begin + _GRAIN_US)[:, None] * np.log([1 + self._least_size(parameter) for _, parameter in keys])
+        # Of parts that may have come in any order, the larger ones took longer.
+        longer = np.log(done - begin + _GRAIN_US)[:, None] * np.log(1 + size)
         found: Served = {}
-        for members, key in zip(
+        for members, part in zip(
             rounds, _assigned((after**2 + before**2) / _SCALE_US**2 - longer, (after >= 0) & (before >= 0)), strict=True
         ):
-            if key >= 0:
-                found[keys[key]] = (-1, *(events[i] for i in members))
+            if part >= 0:
+                found.setdefault(keys[part], []).append((-1, *(events[i] for i in members)))
                 for earlier, later in pairwise(members):
                     self._rows.need(events[earlier], events[later])
         return found
@@ -161,30 +185,32 @@ class ServerWork:
         keys: Sequence[Key],
         pushed_us: Floats,
     ) -> None:
-        """The copy of a key's first part lies between its push and its sum, and moves as many bytes as the sum."""
-        known = [(key, pushed) for key, pushed in zip(keys, pushed_us, strict=True) if key in found]
-        pushed = np.array([pushed for _, pushed in known])
-        summed = np.array([self._rows.start_us(found[key][1]) + self._base_us for key, _ in known])
-        sum_us = np.array([self._rows.end_us(found[key][1]) - self._rows.start_us(found[key][1]) for key, _ in known])
+        """The copy of a part's first worker lies between its push and its sum, and moves as many bytes as the sum."""
+        known = [(key, i, pushed) for key, pushed in zip(keys, pushed_us, strict=True) for i in range(len(found.get(key, ())))]
+        pushed = np.array([pushed for *_, pushed in known])
+        sums = [found[key][i][1] for key, i, _ in known]
+        summed = np.array([self._rows.start_us(event) + self._base_us for event in sums])
+        sum_us = np.array([self._rows.end_us(event) - self._rows.start_us(event) for event in sums])
         begin = np.array([profile.ops[i].start_us for i in copies])
         done = np.array([profile.ops[i].end_us for i in copies])
         longer = np.log((done - begin + _GRAIN_US)[:, None] / (sum_us + _GRAIN_US))
         possible = (begin[:, None] >= pushed) & (done[:, None] <= summed)
         waited = (begin[:, None] - pushed) / _SCALE_US / 10
-        for i, place in zip(copies, _assigned(longer**2 + waited**2, possible), strict=True):
+        for copy, place in zip(copies, _assigned(longer**2 + waited**2, possible), strict=True):
             if place >= 0:
-                key = known[place][0]
-                found[key] = (events[i], *found[key][1:])
-                self._rows.need(events[i], found[key][1])
+                key, i, _ = known[place]
+                found[key][i] = (events[copy], *found[key][i][1:])
+                self._rows.need(events[copy], found[key][i][1])
 
     def add_wire(self, served: Sequence[Served]) -> None:
         """The way of each gradient to the server's first or later work on it, and of the new value back."""
         for key, comms in self._common.items():
-            rounds = [found[key] for found in served if key in found]
+            rounds = [members for found in served for members in found.get(key, ())]
             if not rounds:
                 continue
             for copy, *work in rounds:  # several where the gradient is sliced over servers
-                takes = work[:-1] if _UPDATE in self._rows.name(work[-1]) else work
+                last = self._rows.name(work[-1])
+                takes = work[:-1] if last == _COPY or _UPDATE in last else work
                 taken_by = [event for event in (copy, *takes) if event >= 0]
                 by_start = sorted(range(len(comms)), key=lambda r: comms[r].start_us - self._clock.offset_us[r])
                 for order, rank in enumerate(by_start):

@@ -8,17 +8,19 @@ the time at which it can have worked on a key and from how long it took.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import match_backward, match_forward, match_gradients
+from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, match_forward, match_gradients
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers.importers import Importer, read_head
@@ -30,7 +32,9 @@ FORMAT = "mxnet-profiler"
 _MARKS = (b'"MXNET_C_API"', b'"cpu pinned/"', b'"cpu shared/"')
 _STEP = re.compile(r"\D*(\d{1,15})\D*")
 _AWAIT = re.compile(r"Wait|SyncCopy")
+_OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # copies of gradients and weights, and updates: of no node
 _API_STREAM = 100
+_SAME_SIZE = 4  # sizes that differ by less are not told apart by how long they are under way
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -114,6 +118,7 @@ class ProfileWriter:
         self._tensors: dict[int, int] = {}  # parameter -> tensor
         self._comm: list[list[Comm]] = []
         self._unmatched: Counter[str] = Counter()
+        self._op_us = self._unmatched_us = 0.0
         self._collectives = 0
         self._pushes: list[tuple[list[tuple[int, float]], list[Comm]]] = []  # calls and what they sent, of each rank and step
 
@@ -122,6 +127,7 @@ class ProfileWriter:
         steps = [step_starts(profile) for profile in self._workers]
         for rank, profile in enumerate(self._workers):
             self._add_worker(rank, profile, steps[rank])
+        self._tell_by_size()
         self._agree_on_parameters()
         self._add_launches()
         numbers = self._number_collectives()
@@ -138,7 +144,9 @@ class ProfileWriter:
             name=self._parameter_name,
             first_collective=self._collectives,
         )
-        work.add_wire([work.add_server(len(self._workers) + i, profile) for i, profile in enumerate(self._servers)])
+        work.add_wire(
+            [work.add_server(len(self._workers) + i, profile, self._parts_on_server(i)) for i, profile in enumerate(self._servers)]
+        )
         graphs: tuple[NodeGraph, ...] = ()
         if self._symbol is not None:
             nothing = NodeGraph(name=(), op=(), input_ptr=np.zeros(1, np.int64), input_idx=np.zeros(0, np.int64))
@@ -176,7 +184,7 @@ class ProfileWriter:
 
     def _comm_name(self) -> str:
         names = {op.name for profile in self._workers for op in profile.ops if COMM.search(op.name)}
-        for mark, name in (("KVStore", "kvstore"), ("BytePS", "byteps"), ("orovod", "horovod")):
+        for mark, name in (("KVStore", "kvstore"), ("P3Store", "kvstore"), ("BytePS", "byteps"), ("orovod", "horovod")):
             if any(mark in found for found in names):
                 return name
         return "none"
@@ -194,6 +202,8 @@ class ProfileWriter:
         if self._symbol is None:
             found.append("no symbol graph: operators are known by type, gradients by the order in which they are sent")
         found += [f"{count} {name}" for name, count in sorted(self._unmatched.items()) if count]
+        if self._symbol is not None and self._unmatched_us:
+            found.append(f"{self._unmatched_us / self._op_us * 100:.1f} % of the operators' time is of no node of the graph")
         return tuple(found)
 
     # Workers
@@ -213,27 +223,44 @@ class ProfileWriter:
     def _add_step(self, rank: int, step: int, ops: Sequence[Span], calls: Sequence[Span]) -> None:
         comm = [op for op in ops if COMM.search(op.name)]
         others = [op for op in ops if not COMM.search(op.name)]
-        backward = [op.name.startswith("_backward_") for op in others]
-        forward_ops = [op for op, back in zip(others, backward, strict=True) if not back]
-        backward_ops = [op for op, back in zip(others, backward, strict=True) if back]
+        plain = [op for op in others if not op.name.startswith("_backward_")]
+        forward = match_forward(self._symbol, plain) if self._symbol is not None and step >= 0 else [-1] * len(plain)
+        begins = min((op.start_us for op in others if op.name.startswith("_backward_")), default=math.inf)
+        # The gradients of some operators (batch_dot, transpose) are computed by operators of the same types.
+        again = {i for i, (op, node) in enumerate(zip(plain, forward, strict=True)) if node < 0 and op.start_us >= begins}
+        backward_ops = sorted(
+            [op for op in others if op.name.startswith("_backward_")] + [plain[i] for i in again if plain[i].name in SAME_TYPE]
+        )
+        kept = [i for i in range(len(plain)) if i not in again or plain[i].name not in SAME_TYPE]
+        groups = {
+            False: [(plain[i], forward[i]) for i in kept],
+            True: list(
+                zip(
+                    backward_ops,
+                    match_backward(self._symbol, backward_ops)
+                    if self._symbol is not None and step >= 0
+                    else [-1] * len(backward_ops),
+                    strict=True,
+                )
+            ),
+        }
         events: dict[tuple[int, bool], int] = {}
         added: list[tuple[Span, int]] = []
-        nodes = {False: [-1] * len(forward_ops), True: [-1] * len(backward_ops)}
-        if self._symbol is not None and step >= 0:
-            nodes = {False: match_forward(self._symbol, forward_ops), True: match_backward(self._symbol, backward_ops)}
-        for is_backward, group in ((False, forward_ops), (True, backward_ops)):
-            for op, node in zip(group, nodes[is_backward], strict=True):
+        for is_backward, group in groups.items():
+            for op, node in group:
                 name = op.name
+                self._op_us += op.end_us - op.start_us
                 if self._symbol is not None and node >= 0:
                     name = self._symbol.names[node] + (" backward" if is_backward else "")
                 elif self._symbol is not None and step >= 0:
                     self._unmatched[f"operators matched to no node of the graph: {op.name}"] += 1
+                    self._unmatched_us += 0.0 if _OF_STORE.search(op.name) else op.end_us - op.start_us
                 event = self._rows.add(name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, **self._span(op))
                 if node >= 0:
-                    events[node, is_backward] = event
+                    events[node, is_backward] = event  # of several events of a node, the last
                 added.append((op, event))
         self._add_data_dependencies(events)
-        sent = self._add_comm(rank, step, comm, list(zip(backward_ops, nodes[True], strict=True)), events)
+        sent = self._add_comm(rank, step, comm, groups[True], events)
         self._add_consumers(sent, sorted(added))
         self._add_calls(rank, step, calls, sent, added)
 
@@ -338,21 +365,49 @@ class ProfileWriter:
 
     # Between workers
 
+    def _tell_by_size(self) -> None:
+        """Gradients of one node are sent in an order of each process's own: the larger one is under way for longer, on average."""
+        for of_rank in self._comm:
+            groups: dict[int, dict[int, list[Comm]]] = defaultdict(lambda: defaultdict(list))
+            for comm in of_rank:
+                if comm.node >= 0:
+                    groups[comm.node][comm.step].append(comm)
+            for by_step in groups.values():
+                rows = [sorted(row, key=lambda comm: comm.start_us) for row in by_step.values()]
+                sent = [comm.parameter for comm in rows[0]]
+                if len(sent) < 2 or any(sorted(comm.parameter for comm in row) != sorted(sent) for row in rows):
+                    continue
+                size = {parameter: self._least_size(parameter) for parameter in sent}
+                ordered = sorted(sent, key=lambda parameter: size[parameter])
+                if any(b < a * _SAME_SIZE for a, b in pairwise(size[parameter] for parameter in ordered)):
+                    continue
+                took_us = [sum(row[place].end_us - row[place].start_us for row in rows) for place in range(len(sent))]
+                places = sorted(range(len(sent)), key=lambda place: took_us[place])
+                for row in rows:
+                    for parameter, place in zip(ordered, places, strict=True):
+                        self._assign(row[place], parameter)
+
     def _agree_on_parameters(self) -> None:
-        """Gradients of one node are ready at once and may start in any order; but all workers get them back in one order."""
+        """Of gradients of one node and about one size all workers get them back in one order, in which they are told apart."""
         groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in self._workers])
         for rank, of_rank in enumerate(self._comm):
             for comm in of_rank:
                 if comm.node >= 0:
                     groups[comm.step, comm.node][rank].append(comm)
         for first, *others in groups.values():
+            sizes = sorted(self._least_size(comm.parameter) for comm in first)
+            if len(sizes) > 1 and all(b >= a * _SAME_SIZE for a, b in pairwise(sizes)):
+                continue
             order = [comm.parameter for comm in sorted(first, key=lambda comm: comm.end_us)]
             for other in others:
                 if len(other) != len(order):
                     continue
                 for comm, parameter in zip(sorted(other, key=lambda comm: comm.end_us), order, strict=True):
-                    comm.parameter = parameter
-                    self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
+                    self._assign(comm, parameter)
+
+    def _assign(self, comm: Comm, parameter: int) -> None:
+        comm.parameter = parameter
+        self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
 
     def _number_collectives(self) -> dict[int, int]:
         """Number of the collective of each communication event: those of one key in one step on all workers."""
@@ -383,6 +438,10 @@ class ProfileWriter:
         more = (0.0,) * len(self._servers)
         method = report.method + ("; servers taken to share the first worker's clock" if more else "")
         return ClockReport(offset_us=report.offset_us + more, residual_us=report.residual_us + more, method=method)
+
+    def _parts_on_server(self, server: int) -> dict[int, list[int]] | None:
+        """Of each parameter, the elements of its parts on a server; None: not known, each may have one there."""
+        return None
 
     def _least_size(self, parameter: int) -> int:
         return self._symbol.least_size[parameter] if self._symbol is not None and parameter >= 0 else 0

@@ -1,0 +1,214 @@
+"""Start the scheduler and the servers of a job with parameter servers (ps-lite) beside its workers: `run_with_servers`.
+
+For every system on ps-lite: MXNet's KVStore and BytePS differ in what a server runs only. Each server has a host of its own where
+hosts are shaped, after those of the workers; the scheduler is on the first server's host. Without hosts, all are on this machine.
+
+A folder of the job holds one folder for each process (``rank{r}``, ``server{s}``, ``scheduler``), in which scheduler and servers
+run: files that these write under plain names are found there. Each has a ``log``, and servers have ``cpu.json``: [epoch ns, CPU ns
+so far] several times a second. A server that has ended leaves no more of it. ``interrupts.json`` has the same of each core: time
+that the kernel took for interrupts, most of it for the network's packets, and charged to no process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.errors import InputError, JobError
+
+INTERRUPTS = "interrupts.json"
+
+_PORT = 9091
+_END_S = 10.0  # servers end by themselves once all workers have, unless none of them used the store
+_TAIL = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """The servers of a job.
+
+    Attributes
+    ----------
+    count
+        How many.
+    code
+        Python that a server and the scheduler run; it must serve until the job ends.
+    env
+        Variables of scheduler and servers only, on top of the job's.
+    """
+
+    count: int
+    code: str = "import mxnet"
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def servers_of(env: Mapping[str, str], workers: int) -> int:
+    """Number of servers under an environment: DMLC_NUM_SERVER, or as many as workers. Raises `InputError` if it is none."""
+    text = env.get("DMLC_NUM_SERVER", str(workers))
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise InputError(f"DMLC_NUM_SERVER={text}: must be a number >= 1")
+    return int(text)
+
+
+def server_hosts(spec: JobSpec, servers: int, shaped: bool) -> tuple[str, ...]:
+    """Host of each server."""
+    return tuple(f"h{spec.ranks + server}" if shaped else socket.gethostname() for server in range(servers))
+
+
+def server_cores(spec: JobSpec, servers: int) -> tuple[int, ...]:
+    """Core of each server, -1 where nothing is pinned: those of the workers, in turn."""
+    return tuple(spec.cores[server % len(spec.cores)] if spec.cores else -1 for server in range(servers))
+
+
+def run_with_servers(
+    spec: JobSpec,
+    out: Path,
+    servers: ServerSpec,
+    *,
+    hosts: ShapedHosts | None = None,
+    hook: Mapping[str, str] | None = None,
+    worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    timeout_s: float = 3600,
+) -> None:
+    """Run workers, scheduler and servers to their end.
+
+    Parameters
+    ----------
+    spec
+        The workers.
+    hosts
+        As many as there are workers and servers; None: all run on this machine as it is.
+    hook
+        Settings of the recorder in the workers; None: they run without it.
+    worker_env
+        Variables of one worker, given its rank, on top of those that ps-lite needs (DMLC_*).
+
+    Raises
+    ------
+    JobError
+        A process failed (where a server did, it is named, not the workers that miss it), or the job took longer than `timeout_s`.
+    """
+    scheduler_host = spec.ranks
+    root = {
+        "DMLC_PS_ROOT_URI": hosts.address(scheduler_host) if hosts else "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(_PORT if hosts else _free_port()),
+        "DMLC_NUM_SERVER": str(servers.count),
+        "DMLC_NUM_WORKER": str(spec.ranks),
+    }
+    if spec.cores and "OMP_NUM_THREADS" not in spec.env:
+        root["OMP_NUM_THREADS"] = "1"
+    cores = server_cores(spec, servers.count)
+    parts = [("scheduler", scheduler_host, -1)]
+    parts += [(f"server{server}", spec.ranks + server, cores[server]) for server in range(servers.count)]
+    workers = [
+        {**root, **_place("worker", rank, hosts), "DPRO_SEARCH_HOOK_RANK": str(rank), **worker_env(rank)}
+        for rank in range(spec.ranks)
+    ]
+    with _beside(spec, servers, out, parts, root, hosts) as check:
+        try:
+            run_ranks(spec, out, workers, hosts=hosts, hook=hook, timeout_s=timeout_s, on_poll=check)
+        except JobError:
+            check()
+            raise
+
+
+def _place(role: str, host: int, hosts: ShapedHosts | None) -> dict[str, str]:
+    address, interface = (hosts.address(host), "eth0") if hosts else ("127.0.0.1", "lo")
+    return {"DMLC_ROLE": role, "DMLC_NODE_HOST": address, "DMLC_INTERFACE": interface}
+
+
+@contextlib.contextmanager
+def _beside(
+    spec: JobSpec,
+    servers: ServerSpec,
+    out: Path,
+    parts: Sequence[tuple[str, int, int]],
+    root: Mapping[str, str],
+    hosts: ShapedHosts | None,
+) -> Iterator[Callable[[], None]]:
+    """Scheduler and servers (name, host, core), for as long as the block; gives a check that raises `JobError` if one failed."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    used: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    interrupts: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def check() -> None:
+        for core, spent_ns in interrupts_ns().items():
+            interrupts[core].append((time.time_ns(), spent_ns))
+        for name, process in processes.items():
+            if process.poll() not in (None, 0):
+                raise JobError(f"{name} ended with code {process.returncode}: {_tail(out / name / 'log')}")
+            used[name].append((time.time_ns(), _cpu_ns(process.pid)))
+
+    try:
+        for name, host, core in parts:
+            folder = out / name
+            folder.mkdir(parents=True, exist_ok=True)
+            command = [spec.interpreter, "-c", servers.code]
+            command = ["taskset", "-c", str(core), *command] if core >= 0 else command
+            command = hosts.command(host, command) if hosts else command
+            env = {**os.environ, **spec.env, **dict(servers.env), **root, **_place(name.rstrip("0123456789"), host, hosts)}
+            with (folder / "log").open("wb") as log:
+                processes[name] = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "KILL", *command],
+                    env=env,
+                    cwd=folder,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        yield check
+        for name, samples in used.items():
+            write_file(out / name / "cpu.json", msgspec.json.encode(samples))
+        write_file(out / INTERRUPTS, msgspec.json.encode(interrupts))
+        deadline = time.monotonic() + _END_S
+        for process in processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0))
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _cpu_ns(pid: int) -> int:
+    """CPU time that the threads of a process have used; those that ended do not count."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(path.read_text().split()[0])
+    return total
+
+
+def interrupts_ns() -> dict[int, int]:
+    """Time that each core has spent on interrupts since it started."""
+    tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+    # cpu0 user nice system idle iowait irq softirq ...; the first row, without a number, is the sum.
+    return {int(row[0][3:]): (int(row[6]) + int(row[7])) * tick_ns for row in rows if row[0] != "cpu"}
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{' | '.join(lines[-3:])[-_TAIL:] or 'no output'}; see {log}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,299 @@
+"""Raw files of an MXNet job with parameter servers -> its `Trace`: `assemble_kvstore`.
+
+A raw folder holds ``job.json``, ``rank{r}/{hook,worker,symbol}.json`` of every worker, ``server{s}/{cpu,rank{k}_server}.json`` of
+every server, and the log of each process.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.assembly import RankFile, overhead_pct, read_json, steps_of
+from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.launch.parameter_servers import INTERRUPTS
+from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
+from dpro_search.collect.trace import SETTLING_STEPS, ClockReport, Steps, TensorInfo, Trace
+from dpro_search.errors import InputError, TraceFormatError
+
+FORMAT = "mxnet-kvstore"
+
+_LONGEST_NS = 2**62
+
+# Operators that the engine runs as soon as they are called for, early or late of their step.
+_BESIDE = re.compile(r"SetValueOp|_zeros.*|CopyCPU2CPU|_backward_.*|.*_update")
+
+
+class Parameter(msgspec.Struct, kw_only=True):
+    """A parameter of the Trainer; its position is its key."""
+
+    key: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    trained: bool
+
+
+class StoreFacts(msgspec.Struct, kw_only=True):
+    """What a worker knows of its store."""
+
+    type: str
+    update_on_kvstore: bool
+    parameters: list[Parameter]
+
+
+class MxnetHookFile(RankFile, kw_only=True):
+    """``hook.json`` of one worker; `kvstore` is None if no step was profiled."""
+
+    kvstore: StoreFacts | None = None
+
+
+class MxnetJobFile(msgspec.Struct, kw_only=True):
+    """``job.json``: what only the launcher knows."""
+
+    format: str
+    ranks: int
+    servers: int
+    server_hosts: tuple[str, ...]
+    server_cores: tuple[int, ...]
+    command: tuple[str, ...]
+    machine: str
+    boot: str = ""  # of the servers' machine, as `RankFile.machine`
+    recorded_at: str
+    rate_bps: float | None = None
+    knobs: dict[str, str] = {}
+
+
+def read_mxnet_hook(path: Path) -> MxnetHookFile:
+    """Read what the hook of one worker wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return read_json(
+        path, MxnetHookFile, "no step of a gluon.Trainer was seen in autograd.record, or the worker's process was killed"
+    )
+
+
+def assemble_kvstore(raw: Path) -> Trace:
+    """Build the trace of one job from its raw folder; servers are the last ranks.
+
+    Raises
+    ------
+    InputError
+        A worker is missing, or nothing was profiled.
+    TraceFormatError
+        A file is damaged, or contradicts another.
+    """
+    job = read_json(raw / "job.json", MxnetJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
+    if job.format != FORMAT:
+        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {FORMAT}")
+    if job.ranks < 1 or not job.servers == len(job.server_hosts) == len(job.server_cores) >= 1:
+        raise TraceFormatError(
+            f"{raw}/job.json: {job.ranks} ranks, {job.servers} servers, not a host for each; record the job again"
+        )
+    hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
+    dropped: Counter[str] = Counter()
+    workers = [_in_steps(read_profile(raw / f"rank{r}" / "worker.json", dropped), hook) for r, hook in enumerate(hooks)]
+    servers = _servers(raw, job, dropped)
+    symbol_path = raw / "rank0" / "symbol.json"
+    symbol = read_symbol(symbol_path) if symbol_path.is_file() else None
+    read = _JobWriter(job, hooks, workers, servers, symbol, dropped).trace()
+    base_us = min(profile.ops[0].start_us for profile in (*workers, *(server.profile for server in servers)))  # the reader's zero
+    used = {server.process for server in servers}
+    idle = [f"server{s} has no key" for s in range(job.servers) if s not in used]
+    trace = replace(
+        read,
+        steps=with_servers(
+            on_clock(steps_of(hooks, 0), base_us, read.meta.clock.offset_us), raw, [server.process for server in servers], base_us
+        ),
+        tensors=_with_shapes(read.tensors, hooks[0]),
+        meta=msgspec.structs.replace(
+            read.meta,
+            comm="kvstore",
+            format=FORMAT,
+            hosts=(*(hook.host for hook in hooks), *(job.server_hosts[server.process] for server in servers)),
+            cores=(*(hook.core for hook in hooks), *(job.server_cores[server.process] for server in servers)),
+            rate_bps=job.rate_bps,
+            versions=hooks[0].versions,
+            knobs={name: value for name, value in job.knobs.items() if value},
+            interrupt_share=interrupt_share(raw, hooks[0]),
+            peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
+            warnings=(*read.meta.warnings, *idle),
+            command=job.command,
+            machine=job.machine,
+            recorded_at=job.recorded_at,
+        ),
+    )
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Server:
+    """A server that has keys: its number among the processes, and the store's number for it, by which keys are given out."""
+
+    process: int
+    number: int
+    profile: Profile
+
+
+def _servers(raw: Path, job: MxnetJobFile, dropped: Counter[str]) -> list[_Server]:
+    """The servers with a profile, in the order of the store's numbers. One without a key leaves a profile without an operator."""
+    found = []
+    for process in range(job.servers):
+        for path in sorted((raw / f"server{process}").glob("rank*_server.json"))[:1]:
+            number = re.fullmatch(r"rank(\d{1,6})_server.json", path.name)
+            profile = read_profile(path, dropped)
+            if number is not None and profile.ops:
+                found.append(_Server(process=process, number=int(number[1]), profile=profile))
+    return sorted(found, key=lambda server: server.number)
+
+
+class _JobWriter(ProfileWriter):
+    """The events of a job of which it is known what runs where and how its gradients are cut."""
+
+    def __init__(
+        self,
+        job: MxnetJobFile,
+        hooks: Sequence[MxnetHookFile],
+        workers: Sequence[Profile],
+        servers: Sequence[_Server],
+        symbol: Symbol | None,
+        dropped: Counter[str],
+    ) -> None:
+        super().__init__(workers, [server.profile for server in servers], symbol, dropped)
+        self._machines = tuple(hook.machine for hook in hooks)
+        self._boot = job.boot or hooks[0].machine
+        self._numbers = [server.number for server in servers]
+        self._parts = _parts(job, hooks[0])
+
+    def _parts_on_server(self, server: int) -> dict[int, list[int]] | None:
+        if self._symbol is None:
+            return None
+        number = self._numbers[server]
+        return {
+            parameter: [elements for owner, elements in self._parts.get(self._symbol.names[parameter], ()) if owner == number]
+            for parameter in self._tensors
+            if parameter >= 0
+        }
+
+    def _clock(self) -> ClockReport:
+        zero = (0.0,) * (len(self._workers) + len(self._servers))
+        if {*self._machines, self._boot} == {self._boot}:
+            return ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+        common = list(self._common().values())
+        shape = (len(common), len(self._workers))
+        spans = CommSpans(
+            post_us=np.array([[comm.start_us for comm in found] for found in common]).reshape(shape),
+            end_us=np.array([[comm.end_us for comm in found] for found in common]).reshape(shape),
+            family=np.array([found[0].parameter for found in common], np.int64),
+        )
+        report = align_clocks(spans, self._machines)
+        beside = self._machines.index(self._boot) if self._boot in self._machines else 0
+        said = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
+        count = len(self._servers)
+        return ClockReport(
+            offset_us=(*report.offset_us, *[report.offset_us[beside]] * count),
+            residual_us=(*report.residual_us, *[report.residual_us[beside]] * count),
+            method=report.method + said,
+        )
+
+
+def _parts(job: MxnetJobFile, hook: MxnetHookFile) -> dict[str, list[tuple[int, int]]]:
+    """(server, elements) of the parts of each gradient, by name."""
+    assert hook.kvstore is not None  # it was checked
+    trained = [parameter for parameter in hook.kvstore.parameters if parameter.trained]
+    parts = Slicing.of_knobs(job.knobs, job.servers).parts(
+        [parameter.key for parameter in trained], [math.prod(parameter.shape) for parameter in trained]
+    )
+    return {parameter.name: found for parameter, found in zip(trained, parts, strict=True)}
+
+
+def _checked_hook(folder: Path) -> MxnetHookFile:
+    hook = read_mxnet_hook(folder / "hook.json")
+    if any(not 0 <= value < _LONGEST_NS for step in hook.steps for value in step[:4]):
+        raise TraceFormatError(f"{folder}/hook.json: a time that is none; record the job again")
+    if not any(step[4] for step in hook.steps):
+        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if hook.kvstore is None or "dist" not in hook.kvstore.type:
+        said = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
+        raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{said}'; use kvstore='dist_sync'")
+    return hook
+
+
+def on_clock(steps: Steps, base_us: float, offset_us: Sequence[float]) -> Steps:
+    shift = base_us + np.array(offset_us)[steps.rank]
+    return replace(steps, start_us=steps.start_us - shift, end_us=steps.end_us - shift)
+
+
+def with_servers(steps: Steps, raw: Path, servers: Sequence[int], base_us: float) -> Steps:
+    """The steps, and after them those of the servers: the first worker's, with the CPU time that the server used meanwhile."""
+    parts = [steps]
+    first = steps.select(steps.rank == 0)
+    for position, server in enumerate(servers):
+        samples = read_json(raw / f"server{server}" / "cpu.json", list[tuple[int, int]], "the launcher was killed; record again")
+        if not samples:
+            continue
+        at_ns, cpu_ns = np.array(samples, dtype=np.float64).T
+        upto_us = np.interp([*first.start_us, first.end_us[-1]], at_ns / 1e3 - base_us, cpu_ns / 1e3)
+        rank = np.full(len(first), int(steps.rank.max()) + 1 + position)
+        parts.append(replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first))))
+    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__})
+
+
+def interrupt_share(raw: Path, hook: RankFile) -> dict[str, float]:
+    """Part of each core's time that interrupts took in a worker's steps outside the profiler; empty where nobody looked."""
+    path = raw / INTERRUPTS
+    if not path.is_file():
+        return {}
+    cores = read_json(path, dict[str, list[tuple[int, int]]], "the launcher was killed; record again")
+    settled = [step for step in hook.steps[SETTLING_STEPS:] if not step[4]]
+    start_ns, end_ns = (np.array([step[column] for step in settled], dtype=np.float64) for column in (0, 1))
+    found = {}
+    for core, samples in cores.items():
+        if len(samples) < 2 or not len(settled):
+            continue
+        at_ns, spent_ns = np.array(samples, dtype=np.float64).T
+        spent = np.interp(end_ns, at_ns, spent_ns) - np.interp(start_ns, at_ns, spent_ns)
+        found[core] = float(np.clip(spent.sum() / max(float((end_ns - start_ns).sum()), 1.0), 0.0, 1.0))
+    return found
+
+
+def _in_steps(profile: Profile, hook: MxnetHookFile) -> Profile:
+    """The profile with a mark at the beginning of each step, numbered as the hook did.
+
+    The engine runs late and in its own order, so times of the script do not divide its operators. But a step's gradients are all
+    sent before the first operator of the next one, for it needs a weight of theirs.
+    """
+    steps = [index for index, step in enumerate(hook.steps) if step[4]]
+    comm = [op for op in profile.ops if COMM.search(op.name)]
+    forward = [op for op in profile.ops if not COMM.search(op.name) and not _BESIDE.fullmatch(op.name)]
+    if not comm or len(comm) % len(steps):
+        raise InputError(
+            f"{profile.path}: {len(comm)} gradients were sent in {len(steps)} steps; "
+            "a step must send each gradient once, with one call of the Trainer's step"
+        )
+    starts = [profile.ops[0].start_us]
+    for last in comm[len(comm) // len(steps) - 1 : -1 : len(comm) // len(steps)]:
+        next_step = (op.start_us for op in forward if op.start_us > last.start_us and op.name == forward[0].name)
+        starts.append(next(next_step, last.start_us))
+    ends = [*starts[1:], max(op.end_us for op in profile.ops)]
+    return replace(profile, tasks=[Span(a, b, f"step{i}", 0) for i, a, b in zip(steps, starts, ends, strict=True)])
+
+
+def _with_shapes(tensors: Sequence[TensorInfo], hook: MxnetHookFile) -> tuple[TensorInfo, ...]:
+    """The gradients with what the Trainer knows of them; their node is their key."""
+    assert hook.kvstore is not None  # it was checked
+    known = {parameter.name: parameter for parameter in hook.kvstore.parameters}
+    return tuple(
+        TensorInfo(name=tensor.name, node=f"key{own.key}", dtype=own.dtype, shape=own.shape, size_bytes=own.size_bytes)
+        if (own := known.get(tensor.name)) is not None
+        else tensor
+        for tensor in tensors
+    )

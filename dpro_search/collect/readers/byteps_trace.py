@@ -76,14 +76,14 @@ def read(paths: Sequence[Path]) -> Trace:
     """
     dropped: Counter[str] = Counter()
     heads = {path: read_head(path) for path in paths}
-    workers = [_read_worker(path, dropped) for path in paths if not companion(heads[path], path)]
+    workers = [read_worker(path, dropped) for path in paths if not companion(heads[path], path)]
     workers = [worker for worker in workers if worker.totals]
     if not workers:
         raise TraceFormatError(f"{paths[0]}: no push-pull of BytePS in it; record with BYTEPS_TRACE_ON=1")
     base_us = min(start for worker in workers for start, *_ in worker.totals)
     logs = [read_message_log(path, dropped) for path in paths if is_message_log(heads[path])]
-    servers = _servers([read_server_log(path, dropped) for path in paths if is_server_log(heads[path])], logs)
-    _match_workers(workers, logs)
+    servers = servers_of_logs([read_server_log(path, dropped) for path in paths if is_server_log(heads[path])], logs)
+    match_workers(workers, logs)
     _match_profiles(workers, [path for path in paths if mxnet_profiler.recognise(heads[path], path)], dropped)
     try:
         clock = _clock(workers, servers, base_us)
@@ -102,7 +102,8 @@ def _is_name_list(head: bytes) -> bool:
     )
 
 
-def _read_worker(path: Path, dropped: Counter[str]) -> Worker:
+def read_worker(path: Path, dropped: Counter[str]) -> Worker:
+    """One worker's push-pulls and their stages; raises as `chrome_events` does."""
     events, left_out = chrome_events(path, _Event)
     dropped.update(left_out)
     worker = Worker(path=path)
@@ -140,7 +141,7 @@ def _read_worker(path: Path, dropped: Counter[str]) -> Worker:
     return worker
 
 
-def _servers(ops: Sequence[list[ServerOp]], logs: Sequence[MessageLog | None]) -> list[Server]:
+def servers_of_logs(ops: Sequence[list[ServerOp]], logs: Sequence[MessageLog | None]) -> list[Server]:
     """Servers that left a log of any kind; the logs of one server are those with the same keys."""
     servers = [Server(log=log) for log in logs if log is not None and log.role == "server"]
     servers.sort(key=lambda server: server.log.node if server.log else 0)
@@ -157,7 +158,7 @@ def _servers(ops: Sequence[list[ServerOp]], logs: Sequence[MessageLog | None]) -
     return servers
 
 
-def _match_workers(workers: Sequence[Worker], logs: Sequence[MessageLog | None]) -> None:
+def match_workers(workers: Sequence[Worker], logs: Sequence[MessageLog | None]) -> None:
     """A worker's message log is the one that sent a push within most of the worker's pushes."""
     left = [log for log in logs if log is not None and log.role == "worker"]
     scores = []

@@ -1,0 +1,266 @@
+"""Raw files of an MXNet job with BytePS -> its `Trace`: `assemble_byteps`.
+
+A raw folder holds ``job.json``, ``rank{r}/{hook,worker,symbol}.json`` and BytePS's own ``rank{r}/0/comm.json`` of every worker,
+``server{s}/cpu.json`` of every server, and the log of each process. Where BytePS logged messages and servers' work
+(``messages.log`` in the folder of a process, ``work.log`` in that of a server), these are read as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.assembly import joined, overhead_pct, read_json, steps_of
+from dpro_search.collect.mxnet_assemble import MxnetHookFile, MxnetJobFile, interrupt_share, on_clock, with_servers
+from dpro_search.collect.readers._byteps_events import JobEvents
+from dpro_search.collect.readers._byteps_logs import read_message_log, read_server_log
+from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, read_profile, read_symbol
+from dpro_search.collect.readers.byteps_trace import match_workers, read_worker, servers_of_logs
+from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
+from dpro_search.collect.trace import ClockReport, Dependencies, Steps, TensorInfo, Trace
+from dpro_search.errors import InputError, TraceFormatError
+
+FORMAT = "mxnet-byteps"
+_NODE = re.compile(r"\bS\[(\d{1,9})\]")
+_IDLE_NS = 1e9
+KNOBS = {
+    "BYTEPS_PARTITION_BYTES": "4096000",
+    "BYTEPS_SCHEDULING_CREDIT": "0",
+    "BYTEPS_SERVER_ENGINE_THREAD": "4",
+    "BYTEPS_SERVER_ENABLE_SCHEDULE": "0",
+    "BYTEPS_KEY_HASH_FN": "djb2",
+    "BYTEPS_NCCL_GROUP_SIZE": "4",
+    "MXNET_OPTIMIZER_AGGREGATION_SIZE": "4",
+}
+
+
+def read_byteps_hook(path: Path) -> MxnetHookFile:
+    """Read what the hook of one worker wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return read_json(
+        path, MxnetHookFile, "no step of a DistributedTrainer was seen in autograd.record, or the worker's process was killed"
+    )
+
+
+def assemble_byteps(raw: Path) -> Trace:
+    """Build the trace of one job from its raw folder; servers are the last ranks.
+
+    Raises
+    ------
+    InputError
+        A worker is missing, or nothing was profiled.
+    TraceFormatError
+        A file is damaged, or contradicts another.
+    """
+    job = read_json(raw / "job.json", MxnetJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
+    if job.format != FORMAT:
+        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {FORMAT}")
+    if job.ranks < 1 or job.servers < 1 or not job.servers == len(job.server_hosts) == len(job.server_cores):
+        raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks and {job.servers} servers; record the job again")
+    hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
+    dropped: Counter[str] = Counter()
+    profiles = [
+        _without_comm(read_profile(_packed_or_not(raw / f"rank{rank}" / "worker.json"), dropped)) for rank in range(job.ranks)
+    ]
+    symbol_path = _packed_or_not(raw / "rank0" / "symbol.json")
+    symbol = read_symbol(symbol_path) if symbol_path.is_file() else None
+    base_us = min(profile.ops[0].start_us for profile in profiles)
+    ranks, order = job.ranks + job.servers, _server_order(raw, job.servers)
+    computed = _Computed(profiles, symbol, dropped, [_traced_steps(hook) for hook in hooks]).trace()
+    sent = _sent(raw, job, hooks, base_us, dropped)
+    events, dependencies, names = _together(computed, sent)
+    trace = replace(
+        sent,
+        names=names,
+        events=events,
+        dependencies=dependencies,
+        steps=_with_polling(with_servers(on_clock(steps_of(hooks, 0), base_us, (0.0,) * ranks), raw, order, base_us), raw, order),
+        graphs=computed.graphs,
+        graph_of_rank=(0,) * ranks if computed.graphs else (),
+        meta=msgspec.structs.replace(
+            sent.meta,
+            framework="mxnet",
+            format=FORMAT,
+            interrupt_share=interrupt_share(raw, hooks[0]),
+            ranks=ranks,
+            hosts=(*(hook.host for hook in hooks), *(job.server_hosts[server] for server in order)),
+            cores=(*(hook.core for hook in hooks), *(job.server_cores[server] for server in order)),
+            rate_bps=job.rate_bps,
+            versions=hooks[0].versions,
+            knobs={name: value for name, value in job.knobs.items() if value},
+            dropped={reason: dropped[reason] for reason in sorted(dropped) if dropped[reason]},
+            warnings=computed.meta.warnings,
+            peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
+            command=job.command,
+            machine=job.machine,
+            recorded_at=job.recorded_at,
+        ),
+    )
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+
+
+class _Computed(ProfileWriter):
+    """The operators of workers that were all started here.
+
+    The engine runs late: at a step's end it updates weights whose gradients are back, while operators of the next step run. A step
+    has each operator equally often, so the operators of one name are divided by their number.
+    """
+
+    def __init__(self, workers: Sequence[Profile], symbol: Any, dropped: Counter[str], steps: Sequence[Sequence[int]]) -> None:
+        super().__init__(workers, (), symbol, dropped)
+        self._step_numbers = steps
+
+    def _clock(self) -> ClockReport:
+        zero = (0.0,) * len(self._workers)
+        return ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+
+    def _add_worker(self, rank: int, profile: Profile, steps: Sequence[tuple[int, float, float]]) -> None:
+        numbers = self._step_numbers[rank]
+        self._comm.append([])
+        by_step: dict[int, list[Span]] = defaultdict(list)
+        count, seen = Counter(op.name for op in profile.ops), Counter[str]()
+        for op in profile.ops:
+            share, rest = divmod(count[op.name], len(numbers))
+            if rest:
+                self._dropped["operators not alike in all steps"] += 1
+                continue
+            by_step[numbers[seen[op.name] // share]].append(op)
+            seen[op.name] += 1
+        for step, ops in sorted(by_step.items()):
+            self._add_step(rank, step, ops, [])
+        self._dropped["API calls"] += len(profile.calls)
+
+
+def _sent(raw: Path, job: MxnetJobFile, hooks: Sequence[MxnetHookFile], base_us: float, dropped: Counter[str]) -> Trace:
+    """What BytePS traced and logged, with the steps and tensors of the hooks."""
+    workers = []
+    for rank in range(job.ranks):
+        path = _packed_or_not(raw / f"rank{rank}" / "0" / "comm.json")
+        if not path.is_file():
+            raise InputError(f"{path}: missing: the job must run at least two steps after the traced ones")
+        workers.append(read_worker(path, dropped))
+        if not workers[-1].totals:
+            raise TraceFormatError(f"{path}: no push-pull of BytePS in it; record the job again")
+    folders = [raw / f"{name}{number}" for name, count in (("rank", job.ranks), ("server", job.servers)) for number in range(count)]
+    logs = [read_message_log(path, dropped) for folder in folders if (path := _packed_or_not(folder / "messages.log")).is_file()]
+    works = [_packed_or_not(raw / f"server{server}" / "work.log") for server in range(job.servers)]
+    work = [read_server_log(path, dropped) for path in works if path.is_file()]
+    servers = servers_of_logs(work, logs)
+    match_workers(workers, logs)
+    assert hooks[0].kvstore is not None  # it was checked
+    parameters = hooks[0].kvstore.parameters
+    tensors = sorted({tensor for worker in workers for _, _, tensor, _ in worker.totals}, key=_number)
+    if any(not 0 <= _number(tensor) < len(parameters) for tensor in tensors):
+        raise TraceFormatError(f"{raw}/rank0/0/comm.json: it has gradients that the Trainer has not; record the job again")
+    names = {tensor: parameters[_number(tensor)].name for tensor in tensors}
+    zero = (0.0,) * (job.ranks + job.servers)
+    clock = ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+    trace = JobEvents(workers, servers, names, clock, base_us, dropped).trace()
+    key = {part.tensor: number >> 16 for worker in workers for (number, _), part in worker.parts.items()}
+    infos = []
+    for tensor in tensors:
+        own = parameters[_number(tensor)]
+        infos.append(
+            TensorInfo(name=own.name, node=f"key{key.get(tensor, -1)}", dtype=own.dtype, shape=own.shape, size_bytes=own.size_bytes)
+        )
+    first = _traced_steps(hooks[0])[0]
+    moved = replace(trace.events, step=np.where(trace.events.step >= 0, trace.events.step + first, -1))
+    return replace(trace, events=moved, tensors=tuple(infos))
+
+
+def _together(computed: Trace, sent: Trace) -> tuple[Any, Dependencies, tuple[str, ...]]:
+    """Events, dependencies and names of two traces of one job."""
+    names = {name: number for number, name in enumerate(dict.fromkeys((*computed.names, *sent.names)))}
+    parts = [
+        replace(trace.events, name=np.array([names[name] for name in trace.names], np.int64)[trace.events.name])
+        for trace in (computed, sent)
+    ]
+    shift = len(computed.events)
+    dependencies = Dependencies(
+        source=np.concatenate((computed.dependencies.source, sent.dependencies.source + shift)),
+        target=np.concatenate((computed.dependencies.target, sent.dependencies.target + shift)),
+        kind=np.concatenate((computed.dependencies.kind, sent.dependencies.kind)),
+    )
+    return joined(parts), dependencies, tuple(names)
+
+
+def _checked_hook(folder: Path) -> MxnetHookFile:
+    hook = read_byteps_hook(folder / "hook.json")
+    if not _traced_steps(hook):
+        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if hook.kvstore is None:
+        raise InputError(f"{folder}/hook.json: no Trainer was seen; use byteps.mxnet.DistributedTrainer")
+    return hook
+
+
+def _traced_steps(hook: MxnetHookFile) -> list[int]:
+    return [index for index, step in enumerate(hook.steps) if step[4]]
+
+
+def _without_comm(profile: Profile) -> Profile:
+    """The profile without push-pulls, which BytePS's own trace has in detail."""
+    ops = [op for op in profile.ops if not COMM.search(op.name)]
+    if not ops:
+        raise TraceFormatError(f"{profile.path}: no operator of MXNet in it; record the job again")
+    return replace(profile, ops=ops)
+
+
+def _packed_or_not(path: Path) -> Path:
+    """The file, or the one that gzip made of it."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.is_file() and not path.is_file() else path
+
+
+def _number(tensor: str) -> int:
+    """Index of the parameter whose gradient a tensor is; -1 for none."""
+    digits = tensor.rpartition("_")[2]
+    return int(digits) if "gradient_" in tensor and digits.isdecimal() and len(digits) < 9 else -1
+
+
+def _server_order(raw: Path, servers: int) -> list[int]:
+    """Folders of the servers in BytePS's order, by which it spreads keys; as they were started where the logs do not tell."""
+    found = []
+    for server in range(servers):
+        log = raw / f"server{server}" / "log"
+        node = _NODE.search(log.read_text(errors="replace")) if log.is_file() else None
+        found.append(int(node[1]) if node else -1)
+    known = len(set(found)) == servers and min(found) >= 0
+    return sorted(range(servers), key=lambda server: found[server] if known else server)
+
+
+def _with_polling(steps: Steps, raw: Path, order: Sequence[int]) -> Steps:
+    """The steps with the CPU time that looking for work takes, which the threads of ps-lite do all the time, as communication's.
+
+    A server's is what it uses before the workers send anything; the scheduler's is divided among all ranks.
+    """
+    comm_us, compute_us = steps.comm_cpu_us.copy(), steps.compute_cpu_us.copy()
+    ranks = len(np.unique(steps.rank))
+    scheduler = _idle_share(raw / "scheduler" / "cpu.json") / ranks
+    for rank in range(ranks):
+        mine = np.flatnonzero(steps.rank == rank)
+        duration_us = np.diff(np.append(steps.start_us[mine], steps.end_us[mine[-1:]]))
+        if rank >= ranks - len(order):
+            folder = raw / f"server{order[rank - ranks + len(order)]}"
+            looking_us = np.minimum(_idle_share(folder / "cpu.json") * duration_us, compute_us[mine])
+            comm_us[mine] = looking_us
+            compute_us[mine] -= looking_us
+        comm_us[mine] += scheduler * duration_us
+    return replace(steps, comm_cpu_us=comm_us, compute_cpu_us=compute_us)
+
+
+def _idle_share(path: Path) -> float:
+    """The least share of a core that a process used over a second, of its samples [n, 2] of (clock ns, CPU ns)."""
+    samples = np.array(read_json(path, list[tuple[int, int]], "the launcher was killed; record again"), dtype=np.float64)
+    ends = np.searchsorted(samples[:, 0], samples[:, 0] + _IDLE_NS) if len(samples) else np.zeros(0, np.int64)
+    begins = np.flatnonzero(ends < len(samples))
+    if not len(begins):
+        return 0.0
+    used = samples[ends[begins]] - samples[begins]
+    rising = used[:, 1] > 0  # a process that has ended is read as 0
+    return float((used[rising, 1] / used[rising, 0]).min()) if rising.any() else 0.0

@@ -1,0 +1,150 @@
+"""Run an MXNet job with BytePS under the recorder: `record_byteps_job`, `time_byteps_job`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.byteps_assemble import FORMAT, KNOBS, assemble_byteps, read_byteps_hook
+from dpro_search.collect.job import Schedule, StepTimes, machine, raw_folder, shaped_hosts, step_times
+from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, server_cores, server_hosts, servers_of
+from dpro_search.collect.launch.ranks import JobSpec, require_framework
+from dpro_search.collect.mxnet_assemble import MxnetJobFile
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError, MissingCapabilityError
+
+_MODULES = ("mxnet", "byteps.mxnet")
+_SERVER = "import byteps.server"
+_TELL_NODE = ("PS_VERBOSE", "1")  # which of the servers each is
+_SERVER_LOGS = (("BYTEPS_VAN_TRACE", "messages.log"), ("BYTEPS_SERVER_TRACE", "work.log"))
+# BytePS names its shared memory by tensor only: workers on one machine would share their gradients.
+_MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+_ALONE = f"import os, sys; os.execvp('unshare', ['unshare', '--mount', 'sh', '-c', {_MOUNT!r}, 'sh', *sys.argv[1:]])"
+
+
+def record_byteps_job(
+    spec: JobSpec,
+    out: Path,
+    *,
+    rate_bps: float | None = None,
+    shaped: bool = False,
+    schedule: Schedule | None = None,
+    keep_raw: Path | None = None,
+    timeout_s: float = 3600,
+    logs: bool = False,
+) -> Trace:
+    """Run a job with the hook on and write its trace to the new folder `out`.
+
+    The number of servers is DMLC_NUM_SERVER's, else that of the workers. Needs root: every worker gets a /dev/shm of its own.
+    Other parameters and errors are those of `collect.job.record_job`; a job that takes longer than `timeout_s` is ended. With
+    `logs`, a build of BytePS that can also logs every message and every operation of a server, which costs some time.
+    """
+    if out.exists():
+        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    schedule = schedule or Schedule()
+    _require(spec)
+    env = {**os.environ, **spec.env}
+    servers = servers_of(env, spec.ranks)
+    with raw_folder(keep_raw) as raw:
+        job = MxnetJobFile(
+            format=FORMAT,
+            ranks=spec.ranks,
+            servers=servers,
+            server_hosts=server_hosts(spec, servers, shaped),
+            server_cores=server_cores(spec, servers),
+            command=spec.command,
+            machine=machine(),
+            recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            rate_bps=rate_bps,
+            knobs={name: env.get(name, value) for name, value in KNOBS.items()},
+        )
+        write_file(raw / "job.json", msgspec.json.encode(job))
+        first = schedule.warmup + schedule.untraced
+        traced = {  # BytePS counts steps from 1, the last included
+            "BYTEPS_TRACE_ON": "1",
+            "BYTEPS_TRACE_START_STEP": str(first + 1),
+            "BYTEPS_TRACE_END_STEP": str(first + schedule.traced),
+        }
+        run = _Run(spec=spec, out=raw, servers=servers, rate_bps=rate_bps, shaped=shaped, timeout_s=timeout_s, logs=logs)
+        run.start(schedule.hook("record"), lambda rank: {**traced, **_log_env(raw, rank, logs)})
+        trace = assemble_byteps(raw)
+        trace.save(out)
+        return trace
+
+
+def time_byteps_job(
+    spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5, timeout_s: float = 3600
+) -> StepTimes:
+    """Run a job and measure its steps; the recorder only reads the clock.
+
+    Raises
+    ------
+    JobError
+        The job failed, or ran too few steps.
+    MissingCapabilityError
+        BytePS or a permission is missing.
+    """
+    _require(spec)
+    servers = servers_of({**os.environ, **spec.env}, spec.ranks)
+    with raw_folder(None) as folder:
+        run = _Run(spec=spec, out=folder, servers=servers, rate_bps=rate_bps, shaped=shaped, timeout_s=timeout_s)
+        run.start(Schedule(warmup=max(warmup, 2)).hook("time"), lambda rank: {})
+        return step_times([read_byteps_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)], warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    spec: JobSpec
+    out: Path
+    servers: int
+    rate_bps: float | None
+    shaped: bool
+    timeout_s: float
+    logs: bool = False
+
+    def start(self, hook: dict[str, str], env_of: Callable[[int], dict[str, str]]) -> None:
+        """Run workers, scheduler and servers to their end."""
+        alone = replace(self.spec, command=(self.spec.interpreter, "-c", _ALONE, *self.spec.command))
+        with shaped_hosts(self.spec.ranks + self.servers, self.rate_bps, self.shaped) as hosts:
+            run_with_servers(
+                alone,
+                self.out,
+                ServerSpec(count=self.servers, code=_SERVER, env=(_TELL_NODE, *(_SERVER_LOGS if self.logs else ()))),
+                hosts=hosts,
+                hook={**hook, "FRAMEWORK": "mxnet"},
+                worker_env=lambda rank: {**_one_device(rank), **env_of(rank)},
+                timeout_s=self.timeout_s,
+            )
+
+
+def _one_device(rank: int) -> dict[str, str]:
+    """What BytePS asks of a worker with one device; its sockets are in its own /dev/shm."""
+    return {
+        "DMLC_WORKER_ID": str(rank),
+        "BYTEPS_LOCAL_RANK": "0",
+        "BYTEPS_LOCAL_SIZE": "1",
+        "BYTEPS_SOCKET_PATH": "/dev/shm",
+    }
+
+
+def _log_env(raw: Path, rank: int, logs: bool) -> dict[str, str]:
+    """Where a worker's trace and log go; BytePS makes no folder, and adds one for the device."""
+    folder = (raw / f"rank{rank}").resolve()
+    (folder / "0").mkdir(parents=True, exist_ok=True)
+    env = {"BYTEPS_TRACE_DIR": str(folder)}
+    return {**env, "BYTEPS_VAN_TRACE": str(folder / "messages.log")} if logs else env
+
+
+def _require(spec: JobSpec) -> None:
+    require_framework(spec.interpreter, _MODULES, "mxnet")
+    if shutil.which("unshare") is None:
+        raise MissingCapabilityError("a worker's own /dev/shm needs unshare: install util-linux")
+    if os.geteuid() != 0:
+        raise MissingCapabilityError("a worker's own /dev/shm needs root: run as root")

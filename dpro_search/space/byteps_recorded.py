@@ -1,0 +1,212 @@
+"""What a trace of an MXNet job with BytePS says of its workers and servers: `recorded_byteps_job`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
+from dpro_search.errors import GraphError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob
+from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
+from dpro_search.space.recorded_stores import first_users, interrupt_us_per_byte, untraced_us
+
+_UPDATE = "_update"
+_SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
+_SMALL = 0.5  # tensors up to this quantile of the sizes tell how long a message takes without its bytes
+
+
+def recorded_byteps_job(trace: Trace) -> BytepsJob:
+    """The job as it was recorded.
+
+    Raises
+    ------
+    GraphError
+        The trace holds no gradient with a known key and size, no server, or no operator.
+    """
+    workers = len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
+    servers = trace.meta.ranks - workers
+    sizes = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
+    keys = [int(tensor.node.removeprefix("key")) if tensor.node.startswith("key") else -1 for tensor in trace.tensors]
+    if not len(sizes) or not sizes.all() or min(keys) < 0:
+        raise GraphError("the trace's gradients have no known key and size: record the job with 'dpro-search collect'")
+    if servers < 1:
+        raise GraphError("the trace holds no server: record the job with 'dpro-search collect'")
+    computed = [_Worker(trace, rank) for rank in range(workers)]
+    order = np.argsort(np.mean([worker.place for worker in computed], axis=0), kind="stable")
+    free = max((*trace.meta.cores, -1)) + 1
+    cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
+    knobs = trace.meta.knobs
+    cpu_us_per_byte, worker_polling, server_polling = _cpu(trace, workers, sizes)
+    delays = _delays(trace, sizes)
+    job = BytepsJob(
+        workers=tuple(worker.segments for worker in computed),
+        tensor_bytes=sizes,
+        declared_key=np.array(keys),
+        group=_groups(np.array(keys), computed[0].updates, int(knobs.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", 1))),
+        order=order,
+        scale_us=np.array([worker.scale_us for worker in computed]),
+        update_us=np.array([worker.update_us for worker in computed])[:, None] * sizes / sizes.sum(),
+        worker_core=cores[:workers],
+        server_core=cores[workers:],
+        worker_polling=worker_polling,
+        server_polling=server_polling,
+        partition_bytes=int(knobs.get("BYTEPS_PARTITION_BYTES", DEFAULT_PARTITION_BYTES)),
+        credit=int(knobs.get("BYTEPS_SCHEDULING_CREDIT", 0)),
+        hash_name=knobs.get("BYTEPS_KEY_HASH_FN", "djb2"),
+        bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
+        cpu_us_per_byte=cpu_us_per_byte,
+        message_us=MESSAGE_US,
+        interrupt_us_per_byte=0.0,
+        **delays,
+    )
+    served = np.zeros(servers)
+    for tensor in range(len(sizes)):
+        for part in job.parts(tensor):
+            served[part.server] += part.size_bytes
+    moved = 2 * np.array([sizes.sum()] * workers + (served * workers).tolist())
+    return replace(job, interrupt_us_per_byte=interrupt_us_per_byte(trace, moved.tolist()))
+
+
+class _Worker:
+    """What one worker computes; core times are those of the steps without the profiler.
+
+    Attributes
+    ----------
+    segments
+        Up to the end of the backward pass.
+    place, scale_us
+        Of each tensor, its place in the order of the push-pulls, and the core time of the operator before its push-pull, [tensors].
+    updates, update_us
+        Operators that update weights, and their core time.
+    """
+
+    def __init__(self, trace: Trace, rank: int) -> None:
+        kinds = (EventKind.OP, EventKind.KERNEL, EventKind.COMM)
+        mine = trace.events.select((trace.events.rank == rank) & np.isin(trace.events.kind, kinds) & (trace.events.step >= 0))
+        steps = [mine.select(mine.step == step) for step in np.unique(mine.step)]
+        tensors = len(trace.tensors)
+        steps = [step for step in steps if (step.kind == EventKind.COMM).sum() == tensors < len(step)]
+        if not steps:
+            raise GraphError(f"no step of rank {rank} holds all gradients and an operator: record the job again")
+        parts = [_Step(trace, step) for step in steps]
+        found = Counter(tuple(part.names) for part in parts)
+        alike = [part for part in parts if tuple(part.names) == found.most_common(1)[0][0]]
+        names = alike[0].names
+        work_us = np.mean([part.work_us for part in alike], axis=0)
+        self.place = np.mean([part.place for part in alike], axis=0)
+        self.scale_us = np.mean([part.scale_us for part in alike], axis=0)
+        self.updates = alike[0].updates
+        self.update_us = float(np.mean([part.update_us for part in alike]))
+        # Operators also last while others have the core, and the script has core time beside them.
+        scale = untraced_us(trace, rank, trace.steps.compute_cpu_us) / (work_us.sum() + self.scale_us.sum() + self.update_us)
+        self.scale_us, self.update_us = self.scale_us * scale, self.update_us * scale
+        self.segments = _segments(trace, names, work_us * scale)
+
+
+class _Step:
+    """A step's operators: those of the passes in their order, the one before each push-pull, the updates."""
+
+    def __init__(self, trace: Trace, step: Events) -> None:
+        ops = step.select(step.kind != EventKind.COMM)
+        ops = ops.select(np.argsort(ops.start_us, kind="stable"))
+        comm = step.select(step.kind == EventKind.COMM)
+        comm = comm.select(np.argsort(comm.start_us, kind="stable"))
+        names = np.array([trace.names[name] for name in ops.name], dtype=np.str_)
+        duration_us = ops.end_us - ops.start_us
+        is_update = np.char.find(names, _UPDATE) >= 0
+        scales = _before_push(names, ops, comm, is_update)
+        passes = ~is_update
+        passes[scales] = False
+        self.names: list[str] = names[passes].tolist()
+        self.work_us: Floats = duration_us[passes]
+        self.updates = int(is_update.sum())
+        self.update_us = float(duration_us[is_update].sum())
+        self.place = np.zeros(len(trace.tensors))
+        self.place[comm.tensor] = np.arange(len(comm))
+        self.scale_us = np.zeros(len(trace.tensors))
+        if len(scales):
+            self.scale_us[comm.tensor] = duration_us[scales]
+
+
+def _before_push(names: npt.NDArray[np.str_], ops: Events, comm: Events, is_update: npt.NDArray[np.bool_]) -> Ints:
+    """The operator that scales each push-pull's gradient: of the kind that most of them follow, the last as many; else none."""
+    follows = names[np.maximum(np.searchsorted(ops.end_us, comm.start_us, side="right") - 1, 0)].tolist()
+    kind, count = Counter(follows).most_common(1)[0]
+    of_kind = np.flatnonzero((names == kind) & ~is_update)
+    enough = 2 * count > len(comm) and len(of_kind) >= len(comm)
+    return of_kind[-len(comm) :] if enough else np.zeros(0, np.int64)
+
+
+def _segments(trace: Trace, names: Sequence[str], work_us: Floats) -> tuple[Segment, ...]:
+    """Consecutive operators, cut where one is the first to need a weight."""
+    uses = first_users(trace, names)
+    cuts = [i for i, tensors in enumerate(uses) if tensors or i == 0]
+    found = []
+    for start, stop in zip(cuts, [*cuts[1:], len(names)], strict=True):
+        backward = sum("backward" in name for name in names[start:stop])
+        kind = OpKind.BACKWARD if 2 * backward > stop - start else OpKind.FORWARD
+        found.append(Segment(kind=kind, work_us=float(work_us[start:stop].sum()), uses=uses[start], makes=()))
+    return tuple(found)
+
+
+def _groups(declared: Ints, updates: int, at_once: int) -> Ints:
+    """Group of each tensor: so many at once in the order of their keys, if that makes as many updates as were seen; else evenly."""
+    count = len(declared)
+    if at_once < 1 or -(-count // at_once) != updates:
+        at_once = max(-(-count // max(updates, 1)), 1)
+    rank = np.empty(count, np.int64)
+    rank[np.argsort(declared)] = np.arange(count)
+    return rank // at_once
+
+
+def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float]:
+    """Core time of a byte, and the shares of a core that a worker and a server use to look for work.
+
+    A server's CPU time tells what a byte costs, for how much it looks for work was seen before the job began. A worker's threads
+    cost the same for a byte; the rest of their CPU time is spent on looking.
+    """
+    servers = range(workers, trace.meta.ranks)
+    total = float(sizes.sum())
+    parts = int(np.ceil(sizes / int(trace.meta.knobs.get("BYTEPS_PARTITION_BYTES", DEFAULT_PARTITION_BYTES))).sum())
+    iteration_us = float(np.median(trace.iterations_us())) if len(trace.iterations_us()) else 0.0
+    busy_us = sum(untraced_us(trace, rank, trace.steps.compute_cpu_us) for rank in servers)
+    looking_us = float(np.mean([untraced_us(trace, rank, trace.steps.comm_cpu_us) for rank in servers]))
+    messages_us = 2 * workers * parts * MESSAGE_US
+    per_byte = max(busy_us - messages_us, 0.0) / (3 * workers * total)
+    comm_us = float(np.mean([untraced_us(trace, rank, trace.steps.comm_cpu_us) for rank in range(workers)]))
+    rest_us = max(comm_us - 2 * total * per_byte - 2 * parts * MESSAGE_US, 0.0)
+    if not iteration_us:
+        return per_byte, 0.0, 0.0
+    return per_byte, rest_us / iteration_us, looking_us / iteration_us
+
+
+def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
+    """How long the stages of a partition take where nobody else wants the core or the link."""
+    events, workers = trace.events, len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
+    stage = np.array([name.rpartition(" ")[2] for name in trace.names])[events.name]
+    small = (sizes <= np.quantile(sizes, _SMALL))[events.tensor] & (events.tensor >= 0) & (events.rank < workers)
+    spans: dict[str, dict[tuple[int, int, int, str], tuple[float, float]]] = defaultdict(dict)
+    for i in np.flatnonzero(small & (events.step >= 0)).tolist():
+        what = "COMM" if events.kind[i] == EventKind.COMM else stage[i]
+        part = "" if what == "COMM" else trace.names[events.name[i]].rpartition(" ")[0]
+        key = (int(events.rank[i]), int(events.step[i]), int(events.tensor[i]), part)
+        spans[what][key] = (float(events.start_us[i]), float(events.end_us[i]))
+    reduce, push, pull = spans["REDUCE"], spans["PUSH"], spans["PULL"]
+    total = {key[:3]: span for key, span in spans["COMM"].items()}
+    taken = [reduce[key][1] - total[key[:3]][0] for key in reduce if key[:3] in total]
+    return {
+        "reduce_us": _soon(taken),
+        "before_push_us": _soon([push[key][0] - reduce[key][1] for key in push if key in reduce]),
+        "reply_us": _soon([end - start for start, end in push.values()]),
+        "after_pull_us": _soon([total[key[:3]][1] - pull[key][1] for key in pull if key[:3] in total]),
+    }
+
+
+def _soon(delays_us: Sequence[float]) -> float:
+    return max(float(np.quantile(delays_us, _SOON)), 0.0) if delays_us else 0.0

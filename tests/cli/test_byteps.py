@@ -1,0 +1,82 @@
+"""What `replay` and `diagnose` say of a recorded BytePS job: a real recording of two workers and two servers."""
+
+from pathlib import Path
+
+import pytest
+
+from dpro_search.cli._byteps import diagnose_trace, print_diagnosis, replay_trace
+from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+
+RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return assemble_byteps(RAW)
+
+
+def replayed(trace: Trace, **options) -> dict:
+    return replay_trace(trace, ReplayRequest(**options))
+
+
+def test_the_verbs_find_the_module_of_the_trace(trace):
+    assert verbs_of(trace).replay_trace is replay_trace
+
+
+def test_a_replay_has_the_facts_of_the_contract(trace):
+    result = replayed(trace)
+    assert set(result) >= {
+        "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes", "ops",
+        "replay_seconds",
+    }  # fmt: skip
+    low, high = result["interval_us"]
+    assert low < result["predicted_iteration_us"] < high
+    assert sum(result["breakdown_us"].values()) > 0
+
+
+def test_a_slower_link_takes_longer(trace):
+    fast = replayed(trace, changes=("rate=1gbit",))["predicted_iteration_us"]
+    slow = replayed(trace, changes=("rate=5mbit",))["predicted_iteration_us"]
+    assert fast < slow
+    assert replayed(trace, changes=("rate=5mbit",))["measured_iteration_us"] is None
+
+
+@pytest.mark.parametrize("change", ["servers=1", "partition_bytes=4096", "credit=4", "rate=unlimited"])
+def test_every_knob_can_be_set(trace, change):
+    assert replayed(trace, changes=(change,))["predicted_iteration_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("fusion_threshold_bytes=1", "unknown key for a job with BytePS; known are partition_bytes, credit, servers, rate"),
+        ("partition_bytes=many", "'many' is not a number"),
+        ("servers=0", "at least one server"),
+    ],
+)
+def test_what_byteps_does_not_have_is_refused(trace, change, said):
+    with pytest.raises(InputError, match=said):
+        replayed(trace, changes=(change,))
+    with pytest.raises(InputError, match="leave out the others"):
+        replayed(trace, own_durations=True)
+
+
+def test_a_timeline_can_be_written(trace, tmp_path):
+    replayed(trace, perfetto=tmp_path / "replay.json", timeline=tmp_path / "ops.csv")
+    assert (tmp_path / "replay.json").stat().st_size > 0
+    assert "dense" not in (tmp_path / "ops.csv").read_text().splitlines()[0]
+
+
+def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, capsys):
+    result = diagnose_trace(trace)
+    assert [row["server"] for row in result["servers"]] == [0, 1]
+    assert sum(row["bytes"] for row in result["servers"]) == sum(tensor.size_bytes for tensor in trace.tensors)
+    assert sum(row["share_pct"] for row in result["servers"]) == pytest.approx(100)
+    asked = {row["what_if"] for row in result["gains"]}
+    assert {"servers=3", "partition_bytes=2048", "partition_bytes=32768"} <= asked
+    assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
+    print_diagnosis(result)
+    assert "What the servers sum" in capsys.readouterr().out

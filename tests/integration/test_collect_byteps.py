@@ -1,0 +1,66 @@
+"""Recording a real job of MXNet with BytePS, without a line added to its script."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro_search.collect.byteps_job import record_byteps_job, time_byteps_job
+from dpro_search.collect.job import Schedule
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.errors import JobError
+from dpro_search.replay.replayer import replay
+from dpro_search.space.byteps_job import byteps_graph
+from dpro_search.space.byteps_recorded import recorded_byteps_job
+
+pytestmark = pytest.mark.integration
+
+JOB = Path(__file__).with_name("byteps_job.py")
+TENSORS = 6
+
+
+@pytest.fixture(scope="module")
+def byteps_python() -> str:
+    """Python of an environment with MXNet and BytePS, which has no wheel: it is built for the machine's GPUs."""
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    interpreter = root / "mxnet" / "bin" / "python"
+    if not interpreter.is_file():
+        pytest.skip(f"no MXNet environment at {interpreter}; build it with scripts/make_env.sh mxnet")
+    done = subprocess.run([interpreter, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{interpreter} cannot import byteps: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    if os.geteuid() != 0:
+        pytest.skip("workers of BytePS on one machine need root: each gets a /dev/shm of its own")
+    return str(interpreter)
+
+
+def spec(python: str, steps: int = 14, **env: str) -> JobSpec:
+    return JobSpec(command=(python, str(JOB), str(steps)), ranks=2, cores=default_cores(2), env=env)
+
+
+def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
+    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    partitions = {"BYTEPS_PARTITION_BYTES": "8192", "DMLC_NUM_SERVER": "1"}
+    trace = record_byteps_job(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule, timeout_s=120)
+    assert (trace.meta.format, trace.meta.ranks, len(trace.tensors)) == ("mxnet-byteps", 3, TENSORS)
+    comm = trace.events.select(trace.events.kind == EventKind.COMM)
+    assert len(comm) == 2 * TENSORS * 3
+    assert Trace.load(tmp_path / "trace").meta == trace.meta
+    assert replay(byteps_graph(recorded_byteps_job(trace))).iteration_us > 0
+
+
+def test_a_job_can_be_timed(byteps_python):
+    times = time_byteps_job(spec(byteps_python, steps=10), warmup=3, timeout_s=120)
+    assert len(times.iteration_us) == 6
+    assert (times.iteration_us > 0).all()
+    assert np.isfinite(times.median_us)
+
+
+def test_a_job_that_fails_is_reported(byteps_python, tmp_path):
+    broken = JobSpec(command=(byteps_python, "-c", "raise SystemExit('on its own')"), ranks=2, cores=default_cores(2))
+    with pytest.raises(JobError, match="on its own"):
+        record_byteps_job(broken, tmp_path / "trace", timeout_s=60)
+    assert not (tmp_path / "trace").exists()

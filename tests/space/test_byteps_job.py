@@ -1,0 +1,195 @@
+"""Jobs with BytePS as graphs: where partitions go, in which order, what an iteration takes, what changes do."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
+
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.errors import GraphError, InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.replayer import replay
+from dpro_search.space.byteps_job import BytepsJob, byteps_graph, hash_of
+from dpro_search.space.byteps_recorded import recorded_byteps_job
+from dpro_search.space.kvstore_job import Segment
+
+RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxnet_2x2"
+PAGE = 4096
+MIB = 2**20
+SIZES = st.lists(st.integers(1, 5 * MIB), min_size=1, max_size=6)
+
+
+def job(sizes, *, workers=2, servers=1, **fields) -> BytepsJob:
+    """Workers that each take 10 ms forward and 10 ms backward over layers of these sizes, every process on a core of its own."""
+    layers = range(len(sizes))
+    forward = [Segment(kind=OpKind.FORWARD, work_us=10_000 / len(sizes), uses=(i,), makes=()) for i in layers]
+    backward = Segment(kind=OpKind.BACKWARD, work_us=10_000, uses=(), makes=())
+    defaults = {
+        "group": np.array(layers),
+        "order": np.array(layers),
+        "scale_us": np.zeros((workers, len(sizes))),
+        "update_us": np.zeros((workers, len(sizes))),
+        "worker_core": tuple(range(workers)),
+        "server_core": tuple(range(workers, workers + servers)),
+        "worker_polling": 0.0,
+        "server_polling": 0.0,
+        "partition_bytes": MIB,
+        "credit": 0,
+        "hash_name": "djb2",
+        "bytes_per_us": None,
+        "cpu_us_per_byte": 0.0,
+        "message_us": 0.0,
+        "interrupt_us_per_byte": 0.0,
+        "reduce_us": 0.0,
+        "before_push_us": 0.0,
+        "reply_us": 0.0,
+        "after_pull_us": 0.0,
+    }
+    return BytepsJob(
+        workers=((*forward, backward),) * workers,
+        tensor_bytes=np.array(sizes, dtype=np.float64),
+        declared_key=1 + 2 * np.array(layers),
+        **(defaults | fields),
+    )
+
+
+def iteration_us(job: BytepsJob) -> float:
+    return replay(byteps_graph(job)).iteration_us
+
+
+def times_us(job: BytepsJob, ending: str) -> dict[str, tuple[float, float]]:
+    """Start and end of the ops of the first iteration whose name ends so."""
+    timeline = replay(byteps_graph(job), iterations=1)
+    names = list(timeline.graph.names)
+    span = zip(timeline.times.start_us, timeline.times.end_us, strict=True)
+    return {name: times for name, times in zip(names, span, strict=True) if name.endswith(ending)}
+
+
+@given(sizes=SIZES, bound=st.integers(1, 2 * MIB), servers=st.integers(1, 5))
+def test_partitions_hold_each_byte_once_and_have_keys_of_their_own(sizes, bound, servers):
+    cut = job(sizes, partition_bytes=bound, servers=servers)
+    parts = [cut.parts(tensor) for tensor in range(len(sizes))]
+    whole_pages = -(-bound // PAGE) * PAGE
+    assert [sum(part.size_bytes for part in of) for of in parts] == sizes
+    assert [len(of) for of in parts] == [-(-size // whole_pages) for size in sizes]
+    assert all(0 < part.size_bytes <= whole_pages and 0 <= part.server < servers for of in parts for part in of)
+    keys = [part.key for of in parts for part in of]
+    assert len(set(keys)) == len(keys)
+    assert [key >> 16 for key in keys] == [1 + 2 * tensor for tensor, of in enumerate(parts) for _ in of]
+
+
+def test_the_hash_sends_keys_where_real_servers_had_them():
+    if not SHARED.is_dir():
+        pytest.skip("real traces are not beside the repository (shared/traces)")
+    for path in sorted(SHARED.glob("van_server_*.log.gz")):
+        head, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        server = (int(head.rpartition("=")[2]) - 8) // 2
+        assert {hash_of(int(line.split()[4]), "djb2") % 2 for line in lines} == {server}
+
+
+def test_without_communication_an_iteration_is_its_compute():
+    assert iteration_us(job([MIB])) == pytest.approx(20_000)
+
+
+def test_an_exposed_exchange_is_pushed_summed_and_pulled():
+    """At 10 bytes/us 1 MiB takes 104.9 ms to the server, which both workers share, and as long back."""
+    alone = iteration_us(job([MIB], workers=1, bytes_per_us=10.0))
+    assert alone == pytest.approx(20_000 + 2 * MIB / 10, rel=1e-6)
+    both = iteration_us(job([MIB], workers=2, bytes_per_us=10.0))
+    assert both == pytest.approx(20_000 + 4 * MIB / 10, rel=1e-6)
+
+
+def test_what_the_servers_hold_is_spread_by_more_of_them():
+    sizes = [MIB] * 8
+    assert iteration_us(job(sizes, servers=2, bytes_per_us=10.0)) < iteration_us(job(sizes, servers=1, bytes_per_us=10.0))
+
+
+def test_a_pull_is_asked_for_behind_the_pushes_that_wait():
+    """The first partition is acknowledged early, but its request leaves after the last push."""
+    two = job([2 * MIB], workers=1, bytes_per_us=10.0)
+    pushed = max(end for _, end in times_us(two, ".push@0").values())
+    assert min(start for start, _ in times_us(two, ".request@0").values()) == pytest.approx(pushed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, servers=st.integers(1, 3), credit=st.integers(0, 3))
+def test_every_partition_is_summed_of_all_workers_and_answered_to_all(sizes, servers, credit):
+    graph = byteps_graph(job(sizes, servers=servers, credit=credit, bytes_per_us=100.0))
+    names = list(graph.names)
+    parts = sum(-(-size // MIB) for size in sizes)
+    for stage in ("reduce", "push", "request", "pull"):
+        assert sum(f".{stage}@" in name for name in names) == 2 * parts
+    moved = np.array([".push@" in name or ".pull@" in name for name in names])
+    assert graph.flow_bytes[moved].sum() == pytest.approx(4 * sum(sizes))
+    assert graph.flow_bytes[~moved].sum() == 0
+    graph.validate()
+
+
+def test_with_credit_the_first_parameters_partitions_are_taken_first():
+    late_first = {"order": np.array([2, 1, 0]), "reduce_us": 1000.0}
+    taken = {name: start for name, (start, _) in times_us(job([MIB] * 3, credit=1, **late_first), ".reduce@0").items()}
+    # The one that came first is taken at once, of those that wait the one of the first parameter.
+    assert sorted(taken, key=taken.__getitem__) == ["tensor2.0.reduce@0", "tensor0.0.reduce@0", "tensor1.0.reduce@0"]
+    free = times_us(job([MIB] * 3, credit=0, **late_first), ".reduce@0")
+    assert len({start for start, _ in free.values()}) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, credit=st.integers(1, 4))
+def test_the_stage_reduce_holds_no_more_bytes_than_the_credit(sizes, credit):
+    held = job(sizes, credit=credit, reduce_us=1000.0)
+    took_us = [start for start, _ in sorted(times_us(held, ".reduce@0").values())]
+    bytes_total = sum(sizes)
+    window = max(took_us) - min(took_us)
+    last = max(part.size_bytes for tensor in range(len(sizes)) for part in held.parts(tensor))
+    assert (bytes_total - last) / (credit * MIB) <= window / 1000.0 + 1 + 1e-9
+
+
+def test_looking_for_work_slows_what_shares_the_core():
+    assert iteration_us(job([MIB], worker_polling=0.2)) == pytest.approx(20_000 / 0.8)
+    shared = job([MIB], server_core=(0,), server_polling=0.3, worker_polling=0.2)
+    assert iteration_us(shared) == pytest.approx(20_000 / 0.5)
+
+
+def test_weights_are_updated_when_the_last_gradient_of_their_group_is_back():
+    two = job([MIB, MIB], group=np.array([0, 0]), bytes_per_us=100.0, update_us=np.full((2, 2), 500.0))
+    back = times_us(two, ".copied@0")
+    (updated,) = times_us(two, "group0.update@0").values()
+    assert updated[0] == pytest.approx(max(end for _, end in back.values()))
+    assert updated[1] - updated[0] == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"server_core": ()}, {"partition_bytes": 0}, {"credit": -1}, {"bytes_per_us": 0.0}, {"hash_name": "built_in"}],
+)
+def test_jobs_that_cannot_be_are_refused(wrong):
+    with pytest.raises(InputError):
+        replace(job([MIB]), **wrong)
+
+
+def test_a_recorded_job_is_what_was_recorded():
+    trace = assemble_byteps(RAW)
+    found = recorded_byteps_job(trace)
+    assert (len(found.workers), len(found.server_core), found.partition_bytes, found.credit) == (2, 2, 8192, 0)
+    assert found.group.tolist() == [0, 0, 0, 0, 1, 1]
+    assert sorted(found.order.tolist()) == list(range(6))
+    for worker, segments in enumerate(found.workers):
+        used = sorted(tensor for segment in segments for tensor in segment.uses)
+        assert used == list(range(6))
+        total_us = sum(segment.work_us for segment in segments) + found.scale_us[worker].sum() + found.update_us[worker].sum()
+        plain = (trace.steps.rank == worker) & ~trace.steps.traced & (trace.steps.index >= 4)
+        assert total_us == pytest.approx(trim_mean(trace.steps.compute_cpu_us[plain], 0.2))
+    assert iteration_us(found) > 0
+
+
+def test_a_trace_without_sizes_is_refused():
+    trace = assemble_byteps(RAW)
+    with pytest.raises(GraphError, match="no known key and size"):
+        recorded_byteps_job(replace(trace, tensors=()))

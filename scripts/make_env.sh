@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the environment of a framework, apart from the core package because its pins are old.
 #
-#   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo)
+#   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo and MPI)
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
-#   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers)
+#   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
 #
 # Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
 # The environments live outside the checkout, in $DPRO_SEARCH_ENVS (default ~/.cache/dpro-search/envs).
-# Needs Python 3.11 (or 3.9-3.10), a C++ compiler and CMake.
+# Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
 framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet}
@@ -16,15 +16,25 @@ python=${DPRO_SEARCH_PYTHON:-python3.11}
 
 fail() { echo "make_env: $*" >&2; exit 1; }
 
-install_tensorflow() {
+require_build_tools() {
     command -v cmake >/dev/null || fail "cmake is missing; install it (Debian: apt-get install cmake g++)"
     command -v g++ >/dev/null || fail "g++ is missing; install it (Debian: apt-get install g++)"
+    command -v mpicxx >/dev/null || fail "OpenMPI is missing; install it (Debian: apt-get install openmpi-bin libopenmpi-dev)"
+}
+
+# Without pip's cache: a wheel there may have been built for another framework, or without MPI.
+install_horovod() {
+    local pip=$1; shift
+    env HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_MPI=1 MAKEFLAGS=-j2 CMAKE_BUILD_PARALLEL_LEVEL=2 "$@" \
+        "$pip" install -q --no-cache-dir --no-deps --no-build-isolation horovod==0.28.1
+}
+
+install_tensorflow() {
+    require_build_tools
     "$1/bin/pip" install -q -U pip wheel "setuptools<70" packaging
     "$1/bin/pip" install -q tensorflow-cpu==2.15.1 psutil cloudpickle pyyaml cffi
-    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-    HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 MAKEFLAGS=-j2 CMAKE_BUILD_PARALLEL_LEVEL=2 \
-        "$1/bin/pip" install -q --no-build-isolation horovod==0.28.1
-    "$1/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()'
+    install_horovod "$1/bin/pip" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
+    "$1/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built() and hvd.mpi_built()'
 }
 
 install_torch() {
@@ -34,15 +44,19 @@ install_torch() {
 }
 
 install_mxnet() {
-    "$1/bin/pip" install -q -U pip
+    require_build_tools
+    "$1/bin/pip" install -q -U pip wheel "setuptools<70"
     "$1/bin/pip" install -q mxnet==1.9.1 numpy==1.23.5
     "$1/bin/python" -c 'import mxnet; assert mxnet.runtime.Features().is_enabled("DIST_KVSTORE")'
+    "$1/bin/pip" install -q --no-deps cloudpickle psutil pyyaml packaging cffi pycparser
+    install_horovod "$1/bin/pip" HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_CPU_OPERATIONS=MPI
+    "$1/bin/python" -c 'import horovod.mxnet as hvd; assert hvd.mpi_built()'
 }
 
 case $framework in
-    tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo" ;;
+    tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo mpi" ;;
     torch) pins="torch==2.13.0 numpy" ;;
-    mxnet) pins="mxnet==1.9.1 numpy==1.23.5" ;;
+    mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi" ;;
     *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet)" ;;
 esac
 

@@ -17,10 +17,15 @@ from dpro_search.cli import _output
 from dpro_search.errors import DproSearchError
 
 _PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
-_FRAMEWORKS = ("tensorflow",)
+_FRAMEWORKS = ("tensorflow", "torch", "mxnet")
 _REPORT = {
     "tensorflow": "import tensorflow as tf, horovod, horovod.tensorflow as hvd; "
-    "print('TensorFlow', tf.__version__, '+ Horovod', horovod.__version__, '(gloo)' if hvd.gloo_built() else '(no gloo)')",
+    "print('TensorFlow', tf.__version__, '+ Horovod', horovod.__version__, '(gloo)' if hvd.gloo_built() else '(no gloo)', "
+    "'(mpi)' if hvd.mpi_built() else '(no mpi)')",
+    "torch": "import torch, torch.distributed as dist; "
+    "print('PyTorch', torch.__version__, '(gloo)' if dist.is_gloo_available() else '(no gloo)')",
+    "mxnet": "import mxnet as mx, horovod, horovod.mxnet as hvd; "
+    "print('MXNet', mx.__version__, '+ Horovod', horovod.__version__, '(mpi)' if hvd.mpi_built() else '(no mpi)')",
 }
 _REPORT_TIMEOUT_S = 120
 _HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset", "setpriv")
@@ -45,6 +50,7 @@ def check_machine() -> Iterator[Check]:
     yield _packages()
     for framework in _FRAMEWORKS:
         yield _framework(framework)
+    yield _mpi()
     yield _shaped_hosts()
     yield _cores()
     yield _disk()
@@ -110,6 +116,16 @@ def _framework(framework: str) -> Check:
         ok=done.returncode == 0,
         detail=f"{lines[-1]} ({interpreter})",
         fix=f"remove {root / framework}, then {fix}",
+    )
+
+
+def _mpi() -> Check:
+    found = shutil.which("mpirun")
+    return Check(
+        name="MPI",
+        ok=found is not None,
+        detail=found or "no mpirun",
+        fix="install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev), to record Horovod on MPI",
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from dpro_search.collect.trace import Trace
 
-_MODULE_OF_FORMAT = {"pytorch-ddp": "_ddp", "mxnet-kvstore": "_kvstore"}
+_MODULE_OF_FORMAT = {"pytorch-ddp": "_ddp", "mxnet-kvstore": "_kvstore", "mxnet-byteps": "_byteps"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ class Comm(StrEnum):
     HOROVOD = "horovod"
     DDP = "ddp"
     KVSTORE = "kvstore"
+    BYTEPS = "byteps"
 
 
 def collect(
@@ -45,7 +46,8 @@ def collect(
 ) -> None:
     """Run a training job with the hooks on and write a trace.
 
-    The training script needs no added line; it must run at least warmup + untraced + traced + 2 steps.
+    The training script needs no added line; it must run at least warmup + untraced + traced + 2 steps. Horovod runs on Gloo, or on
+    MPI with HOROVOD_CONTROLLER=mpi; with MXNet always on MPI.
 
     Example: dpro-search collect --framework tensorflow --comm horovod --out T --hosts 2 -- python train.py
     """
@@ -53,9 +55,11 @@ def collect(
 
     from dpro_search.cli._output import microseconds, percent, stderr_console
     from dpro_search.cli._trace import print_trace, trace_facts
+    from dpro_search.collect.byteps_job import record_byteps_job
     from dpro_search.collect.job import Schedule, record_job
     from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
+    from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job
     from dpro_search.collect.mxnet_job import record_kvstore_job
     from dpro_search.collect.torch_job import record_ddp_job
     from dpro_search.errors import InputError
@@ -64,6 +68,8 @@ def collect(
         (Framework.TENSORFLOW, Comm.HOROVOD): record_job,
         (Framework.PYTORCH, Comm.DDP): record_ddp_job,
         (Framework.MXNET, Comm.KVSTORE): record_kvstore_job,
+        (Framework.MXNET, Comm.BYTEPS): record_byteps_job,
+        (Framework.MXNET, Comm.HOROVOD): record_mxnet_horovod_job,
     }
     if (framework, comm) not in recorders:
         known = ", ".join(f"--framework {f} --comm {c}" for f, c in recorders)

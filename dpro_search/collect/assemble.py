@@ -25,11 +25,19 @@ from dpro_search.collect.assembly import (
     step_of,
     steps_of,
 )
+from dpro_search.collect.horovod_phases import (
+    NO_JOB,
+    IdleComm,
+    idle_cycle_cpu_us,
+    phase_events,
+    read_job,
+    timeline_dropped,
+    with_collectives,
+)
 from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, read_horovod_timeline
 from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
 from dpro_search.collect.trace import (
-    CommSettings,
     EventKind,
     Events,
     NodeGraph,
@@ -39,17 +47,6 @@ from dpro_search.collect.trace import (
     TraceMeta,
 )
 from dpro_search.errors import InputError
-
-_KIND_OF_PHASE = {
-    Phase.NEGOTIATE: EventKind.NEGOTIATE,
-    Phase.QUEUE: EventKind.QUEUE,
-    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
-    Phase.TRANSFER: EventKind.ALLREDUCE,
-    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
-}
-
-
-_NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
 
 
 class _JobFormat(msgspec.Struct):
@@ -66,34 +63,11 @@ class GradientRecord(msgspec.Struct):
     horovod: str
 
 
-class IdleComm(msgspec.Struct):
-    """What the communication's threads cost while nothing was to be sent."""
-
-    wall_ns: tuple[int, int]
-    comm_cpu_ns: int
-
-
 class HookFile(RankFile, kw_only=True):
     """``hook.json`` of one rank."""
 
     gradients: list[GradientRecord]
     idle_comm: IdleComm | None = None
-
-
-class JobFile(msgspec.Struct, kw_only=True):
-    """``job.json``: what only the launcher knows."""
-
-    ranks: int
-    settings: CommSettings
-    command: tuple[str, ...]
-    machine: str
-    recorded_at: str
-    rate_bps: float | None = None
-
-
-def read_job(path: Path) -> JobFile:
-    """Read what the launcher wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return read_json(path, JobFile, _NO_JOB)
 
 
 def read_hook(path: Path) -> HookFile:
@@ -120,7 +94,7 @@ def assemble(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged.
     """
-    if read_json(raw / "job.json", _JobFormat, _NO_JOB).format == torch_assemble.FORMAT:
+    if read_json(raw / "job.json", _JobFormat, NO_JOB).format == torch_assemble.FORMAT:
         return torch_assemble.assemble_ddp(raw)
     job = read_job(raw / "job.json")
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
@@ -130,9 +104,9 @@ def assemble(raw: Path) -> Trace:
     steps = steps_of([rank.hook for rank in found], base_ns)
     names: dict[str, int] = {}
     per_rank = [_rank_events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(found)]
-    phases = _phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
+    phases = phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
     events = joined([*per_rank, phases])
-    events = _with_collectives(events)
+    events = with_collectives(events)
     hosts = tuple(rank.hook.host for rank in found)
     clock = aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
     events, steps = shifted(events, steps, clock)
@@ -148,10 +122,11 @@ def assemble(raw: Path) -> Trace:
             settings=job.settings,
             clock=clock,
             versions=found[0].hook.versions,
+            knobs=job.knobs,
             peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
             dropped=_dropped(found, timeline),
             warnings=_warnings(found, timeline),
-            idle_cycle_cpu_us=_idle_cycle_cpu_us(found[0].hook, timeline),
+            idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
             command=job.command,
             machine=job.machine,
             recorded_at=job.recorded_at,
@@ -249,53 +224,6 @@ def _rank_events(
     return joined([op_events, comm_events])
 
 
-def _phase_events(
-    timeline: HorovodTimeline, base_ns: int, steps: Steps, tensor_of_horovod: dict[str, int], names: dict[str, int]
-) -> Events:
-    """Horovod's phases within the steps, as rank 0 wrote them."""
-    shift_us = (timeline.origin_ns - base_ns) / 1e3
-    tensor_of = np.array([tensor_of_horovod.get(tensor.name, -1) for tensor in timeline.tensors], dtype=np.int64)
-    kind_of = np.full(max(Phase) + 1, -1, dtype=np.int64)
-    for phase, kind in _KIND_OF_PHASE.items():
-        kind_of[phase] = kind
-    start = timeline.start_us + shift_us
-    keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (step_of(steps, 0, start) >= 0)
-    kind_names = np.zeros(max(EventKind) + 1, dtype=np.int64)
-    for kind in (*_KIND_OF_PHASE.values(), EventKind.CYCLE):
-        kind_names[kind] = names.setdefault(f"horovod {kind.name.lower()}", len(names))
-    kinds = kind_of[timeline.phase[keep]]
-    phases = event_columns(
-        name=kind_names[kinds],
-        kind=kinds,
-        start_us=start[keep],
-        end_us=timeline.end_us[keep] + shift_us,
-        step=step_of(steps, 0, start[keep]),
-        tensor=tensor_of[timeline.tensor[keep]],
-        collective=timeline.collective[keep],
-        size_bytes=timeline.size_bytes[keep],
-    )
-    cycle = timeline.cycle_us + shift_us
-    cycle = cycle[step_of(steps, 0, cycle) >= 0]
-    marks = event_columns(
-        name=kind_names[EventKind.CYCLE], kind=EventKind.CYCLE, start_us=cycle, end_us=cycle, step=step_of(steps, 0, cycle)
-    )
-    return joined([phases, marks])
-
-
-def _with_collectives(events: Events) -> Events:
-    """Give every rank's communication span the number of the collective that its tensor travelled in at that step."""
-    transfer = (events.kind == EventKind.ALLREDUCE) & (events.step >= 0)
-    key = {
-        (int(step), int(tensor)): int(number)
-        for step, tensor, number in zip(events.step[transfer], events.tensor[transfer], events.collective[transfer], strict=True)
-    }
-    collective = events.collective.copy()
-    for i in np.flatnonzero(events.kind == EventKind.COMM):
-        collective[i] = key.get((int(events.step[i]), int(events.tensor[i])), -1)
-    columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
-    return Events(**{**columns, "collective": collective})
-
-
 def _shared_graphs(graphs: Sequence[NodeGraph]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:
     kept: list[NodeGraph] = []
     of_rank = []
@@ -313,25 +241,13 @@ def _equal(a: NodeGraph, b: NodeGraph) -> bool:
     )
 
 
-def _idle_cycle_cpu_us(hook: HookFile, timeline: HorovodTimeline) -> float | None:
-    if hook.idle_comm is None:
-        return None
-    cycle_ns = timeline.origin_ns + timeline.cycle_us * 1e3
-    count = int(((cycle_ns >= hook.idle_comm.wall_ns[0]) & (cycle_ns < hook.idle_comm.wall_ns[1])).sum())
-    return hook.idle_comm.comm_cpu_ns / 1e3 / count if count else None
-
-
 def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int]:
     """What the readers left out, by reason: events of the profiles, and of the timeline."""
     found: dict[str, int] = {}
     for rank in ranks:
         for reason, count in rank.profile.dropped.items():
             found[reason] = found.get(reason, 0) + count
-    for name, count in timeline.skipped.items():
-        found[f"timeline {name.lower()}"] = count
-    if timeline.unfinished:
-        found["timeline unfinished"] = timeline.unfinished
-    return found
+    return found | timeline_dropped(timeline)
 
 
 def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def read_json(path: Path, kind: type[_File], hint: str) -> _File:
         raise InputError(f"{path}: missing: {hint}")
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceFormatError(f"{path}: {error}; record the job again") from error
 
 

@@ -7,16 +7,18 @@ import datetime
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.assemble import HookFile, JobFile, assemble, read_hook
+from dpro_search.collect.assemble import HookFile, assemble, read_hook
 from dpro_search.collect.assembly import RankFile
+from dpro_search.collect.horovod_phases import JobFile
+from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
 from dpro_search.collect.trace import CommSettings, Floats, Trace
@@ -24,6 +26,7 @@ from dpro_search.errors import InputError, JobError
 
 _MODULES = ("tensorflow", "horovod.tensorflow")
 _MIB = 2**20
+_LAUNCHERS: dict[str, Callable[..., None]] = {"gloo": run_job, "mpi": run_mpi_job}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,25 @@ def settings_of(env: Mapping[str, str]) -> CommSettings:
     return CommSettings(fusion_threshold_bytes=threshold, cycle_time_us=cycle_ms * 1000)
 
 
+def on_mpi(spec: JobSpec) -> JobSpec:
+    """The job with Horovod's agreements and transfers on MPI."""
+    return replace(spec, env={**spec.env, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"})
+
+
+def controller_of(env: Mapping[str, str]) -> str:
+    """What Horovod starts with under an environment: HOROVOD_CONTROLLER, by default gloo."""
+    name = env.get("HOROVOD_CONTROLLER", "gloo").lower()
+    if name not in _LAUNCHERS:
+        raise InputError(f"HOROVOD_CONTROLLER={name}: known are {', '.join(_LAUNCHERS)}")
+    return name
+
+
+def _launched(spec: JobSpec) -> tuple[JobSpec, Callable[..., None]]:
+    """The job, and what starts it."""
+    controller = controller_of({**os.environ, **spec.env})
+    return on_mpi(spec) if controller == "mpi" else spec, _LAUNCHERS[controller]
+
+
 def record_job(
     spec: JobSpec,
     out: Path,
@@ -96,6 +118,8 @@ def record_job(
     keep_raw: Path | None = None,
 ) -> Trace:
     """Run a job with the hooks on and write its trace to the new folder `out`.
+
+    HOROVOD_CONTROLLER=mpi starts it with mpirun, on OpenMPI; else it runs on Gloo.
 
     Parameters
     ----------
@@ -113,25 +137,69 @@ def record_job(
     MissingCapabilityError
         The framework, a permission or disk space is missing.
     """
+    spec, run = _launched(spec)
+    kind = HorovodKind(modules=_MODULES, environment="tensorflow", run=run, assemble=assemble)
+    return record_horovod(spec, out, kind, rate_bps=rate_bps, shaped=shaped, schedule=schedule, keep_raw=keep_raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorovodKind:
+    """What the recordings of a framework's Horovod jobs have of their own.
+
+    Attributes
+    ----------
+    modules, environment
+        What the job imports, and the environment of scripts/make_env.sh that has it.
+    run
+        The launcher.
+    assemble
+        From the raw folder to the trace.
+    hook
+        Settings of the recorder beside the schedule.
+    format
+        Name of the raw files; "" is TensorFlow's.
+    """
+
+    modules: tuple[str, ...]
+    environment: str
+    run: Callable[..., None]
+    assemble: Callable[[Path], Trace]
+    hook: Mapping[str, str] = field(default_factory=dict)
+    format: str = ""
+
+
+def record_horovod(
+    spec: JobSpec,
+    out: Path,
+    kind: HorovodKind,
+    *,
+    rate_bps: float | None,
+    shaped: bool,
+    schedule: Schedule | None,
+    keep_raw: Path | None,
+) -> Trace:
+    """Run a job of some framework with the hooks and Horovod's timeline on; parameters and errors are those of `record_job`."""
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
-    require_framework(spec.interpreter, _MODULES)
+    require_framework(spec.interpreter, kind.modules, kind.environment)
     with raw_folder(keep_raw) as raw:
         timeline = {"HOROVOD_TIMELINE": str((raw / "horovod_timeline.json").resolve()), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         recorded = replace(spec, env={**spec.env, **timeline})
         job = JobFile(
+            format=kind.format,
             ranks=spec.ranks,
             settings=settings_of({**os.environ, **spec.env}),
             command=spec.command,
             machine=machine(),
             recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             rate_bps=rate_bps,
+            knobs={"HOROVOD_CONTROLLER": controller_of(spec.env)},
         )
         write_file(raw / "job.json", msgspec.json.encode(job))
         with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
-            run_job(recorded, raw, hosts=hosts, hook=schedule.hook("record"))
-        trace = assemble(raw)
+            kind.run(recorded, raw, hosts=hosts, hook={**schedule.hook("record"), **kind.hook})
+        trace = kind.assemble(raw)
         trace.save(out)
         return trace
 
@@ -159,9 +227,10 @@ def time_job(
     JobError
         The job failed, ran too few steps, or does not follow the groups.
     """
+    spec, run = _launched(spec)
     with raw_folder(log) as folder:
         with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
-            run_job(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
+            run(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
         hooks = [read_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)]
         if expected_groups is not None:
             _require_groups(hooks[0], expected_groups)

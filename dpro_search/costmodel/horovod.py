@@ -18,7 +18,7 @@ from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import active_count
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte
+from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte, polling_share
 
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
@@ -54,6 +54,8 @@ class CommCosts:
         Core time of a transfer, per byte, on each rank.
     cycle_cpu_us, collective_cpu_us
         Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
+    poll_share
+        Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
     residual_pct
         Standard deviation of measured over fitted duration of a step's transfers.
     """
@@ -72,6 +74,7 @@ class CommCosts:
     cycle_cpu_us: float
     collective_cpu_us: float
     residual_pct: float
+    poll_share: float = 0.0
 
 
 def wire_us_per_byte(rate_bps: float | None, ranks: int) -> float:
@@ -123,6 +126,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         cycle_cpu_us=trace.meta.idle_cycle_cpu_us or 100.0,
         collective_cpu_us=COLLECTIVE_CPU_US,
         residual_pct=float(np.std(by_step)) * 100,
+        poll_share=polling_share(trace, graph.steps),
     )
 
 

@@ -252,8 +252,13 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
 
 
 def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
-    """COMM; UPDATE: whatever waits for communication; BACKWARD by TensorFlow's name scope; IO by op type; else FORWARD."""
-    backward = np.array(["gradient_tape/" in name or name.startswith("gradients/") for name in graph.name])
+    """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD."""
+    backward = np.array(
+        [
+            "gradient_tape/" in name or name.startswith("gradients/") or op.startswith("_backward_")
+            for name, op in zip(graph.name, graph.op, strict=True)
+        ]
+    )
     io = np.array([op.startswith(("Iterator", "Dataset", "Send", "_Send", "_Recv", "Recv")) for op in graph.op])
     host = np.array([op in ("_Arg", "_Retval", "NoOp", "Const") for op in graph.op])
     kinds = np.full(len(graph.name), int(OpKind.FORWARD), dtype=np.int64)

@@ -3,15 +3,21 @@
 Copies into and out of the fusion buffer, and the scaling beside them, keep the communication's thread on the core. Each cycle uses
 its own small part, each all-reduce some for its wake-ups; the bytes use what is left of the measured CPU time of the
 communication's threads. Both are spread evenly over the transfer.
+
+MPI does not sleep while it waits, be it for a message or for another rank: it polls, and takes as much of the core as the scheduler
+gives it beside the ops, all of it where there is none. How much that is follows from the measured CPU time.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
-from dpro_search.graph.core_time import ShareProfile
+from dpro_search.graph.core_time import ShareProfile, active_count
 
+_SLEEPS_WITHIN = 1.3  # a cycle of up to so many cycle times had little to wait for, and slept
+_POLLING_BOUNDS = (0.02, 0.9)
 _DEFAULT_CYCLE_CPU_US = 100.0  # where the recording did not measure it
 # CPU time of an all-reduce beside its bytes: what makes recordings of one job with 8 and with 69 collectives a step agree.
 COLLECTIVE_CPU_US = 1200.0
@@ -63,13 +69,83 @@ def communication_shares(trace: Trace, steps: tuple[int, ...]) -> dict[tuple[int
             end = float(trace.steps.start_us[following[0]]) if len(following) else float(trace.steps.end_us[row])
             inside = (spans["start_us"] >= begin) & (spans["start_us"] < end)
             part = {key: column[inside] for key, column in spans.items()}
+            if polls(trace):
+                found[rank, step] = _Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[0]
+                continue
             cycle_count = int(((cycles >= begin) & (cycles < end)).sum())
             found[rank, step] = _profile(part, begin, end, cycle_count * cycle_cpu, _comm_cpu_us(trace, rank, row))
     return found
 
 
+def polls(trace: Trace) -> bool:
+    """Whether the communication's thread keeps the core while it waits."""
+    return trace.meta.knobs.get("HOROVOD_CONTROLLER") == "mpi"
+
+
+def polling_share(trace: Trace, steps: Ints) -> float:
+    """Share of a core that waiting takes beside the ops, median over ranks and the given steps; 0 where waiting sleeps."""
+    if not polls(trace):
+        return 0.0
+    spans = collective_spans(trace.events)
+    found = []
+    for rank in range(trace.meta.ranks):
+        starts = {int(index): row for row, index in enumerate(trace.steps.index) if trace.steps.rank[row] == rank}
+        for step in steps.tolist():
+            row, following = starts[step], starts.get(step + 1)
+            begin = float(trace.steps.start_us[row])
+            end = float(trace.steps.end_us[row] if following is None else trace.steps.start_us[following])
+            part = {key: column[spans["step"] == step] for key, column in spans.items()}
+            found.append(_Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[1])
+    return float(np.median(found))
+
+
+class _Polling:
+    """One step of a rank whose communication polls: stretches of time, and whether it copies, waits or sleeps in each."""
+
+    def __init__(self, trace: Trace, spans: dict[str, Floats], rank: int, step: int, begin: float, end: float) -> None:
+        events = trace.events
+        marks = np.unique(np.clip(events.start_us[events.kind == EventKind.CYCLE], begin, end))
+        mine = (events.rank == rank) & (events.step == step)
+        ops = events.select(mine & (events.kind == EventKind.OP))
+        posts = events.start_us[mine & (events.kind == EventKind.COMM)]
+        times = [spans[key] for key in ("copy_in_us", "start_us", "end_us", "done_us")]
+        self._edges = np.unique(np.clip(np.concatenate(([begin, end], marks, ops.start_us, ops.end_us, *times)), begin, end))
+        middle = (self._edges[1:] + self._edges[:-1]) / 2
+        cycle = np.searchsorted(marks, middle)
+        distance = np.diff(np.concatenate(([begin], marks, [end])))
+        copies = _inside(middle, times[0], times[1]) | _inside(middle, times[2], times[3])
+        self._copies = copies
+        self._waits = ~copies & (
+            (distance[cycle] > _SLEEPS_WITHIN * trace.horovod_settings.cycle_time_us) | _inside(middle, times[1], times[2])
+        )
+        # Until the last post, a stretch without an op is the executor's own work.
+        computes = active_count(self._edges, np.clip(ops.start_us, begin, end), np.clip(ops.end_us, begin, end)) > 0
+        self._computes = computes | (middle < posts.max(initial=-np.inf))
+
+    def profile(self, cpu_us: float) -> tuple[ShareProfile, float]:
+        """The communication's share over time, and what waiting takes beside the ops, given its CPU time in the step."""
+        length = np.diff(self._edges)
+        alone, beside = (float(length[self._waits & which].sum()) for which in (~self._computes, self._computes))
+        least, most = _POLLING_BOUNDS
+        left = cpu_us - float(length[self._copies].sum()) - alone
+        share = min(max(left / beside, least), most) if beside > 0 else least
+        shares = np.where(self._copies, 1.0, np.where(self._waits, np.where(self._computes, share, 1.0), 0.0))
+        return ShareProfile(edge_us=self._edges, share=shares), share
+
+
+def _inside(time_us: Floats, start_us: Floats, end_us: Floats) -> npt.NDArray[np.bool_]:
+    """Whether each instant is in one of the spans, which do not overlap and are sorted."""
+    if not len(start_us):
+        return np.zeros(len(time_us), dtype=np.bool_)
+    span = np.searchsorted(start_us, time_us, side="right") - 1
+    within: npt.NDArray[np.bool_] = (span >= 0) & (time_us < end_us[np.maximum(span, 0)])
+    return within
+
+
 def comm_cpu_us_per_byte(trace: Trace, steps: Ints) -> float:
-    """Core time of the transfers alone per byte, median over ranks and the given steps."""
+    """Core time of the transfers alone per byte, median over ranks and steps; a usual value where waiting is in it too."""
+    if polls(trace):
+        return _DEFAULT_CPU_US_PER_BYTE
     spans = collective_spans(trace.events)
     cycle_cpu = trace.meta.idle_cycle_cpu_us or _DEFAULT_CYCLE_CPU_US
     cycle_step = trace.events.step[trace.events.kind == EventKind.CYCLE]

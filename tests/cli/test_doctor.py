@@ -61,10 +61,17 @@ def test_it_reports_the_running_python(trace: Path) -> None:
     assert platform.python_version() in str(checks_of(doctor(trace, "--json"))["Python"]["detail"])
 
 
-def test_a_missing_framework_is_no_failure_and_names_the_script(trace: Path) -> None:
+@pytest.mark.parametrize("framework", ["tensorflow", "torch", "mxnet"])
+def test_a_missing_framework_is_no_failure_and_names_the_script(trace: Path, framework: str) -> None:
     done = doctor(trace, "--json")
     assert done.returncode == 0
-    assert "scripts/make_env.sh tensorflow" in str(checks_of(done)["tensorflow"]["fix"])
+    assert f"scripts/make_env.sh {framework}" in str(checks_of(done)[framework]["fix"])
+
+
+def test_without_mpirun_it_says_what_to_install(trace: Path, tmp_path: Path) -> None:
+    check = checks_of(doctor(trace, "--json", PATH=str(tmp_path)))["MPI"]
+    assert not check["ok"]
+    assert "openmpi-bin" in str(check["fix"])
 
 
 def test_an_environment_that_cannot_import_its_framework_is_reported(trace: Path, tmp_path: Path) -> None:

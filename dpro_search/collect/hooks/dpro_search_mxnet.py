@@ -12,6 +12,7 @@ Standard library and the framework only; Python 3.8 and later.
 import atexit
 import functools
 import gc
+import inspect
 import json
 import os
 import platform
@@ -31,6 +32,8 @@ def install():
     global _RECORDER
     _RECORDER = _Recorder()
     callbacks = {"mxnet.autograd": _patch_autograd, "mxnet.kvstore.base": _patch_kvstore, "mxnet.gluon.trainer": _patch_trainer}
+    callbacks["byteps.common"] = _patch_byteps
+    callbacks["horovod.common.basics"] = _patch_horovod
     sys.meta_path.insert(0, AfterImport(callbacks))
 
 
@@ -62,6 +65,31 @@ def _patch_kvstore(module):
     module.create = create
 
 
+def _patch_byteps(module):
+    """Notice which threads were there before BytePS: it starts its own now and at its first message."""
+    original = module.BytePSBasics.init
+
+    @functools.wraps(original)
+    def init(self, *args, **kwargs):
+        from mxnet import nd
+
+        nd.zeros(1).wait_to_read()
+        _RECORDER.threads_before_byteps = set(os.listdir("/proc/self/task"))
+        return original(self, *args, **kwargs)
+
+    module.BytePSBasics.init = init
+
+
+def _patch_horovod(module):
+    """Horovod's part: which threads it starts, and what they use while nothing is sent."""
+    import dpro_search_horovod
+
+    def started(tids):
+        _RECORDER.idle_comm = dpro_search_horovod.watch_threads(_RECORDER.cpu, tids)
+
+    dpro_search_horovod.patch_init(module, started)
+
+
 def _patch_trainer(module):
     original = module.Trainer.step
 
@@ -77,9 +105,12 @@ def _patch_trainer(module):
 
 def _finish():
     """At its end MXNet drops what it has not begun, such as gradients that other workers wait for."""
-    from mxnet import nd
+    import mxnet
 
-    nd.waitall()
+    try:
+        mxnet.nd.waitall()
+    except mxnet.base.MXNetError:
+        pass  # of a job that failed: it has said why, and this would be its last line in place of that
 
 
 class _Recorder:
@@ -97,6 +128,8 @@ class _Recorder:
         self._tracing = False
         self._server_profiled = False
         self._facts = self._symbol = None
+        self.threads_before_byteps = None
+        self.idle_comm = None
         os.makedirs(self._out, exist_ok=True)
         atexit.register(self.write)
 
@@ -120,6 +153,16 @@ class _Recorder:
             self._trainer = self._trainer or weakref.ref(trainer)
             self._stepped = True
             self._steps[-1][1] = time.time_ns()
+        if self.threads_before_byteps is not None:
+            self._find_byteps_threads()
+
+    def _find_byteps_threads(self):
+        """After a first step all of BytePS's threads run."""
+        from mxnet import nd
+
+        nd.waitall()
+        self.cpu.communication |= set(os.listdir("/proc/self/task")) - self.threads_before_byteps
+        self.threads_before_byteps = None
 
     def _start_tracing(self):
         import mxnet as mx
@@ -173,6 +216,7 @@ class _Recorder:
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "versions": _versions(),
             "kvstore": self._facts,
+            "idle_comm": self.idle_comm,
         }
         self._put("hook.json", content)
 
@@ -189,6 +233,7 @@ def _facts(trainer):
     return {
         "type": "" if store is None else store.type,
         "update_on_kvstore": bool(trainer._update_on_kvstore),
+        "prefix": getattr(trainer, "_prefix", ""),  # before the keys in the names of Horovod's all-reduces
         "parameters": [
             {
                 "key": key,
@@ -222,10 +267,8 @@ def _symbol(trainer):
     if best is None:
         return None
     try:
-        graph = best._cached_graph[1] if best._cached_graph else best(mx.sym.var("data"))
-        graph = mx.sym.Group(list(graph)) if isinstance(graph, (list, tuple)) else graph
-        content = json.loads(graph.tojson())
-    except Exception as error:  # a network of several inputs: the trace says that its operators are known by type only
+        content = json.loads(_graph(best).tojson())
+    except Exception as error:  # a network that computes outside of F: the trace says that its operators are known by type only
         print("dpro-search: no graph of %s: %s" % (type(best).__name__, error), file=sys.stderr)
         return None
     for node in content["nodes"]:
@@ -235,9 +278,26 @@ def _symbol(trainer):
     return content
 
 
+def _graph(block):
+    """A block's symbol: the one that runs if it is hybridized, else one traced with as many inputs as its forward pass takes."""
+    import mxnet as mx
+
+    if block._cached_graph:
+        graph = block._cached_graph[1]
+    else:
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        wanted = [
+            parameter.name
+            for parameter in list(inspect.signature(block.hybrid_forward).parameters.values())[1:]  # after F
+            if parameter.kind in positional and parameter.default is parameter.empty and parameter.name not in block._reg_params
+        ]
+        graph = block(*[mx.sym.var("data" if len(wanted) == 1 else "data%d" % i) for i in range(len(wanted))])
+    return mx.sym.Group(list(graph)) if isinstance(graph, (list, tuple)) else graph
+
+
 def _versions():
     found = {"python": platform.python_version()}
-    for name in ("mxnet", "numpy"):
+    for name in ("mxnet", "numpy", "byteps", "horovod"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "__version__"):
             found[name] = str(module.__version__)

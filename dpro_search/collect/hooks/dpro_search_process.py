@@ -61,11 +61,19 @@ class ThreadClock:
             total[group] += used
         return total
 
-    def busiest(self, tids, over_s):
-        """Those of the threads that use more than a third of a core while nothing happens."""
-        before = {tid: self._of(tid) or 0 for tid in tids}
+    def spinning(self, tids, over_s):
+        """The thread, if any, that uses more than a third of a core and never sleeps while nothing happens: a set of one or none.
+
+        A thread that polls in turns with sleeping, as MPI's do, is none.
+        """
+        before = {tid: (self._of(tid) or 0, _sleeps(tid)) for tid in tids}
         time.sleep(over_s)
-        return {tid for tid in tids if (self._of(tid) or 0) - before[tid] > over_s * 1e9 / 3}
+        found = [
+            tid
+            for tid, (used, sleeps) in before.items()
+            if (self._of(tid) or 0) - used > over_s * 1e9 / 3 and sleeps is not None and _sleeps(tid) == sleeps
+        ]
+        return set(sorted(found, key=int)[-1:])
 
     def _of(self, tid):
         try:
@@ -74,6 +82,15 @@ class ThreadClock:
             return int(os.pread(self._files[tid], 64, 0).split()[0])
         except (OSError, IndexError):
             return None
+
+
+def _sleeps(tid):
+    """How often a thread has given up its core of its own accord; None if it has ended."""
+    try:
+        with open("/proc/self/task/%s/status" % tid) as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches")), None)
+    except OSError:
+        return None
 
 
 def machine():

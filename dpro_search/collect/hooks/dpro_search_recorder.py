@@ -20,6 +20,7 @@ import shutil
 import sys
 import time
 
+from dpro_search_horovod import patch_init, watch_threads
 from dpro_search_process import AfterImport, ThreadClock, machine
 
 _RECORDER = None
@@ -42,17 +43,7 @@ def install():
 
 
 def _patch_init(basics):
-    """Notice which threads Horovod starts: their CPU time is the communication's."""
-    original = basics.HorovodBasics.init
-
-    def init(self, *args, **kwargs):
-        before = set(os.listdir("/proc/self/task"))
-        result = original(self, *args, **kwargs)
-        time.sleep(0.05)
-        _RECORDER.communication_started(set(os.listdir("/proc/self/task")) - before)
-        return result
-
-    basics.HorovodBasics.init = init
+    patch_init(basics, _RECORDER.communication_started)
 
 
 def _patch_gradients(horovod):
@@ -109,17 +100,8 @@ class _Recorder:
         atexit.register(self.write)
 
     def communication_started(self, tids):
-        """Horovod's threads are known: calm the timeline writer, and measure what an idle cycle costs."""
-        spinning = self._cpu.busiest(tids, over_s=0.05)
-        self._cpu.communication = tids - spinning
-        self._cpu.ignored = spinning
-        for tid in spinning:
-            # Horovod's timeline writer spins; on a busy core it would take time from the job that nobody takes without it.
-            os.sched_setscheduler(int(tid), os.SCHED_IDLE, os.sched_param(0))
-        start = time.time_ns(), self._cpu.read()[1]
-        time.sleep(0.5)
-        end = time.time_ns(), self._cpu.read()[1]
-        self._idle = {"wall_ns": [start[0], end[0]], "comm_cpu_ns": end[1] - start[1]}
+        """Horovod's threads are known."""
+        self._idle = watch_threads(self._cpu, tids)
 
     def before_first_call(self):
         """A graph is kept only of a function that first runs while metadata is on; switching it on starts the framework."""
@@ -179,7 +161,7 @@ class _Recorder:
 
         gradients = sys.modules.get("dpro_search_gradients")
         content = {
-            "rank": int(os.environ.get("HOROVOD_RANK", "0")),
+            "rank": int(os.environ.get("DPRO_SEARCH_HOOK_RANK") or os.environ.get("HOROVOD_RANK", "0")),
             "host": platform.node(),
             "machine": machine(),
             "cores": sorted(os.sched_getaffinity(0)),

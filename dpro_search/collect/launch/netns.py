@@ -62,6 +62,11 @@ class ShapedHosts:
         """Address at which the hosts reach this process."""
         return f"{self._subnet}.254"
 
+    @property
+    def subnet(self) -> str:
+        """The network of the bridge and all hosts, in CIDR form."""
+        return f"{self._subnet}.0/24"
+
     def address(self, host: int) -> str:
         """Address of a host on the bridge."""
         return f"{self._subnet}.{host + 1}"

@@ -133,9 +133,7 @@ def run_ranks(
 
     The other parameters, and what is raised, are those of `run_job`.
     """
-    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
-    if missing:
-        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
+    require_tools()
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(spec.ranks):
@@ -150,15 +148,33 @@ def run_ranks(
             command = ["setpriv", "--pdeathsig", "KILL", *command]
             env = {**os.environ, **spec.env, **rank_env[rank]}
             if hook is not None:
-                env |= {f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}
+                env |= hook_env(hook, env)
                 env["DPRO_SEARCH_HOOK_OUT"] = str(folder.resolve())
-                env["PYTHONPATH"] = os.pathsep.join(p for p in (str(HOOKS), env.get("PYTHONPATH", "")) if p)
             with (folder / "log").open("wb") as log:
                 processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
-        _wait(processes, out, timeout_s, on_poll)
+        wait_for(
+            processes,
+            out,
+            timeout_s,
+            on_poll,
+            lambda rank, code: JobError(f"rank {rank} ended with code {code}: {log_tail(out / f'rank{rank}' / 'log')}"),
+        )
     finally:
         for process in processes:
-            _end(process)
+            end_process(process)
+
+
+def require_tools() -> None:
+    """Raise `MissingCapabilityError` unless what starts and pins ranks is installed."""
+    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
+    if missing:
+        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
+
+
+def hook_env(hook: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that bring the recorder with its settings into a process of environment `env`; its folder is not among them."""
+    path = os.pathsep.join(p for p in (str(HOOKS), env.get("PYTHONPATH", "")) if p)
+    return {**{f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}, "PYTHONPATH": path}
 
 
 def _horovod_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) -> dict[str, str]:
@@ -180,13 +196,20 @@ def _horovod_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) ->
     return {f"HOROVOD_{key}": str(value) for key, value in values.items()}
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], out: Path, timeout_s: float, on_poll: Callable[[], None]) -> None:
+def wait_for(
+    processes: Sequence[subprocess.Popen[bytes]],
+    out: Path,
+    timeout_s: float,
+    on_poll: Callable[[], None],
+    failure: Callable[[int, int], JobError],
+) -> None:
+    """Wait until all processes have ended well; raises `failure(position, code)` of the first that did not."""
     deadline = time.monotonic() + timeout_s
     while True:
         codes = [process.poll() for process in processes]
-        failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), None)
-        if failed is not None:
-            raise JobError(f"rank {failed} ended with code {codes[failed]}: {_tail(out / f'rank{failed}' / 'log')}")
+        for position, code in enumerate(codes):
+            if code not in (None, 0):
+                raise failure(position, code)
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
@@ -195,13 +218,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], out: Path, timeout_s: float,
         time.sleep(0.1)
 
 
-def _tail(log: Path) -> str:
+def log_tail(log: Path) -> str:
+    """The last lines of a log, as one."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-_TAIL_LINES:])[-400:] or "no output"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a rank and what it started: its whole process group."""
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a rank (or the process that started them) and what it started: its whole process group."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

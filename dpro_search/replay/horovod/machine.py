@@ -26,7 +26,7 @@ SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
 ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, DISPATCH, BETA_BUSY, BETA_TAIL = range(6)
-IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE = range(6, 14)
+IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE, POLL_SHARE = range(6, 15)
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -175,6 +175,8 @@ def simulate(
             taken = min(costs[CPU_PER_BYTE] / beta, 1.0)
         else:
             taken = 0.0
+        if costs[POLL_SHARE] > 0 and state in (NEGOTIATE, LATENCY, TRANSFER):
+            taken = costs[POLL_SHARE]  # waiting keeps the core, whatever the work in it
         for c in range(cores):
             used = taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c])
             # Agreements may follow each other without a pause, and would stop the ranks that they wait for.

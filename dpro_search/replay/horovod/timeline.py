@@ -9,39 +9,21 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.replay.horovod import machine
-from dpro_search.replay.steady import halves_agree
+from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
 from dpro_search.space.horovod_job import HorovodJob
-
-_WARMUP = 2
-_DRAWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodTimeline:
-    """Result of a replay; times in microseconds.
+class HorovodTimeline(IterationTimes):
+    """Result of a replay.
 
     Attributes
     ----------
-    iteration_us
-        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
-    iterations_us
-        Each distance after the warm-up, [iterations - 1].
-    breakdown_us
-        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
-    rank_breakdown_us
-        The same on every rank.
-    settled
-        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
     log
         Rows (kind, rank, unit, collective, iteration, start, end) of the machine, empty unless asked for; of ranks that behave
         alike the first is there.
     """
 
-    iteration_us: float
-    iterations_us: Floats
-    breakdown_us: dict[str, float]
-    rank_breakdown_us: tuple[dict[str, float], ...]
-    settled: bool
     log: Floats
 
 
@@ -65,12 +47,8 @@ def replay_horovod(
         The recorded steps to take instead, in turn, [any].
     """
     rng = np.random.default_rng(seed)
-    total = iterations + _WARMUP
-    if samples is None:
-        rounds = -(-total // graph.samples)
-        sample_of = np.concatenate([rng.permutation(graph.samples) for _ in range(rounds)])[:total]
-    else:
-        sample_of = np.resize(samples, total)
+    total = iterations + WARMUP
+    sample_of = sample_order(rng, graph.samples, iterations) if samples is None else np.resize(samples, total)
     costs = graph.comm
     rows = total * (graph.units * (graph.classes + 5) + 2 * graph.classes) if log else 0
     buffer = np.zeros((rows, 7))
@@ -103,28 +81,17 @@ def replay_horovod(
                 SATURATION_BYTES,
                 graph.fusion_threshold_bytes,
                 graph.cycle_us,
+                costs.poll_share,
             ]
         ),
         costs.negotiate_busy_us,
         costs.negotiate_idle_us,
         sample_of.astype(np.int64),
-        rng.random(_DRAWS),
+        rng.random(DRAWS),
         buffer,
     )
-    distances = np.diff(end.max(axis=1)[_WARMUP - 1 :])
-    per_class = [
-        {"compute": compute / total, "contention": contention / total, "exposed_communication": exposed / total}
-        for compute, contention, exposed in breakdown.T.tolist()
-    ]
     followed = buffer[:used]
     of_rank = followed[:, machine.LOG_RANK] >= 0
     first_rank = np.unique(graph.class_of_rank, return_index=True)[1]
     followed[of_rank, machine.LOG_RANK] = first_rank[followed[of_rank, machine.LOG_RANK].astype(np.int64)]
-    return HorovodTimeline(
-        iteration_us=float(np.median(distances)),
-        iterations_us=distances,
-        breakdown_us=per_class[int(breakdown[machine.COMPUTE].argmax())],
-        rank_breakdown_us=tuple(per_class[number] for number in graph.class_of_rank.tolist()),
-        settled=halves_agree(distances),
-        log=followed,
-    )
+    return HorovodTimeline(**iteration_times(end, breakdown, graph.class_of_rank), log=followed)

@@ -1,0 +1,109 @@
+"""What the assemblies of all frameworks' Horovod jobs share: ``job.json``, and the timeline's phases as events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.assembly import event_columns, joined, read_json, step_of
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
+from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps
+
+NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
+
+_KIND_OF_PHASE = {
+    Phase.NEGOTIATE: EventKind.NEGOTIATE,
+    Phase.QUEUE: EventKind.QUEUE,
+    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
+    Phase.TRANSFER: EventKind.ALLREDUCE,
+    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
+}
+
+
+class IdleComm(msgspec.Struct):
+    """What the communication's threads cost while nothing was to be sent."""
+
+    wall_ns: tuple[int, int]
+    comm_cpu_ns: int
+
+
+class JobFile(msgspec.Struct, kw_only=True):
+    """``job.json``: what only the launcher knows."""
+
+    format: str = ""
+    ranks: int
+    settings: CommSettings
+    command: tuple[str, ...]
+    machine: str
+    recorded_at: str
+    rate_bps: float | None = None
+    knobs: dict[str, str] = {}
+
+
+def read_job(path: Path) -> JobFile:
+    """Read what the launcher wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return read_json(path, JobFile, NO_JOB)
+
+
+def phase_events(
+    timeline: HorovodTimeline, base_ns: int, steps: Steps, tensor_of_horovod: dict[str, int], names: dict[str, int]
+) -> Events:
+    """Horovod's phases within the steps, as rank 0 wrote them."""
+    shift_us = (timeline.origin_ns - base_ns) / 1e3
+    tensor_of = np.array([tensor_of_horovod.get(tensor.name, -1) for tensor in timeline.tensors], dtype=np.int64)
+    kind_of = np.full(max(Phase) + 1, -1, dtype=np.int64)
+    for phase, kind in _KIND_OF_PHASE.items():
+        kind_of[phase] = kind
+    start = timeline.start_us + shift_us
+    keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (step_of(steps, 0, start) >= 0)
+    kind_names = np.zeros(max(EventKind) + 1, dtype=np.int64)
+    for kind in (*_KIND_OF_PHASE.values(), EventKind.CYCLE):
+        kind_names[kind] = names.setdefault(f"horovod {kind.name.lower()}", len(names))
+    kinds = kind_of[timeline.phase[keep]]
+    phases = event_columns(
+        name=kind_names[kinds],
+        kind=kinds,
+        start_us=start[keep],
+        end_us=timeline.end_us[keep] + shift_us,
+        step=step_of(steps, 0, start[keep]),
+        tensor=tensor_of[timeline.tensor[keep]],
+        collective=timeline.collective[keep],
+        size_bytes=timeline.size_bytes[keep],
+    )
+    cycle = timeline.cycle_us + shift_us
+    cycle = cycle[step_of(steps, 0, cycle) >= 0]
+    marks = event_columns(
+        name=kind_names[EventKind.CYCLE], kind=EventKind.CYCLE, start_us=cycle, end_us=cycle, step=step_of(steps, 0, cycle)
+    )
+    return joined([phases, marks])
+
+
+def with_collectives(events: Events) -> Events:
+    """Give every rank's communication span the number of the collective that its tensor travelled in at that step."""
+    transfer = (events.kind == EventKind.ALLREDUCE) & (events.step >= 0)
+    key = {
+        (int(step), int(tensor)): int(number)
+        for step, tensor, number in zip(events.step[transfer], events.tensor[transfer], events.collective[transfer], strict=True)
+    }
+    collective = events.collective.copy()
+    for i in np.flatnonzero(events.kind == EventKind.COMM):
+        collective[i] = key.get((int(events.step[i]), int(events.tensor[i])), -1)
+    columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
+    return Events(**{**columns, "collective": collective})
+
+
+def idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> float | None:
+    """CPU time of a cycle that sends nothing; None where it was not measured."""
+    if idle is None:
+        return None
+    cycle_ns = timeline.origin_ns + timeline.cycle_us * 1e3
+    count = int(((cycle_ns >= idle.wall_ns[0]) & (cycle_ns < idle.wall_ns[1])).sum())
+    return idle.comm_cpu_ns / 1e3 / count if count else None
+
+
+def timeline_dropped(timeline: HorovodTimeline) -> dict[str, int]:
+    """What the timeline's reader left out, by reason."""
+    found = {f"timeline {name.lower()}": count for name, count in timeline.skipped.items()}
+    return found | ({"timeline unfinished": timeline.unfinished} if timeline.unfinished else {})

@@ -1,0 +1,127 @@
+"""Start a job's ranks with OpenMPI's mpirun, without ssh, on this machine or on shaped hosts: `run_mpi_job`.
+
+On shaped hosts mpirun starts its daemons through a remote-shell agent of ours, which enters the host's namespace instead of
+logging in; MPI's own messages and the job's keep to the hosts' subnet. Each rank is run by a small shell script that gives it its
+folder, its core and its log. mpirun, daemons and ranks are each killed when the one that started them ends, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ranks import JobSpec, end_process, hook_env, log_tail, require_tools, wait_for
+from dpro_search.errors import JobError, MissingCapabilityError
+
+_FAILED_RANK = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)")
+_SIGNALLED_RANK = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
+_OTHERS_LEFT = "Horovod has been shut down"
+
+# $0 is the folder of the ranks' folders, $1 the cores, comma-separated or "-"; the rest is the training command.
+_RANK_SCRIPT = r"""
+rank=$OMPI_COMM_WORLD_RANK out=$0 cores=$1; shift
+export DPRO_SEARCH_HOOK_RANK="$rank"
+if [ -n "$DPRO_SEARCH_HOOK_MODE" ]; then export DPRO_SEARCH_HOOK_OUT="$out/rank$rank"; fi
+if [ "$cores" != - ]; then set -- taskset -c "$(echo "$cores" | cut -d, -f$((rank + 1)))" "$@"; fi
+exec setpriv --pdeathsig KILL "$@" >"$out/rank$rank/log" 2>&1
+"""
+
+
+def run_mpi_job(
+    spec: JobSpec,
+    out: Path,
+    *,
+    hosts: ShapedHosts | None = None,
+    hook: Mapping[str, str] | None = None,
+    timeout_s: float = 3600,
+    on_poll: Callable[[], None] = lambda: None,
+) -> None:
+    """Run a job under mpirun to its end; output of rank r goes to ``out/rank{r}/log``, mpirun's own to ``out/mpirun.log``.
+
+    Settings of MPI are the user's, as OMPI_MCA_* variables. Parameters are those of `ranks.run_job`.
+
+    Raises
+    ------
+    JobError
+        A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
+    MissingCapabilityError
+        OpenMPI is not installed.
+    """
+    if shutil.which("mpirun") is None:
+        raise MissingCapabilityError("mpirun is missing: install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)")
+    require_tools()
+    out = out.resolve()
+    for rank in range(spec.ranks):
+        (out / f"rank{rank}").mkdir(parents=True, exist_ok=True)
+    cores = ",".join(map(str, spec.cores)) if spec.cores else "-"
+    env = {**os.environ, **spec.env}
+    if hook is not None:
+        env |= hook_env(hook, env)
+    passed = sorted({*spec.env, "PYTHONPATH", *(name for name in env if name.startswith(("DPRO_SEARCH_", "HOROVOD_")))})
+    exported = [word for name in passed if name in env for word in ("-x", name)]
+    # Short, for MPI puts sockets under it.
+    with tempfile.TemporaryDirectory(prefix="dps-mpi-", ignore_cleanup_errors=True) as work:
+        command = [
+            *("setpriv", "--pdeathsig", "KILL", "mpirun", "--allow-run-as-root", "--bind-to", "none"),
+            *("--leave-session-attached", "-mca", "orte_tmpdir_base", work, "-np", str(spec.ranks)),
+            *_network(hosts, Path(work), spec.ranks),
+            *exported,
+            *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
+        ]
+        with (out / "mpirun.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            wait_for([process], out, timeout_s, on_poll, lambda _, code: _failure(out, code))
+        finally:
+            end_process(process)
+
+
+def _network(hosts: ShapedHosts | None, work: Path, ranks: int) -> list[str]:
+    """Options of mpirun that say where the ranks run and what they talk over."""
+    if hosts is None:
+        return ["-host", f"localhost:{ranks}"]
+    agent = work / "agent"
+    agent.write_text(_agent([(hosts.address(i), hosts.command(i, ())) for i in range(ranks)]))
+    agent.chmod(0o700)
+    return [
+        *("-host", ",".join(f"{hosts.address(i)}:1" for i in range(ranks))),
+        *("-mca", "plm_rsh_agent", str(agent), "-mca", "plm_rsh_no_tree_spawn", "1"),
+        *("-mca", "oob_tcp_if_include", hosts.subnet, "-mca", "btl_tcp_if_include", hosts.subnet),
+        *("-mca", "btl", "tcp,self", "-mca", "pml", "ob1"),
+    ]
+
+
+def _agent(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A shell script that is called like ``ssh ADDRESS COMMAND...`` and runs the command on that host."""
+    cases = [f'{address}) exec setpriv --pdeathsig KILL {shlex.join(prefix)} sh -c "$*" ;;' for address, prefix in prefixes]
+    return "\n".join(["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac", 'echo "no host $host" >&2; exit 255', ""])
+
+
+def _failure(out: Path, code: int) -> JobError:
+    """What mpirun says of a job that failed: a rank that did, with its last lines.
+
+    mpirun names the first that ended; where that one only says that another left Horovod, the other is to blame.
+    """
+    text = (out / "mpirun.log").read_text(errors="replace")
+    found = _FAILED_RANK.search(text) or _SIGNALLED_RANK.search(text)
+    if found is None:
+        return JobError(f"mpirun ended with code {code}: {log_tail(out / 'mpirun.log')}")
+    logs = {number: out / f"rank{number}" / "log" for number in range(len(list(out.glob("rank*"))))}
+    first, left = int(found[1]), [number for number, log in logs.items() if not _says_others_left(log)]
+    if left and first not in left:
+        return JobError(f"rank {left[0]} left the job: {log_tail(logs[left[0]])}")
+    sign = "" if found.re is _FAILED_RANK else "-"
+    return JobError(f"rank {first} ended with code {sign}{found[2]}: {log_tail(logs[first])}")
+
+
+def _says_others_left(log: Path) -> bool:
+    return not log.is_file() or _OTHERS_LEFT in log.read_text(errors="replace")

@@ -1,0 +1,293 @@
+"""Raw files of a recorded MXNet + Horovod job -> `Trace`: `assemble_mxnet_horovod`.
+
+A raw folder holds ``job.json``, ``rank{r}/{hook,worker,symbol}.json`` of every rank, and ``horovod_timeline.json`` of rank 0.
+
+MXNet's engine runs behind the script, so the hook's clock does not divide its operators into steps; what they wait for does. Which
+tensor an all-reduce of the profile carries is in the timeline: Horovod completes all-reduces in one order on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.assembly import RankFile, aligned, event_columns, joined, overhead_pct, read_json, shifted
+from dpro_search.collect.horovod_phases import (
+    IdleComm,
+    idle_cycle_cpu_us,
+    phase_events,
+    read_job,
+    timeline_dropped,
+)
+from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
+from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
+from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
+from dpro_search.errors import InputError, TraceFormatError
+
+FORMAT = "mxnet-horovod"
+
+_END_SLACK_US = 5000.0  # between Horovod's note that an all-reduce is complete and the profiler's
+
+
+class TrainerFacts(StoreFacts, kw_only=True):
+    """What a rank knows of its Trainer; the prefix is before the keys in the names of its all-reduces."""
+
+    prefix: str = ""
+
+
+class MxnetHorovodHookFile(RankFile, kw_only=True):
+    """``hook.json`` of one rank; `kvstore` is None if no step was profiled."""
+
+    kvstore: TrainerFacts | None = None
+    idle_comm: IdleComm | None = None
+
+
+@dataclass(frozen=True)
+class _Rank:
+    hook: MxnetHorovodHookFile
+    profile: Profile
+    steps: list[StepOps]
+
+
+def read_mxnet_horovod_hook(folder: Path) -> MxnetHorovodHookFile:
+    """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
+    return read_json(
+        folder / "hook.json",
+        MxnetHorovodHookFile,
+        "no step of a hvd.DistributedTrainer was seen in autograd.record, or the rank's process was killed",
+    )
+
+
+def assemble_mxnet_horovod(raw: Path) -> Trace:
+    """Build the trace of one job from its raw folder.
+
+    Raises
+    ------
+    InputError
+        A rank is missing, nothing was profiled, or a step does not all-reduce and update each gradient once.
+    TraceFormatError
+        A file is damaged, or contradicts another.
+    """
+    job = read_job(raw / "job.json")
+    if job.format != FORMAT:
+        raise InputError(f"{raw}/job.json: the raw files are of '{job.format or 'tensorflow-horovod'}', not of {FORMAT}")
+    if job.ranks < 2:
+        raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; Horovod communicates between two or more: record the job again")
+    timeline = read_horovod_timeline(raw / "horovod_timeline.json")
+    dropped: Counter[str] = Counter()
+    hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
+    profiles = [read_profile(raw / f"rank{rank}" / "worker.json", dropped) for rank in range(job.ranks)]
+    symbol_path = raw / "rank0" / "symbol.json"
+    symbol = read_symbol(symbol_path) if symbol_path.is_file() else None
+    parameters = _trained(hooks[0])
+    carried = _carried(timeline, profiles[0], hooks[0], parameters)
+    found = [_rank(profile, hook, carried, len(parameters), symbol) for profile, hook in zip(profiles, hooks, strict=True)]
+    return _trace(raw, found, timeline, parameters, symbol, dropped)
+
+
+def _checked_hook(folder: Path) -> MxnetHorovodHookFile:
+    hook = read_mxnet_horovod_hook(folder)
+    if not any(step[4] for step in hook.steps):
+        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if len(hook.steps) < 2:
+        raise InputError(f"{folder}/hook.json: fewer than two steps ran; nothing can be measured")
+    if hook.kvstore is None or hook.idle_comm is None:
+        raise InputError(f"{folder}/hook.json: Horovod was not started in this job; train with hvd.DistributedTrainer")
+    return hook
+
+
+def _trained(hook: MxnetHorovodHookFile) -> list[Parameter]:
+    assert hook.kvstore is not None  # it was checked
+    return [parameter for parameter in hook.kvstore.parameters if parameter.trained]
+
+
+def _carried(
+    timeline: HorovodTimeline, profile: Profile, hook: MxnetHorovodHookFile, parameters: list[Parameter]
+) -> list[AllReduce]:
+    """The all-reduces that ended while rank 0 was profiled, in their order: the tensor (an index) and collective of each."""
+    ends_us = [op.end_us for op in profile.ops if COMM.search(op.name)]
+    if not ends_us:
+        raise InputError(f"{profile.path}: no all-reduce in the profiled steps; train with hvd.DistributedTrainer on several ranks")
+    index = _tensors_by_name(timeline, hook, parameters)
+    rows = _rows_of(timeline, np.sort(ends_us), profile.path)
+    found = []
+    for row in rows:
+        name = timeline.tensors[timeline.tensor[row]].name
+        if name not in index:
+            raise InputError(
+                f"horovod_timeline.json: '{name}' is no gradient's all-reduce of a hvd.DistributedTrainer with num_groups=0; "
+                "all-reduce nothing else in the profiled steps, and fuse with HOROVOD_FUSION_THRESHOLD"
+            )
+        found.append(AllReduce(tensor=index[name], collective=int(timeline.collective[row])))
+    return found
+
+
+def _rows_of(timeline: HorovodTimeline, ends_us: Floats, path: Path) -> Ints:
+    """The timeline's rows of all-reduces with these ends (epoch, sorted): successive ones, in the order of their completion."""
+    rows = np.flatnonzero(timeline.phase == Phase.WHOLE)
+    noted_us = timeline.end_us[rows] + timeline.origin_ns / 1e3
+    first, last = (int(np.searchsorted(noted_us, ends_us[0] + slack)) for slack in (-_END_SLACK_US, _END_SLACK_US))
+    starts = [i for i in range(first, last + 1) if i + len(ends_us) <= len(rows)]
+    apart_us = [float(np.median(np.abs(noted_us[i : i + len(ends_us)] - ends_us))) for i in starts]
+    if not apart_us or min(apart_us) > _END_SLACK_US:
+        raise TraceFormatError(f"{path}: its {len(ends_us)} all-reduces are not in horovod_timeline.json; record the job again")
+    start = starts[int(np.argmin(apart_us))]
+    return rows[start : start + len(ends_us)]
+
+
+def _tensors_by_name(timeline: HorovodTimeline, hook: MxnetHorovodHookFile, parameters: list[Parameter]) -> dict[str, int]:
+    """The gradients (their indices) by the names that Horovod has for them."""
+    assert hook.kvstore is not None  # it was checked
+    position = {f"{hook.kvstore.prefix}{parameter.key}": number for number, parameter in enumerate(parameters)}
+    known = {tensor.name: tensor.name.partition(".")[2] for tensor in timeline.tensors}
+    return {name: position[key] for name, key in known.items() if key in position}
+
+
+def _rank(profile: Profile, hook: MxnetHorovodHookFile, carried: list[AllReduce], tensors: int, symbol: Symbol | None) -> _Rank:
+    steps = [index for index, step in enumerate(hook.steps) if step[4]]
+    return _Rank(hook, profile, divide_into_steps(profile, carried, steps, tensors, symbol))
+
+
+def _trace(
+    raw: Path,
+    found: list[_Rank],
+    timeline: HorovodTimeline,
+    parameters: list[Parameter],
+    symbol: Symbol | None,
+    dropped: Counter[str],
+) -> Trace:
+    job = read_job(raw / "job.json")
+    base_ns = found[0].hook.steps[0][0]
+    names: dict[str, int] = {}
+    reference = found[0].steps[min(1, len(found[0].steps) - 1)]
+    all_steps = [(number, step) for number, rank in enumerate(found) for step in rank.steps]
+    graph = step_graph(reference, [step for _, step in all_steps], symbol, [parameter.name for parameter in parameters])
+    steps = _joined([_steps(rank, number, base_ns) for number, rank in enumerate(found)])
+    recorded = [_step_events(step, number, base_ns, parameters, names) for number, step in all_steps]
+    tensor_of = _tensors_by_name(timeline, found[0].hook, parameters)
+    phases = phase_events(timeline, base_ns, steps, tensor_of, names)
+    events = joined([*recorded, _in_their_steps(phases, found[0].steps)])
+    clock = aligned(events, tuple(rank.hook.machine for rank in found), [0.0] * len(found))
+    events, steps = shifted(events, steps, clock)
+    trace = Trace(
+        meta=TraceMeta(
+            framework="mxnet",
+            comm="horovod",
+            format=FORMAT,
+            ranks=job.ranks,
+            hosts=tuple(rank.hook.host for rank in found),
+            cores=tuple(rank.hook.core for rank in found),
+            rate_bps=job.rate_bps,
+            settings=job.settings,
+            clock=clock,
+            versions=found[0].hook.versions,
+            knobs=job.knobs,
+            peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
+            dropped={reason: count for reason, count in (dropped + Counter(timeline_dropped(timeline))).items() if count},
+            warnings=_warnings(found, timeline, symbol),
+            idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
+            command=job.command,
+            machine=job.machine,
+            recorded_at=job.recorded_at,
+        ),
+        names=tuple(names),
+        events=events,
+        steps=steps,
+        tensors=tuple(_tensor(number, parameter) for number, parameter in enumerate(parameters)),
+        graphs=(graph,),
+        graph_of_rank=(0,) * job.ranks,
+    )
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+
+
+def _tensor(number: int, parameter: Parameter) -> TensorInfo:
+    return TensorInfo(
+        name=parameter.name,
+        node=comm_node(number),
+        dtype=parameter.dtype,
+        shape=parameter.shape,
+        size_bytes=parameter.size_bytes,
+    )
+
+
+def _steps(rank: _Rank, number: int, base_ns: int) -> Steps:
+    """Steps of a rank: as the hook saw them, but the profiled ones as the engine ran them; the last, of unknown end, is left out.
+
+    CPU time was read at the hook's starts; up to the engine's it is interpolated.
+    """
+    start_ns, end_ns, compute_ns, comm_ns, traced = zip(*rank.hook.steps, strict=True)
+    seen_us = (np.array(start_ns, dtype=np.int64) - base_ns) / 1e3
+    start_us, end_us = seen_us.copy(), (np.array(end_ns, dtype=np.int64) - base_ns) / 1e3
+    for step in rank.steps:
+        start_us[step.index] = step.start_us - base_ns / 1e3
+        end_us[step.index] = step.end_us - base_ns / 1e3
+    used = [np.diff(np.interp(start_us, seen_us, np.array(cpu) / 1e3)) for cpu in (compute_ns, comm_ns)]
+    count = len(start_us) - 1
+    return Steps(
+        rank=np.full(count, number, dtype=np.int64),
+        index=np.arange(count),
+        start_us=start_us[:-1],
+        end_us=end_us[:-1],
+        traced=np.array(traced[:-1], dtype=np.bool_),
+        compute_cpu_us=used[0],
+        comm_cpu_us=used[1],
+    )
+
+
+def _joined(parts: list[Steps]) -> Steps:
+    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__})
+
+
+def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[Parameter], names: dict[str, int]) -> Events:
+    """Operators and all-reduces of one step of one rank."""
+    base_us = base_ns / 1e3
+    ops = [*step.compute, *(op for op, _ in step.updates)]
+    op_events = event_columns(
+        name=np.array([names.setdefault(op.name, len(names)) for op in ops], dtype=np.int64),
+        kind=EventKind.OP,
+        rank=rank,
+        stream=np.array([op.span.thread for op in ops], dtype=np.int64),
+        start_us=np.array([op.span.start_us for op in ops]) - base_us,
+        end_us=np.array([op.span.end_us for op in ops]) - base_us,
+        step=step.index,
+    )
+    comm = step.comm
+    comm_events = event_columns(
+        name=np.array([names.setdefault(comm_node(c.tensor), len(names)) for c in comm], dtype=np.int64),
+        kind=EventKind.COMM,
+        rank=rank,
+        start_us=np.array([c.span.start_us for c in comm]) - base_us,
+        end_us=np.array([c.span.end_us for c in comm]) - base_us,
+        step=step.index,
+        tensor=np.array([c.tensor for c in comm], dtype=np.int64),
+        collective=np.array([c.collective for c in comm], dtype=np.int64),
+        size_bytes=np.array([parameters[c.tensor].size_bytes for c in comm], dtype=np.int64),
+    )
+    return joined([op_events, comm_events])
+
+
+def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
+    """The phases with the step of their collective: the last ones may run beside the next step's first operators."""
+    step_of = {comm.collective: step.index for step in steps for comm in step.comm}
+    moved = [step_of.get(number, step) for number, step in zip(phases.collective.tolist(), phases.step.tolist(), strict=True)]
+    return replace(phases, step=np.array(moved, dtype=np.int64))
+
+
+def _warnings(found: list[_Rank], timeline: HorovodTimeline, symbol: Symbol | None) -> tuple[str, ...]:
+    said = []
+    if timeline.truncated:
+        said.append("horovod_timeline.json is cut off; the last record was left out")
+    if symbol is None:
+        return (*said, "no graph of the network: operators are known by type and order")
+    ops = [op for rank in found for step in rank.steps for op in step.compute]
+    unknown = [op for op in ops if op.node < 0]
+    if unknown:
+        share = sum(op.span.end_us - op.span.start_us for op in unknown) / sum(op.span.end_us - op.span.start_us for op in ops)
+        said.append(f"{len(unknown)} of {len(ops)} operators ({share:.1%} of the time) are of no node of the network's graph")
+    return tuple(said)

@@ -32,9 +32,11 @@ _VERBS = {
     "import": _Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
     "replay": _Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
     "diagnose": _Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
+    "fit": _Verb("dpro_search.cli.fit", "Train cost models, or measure what they are trained on."),
     "run": _Verb("dpro_search.cli.run", "Search the best plans for a trace."),
     "export": _Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
     "validate": _Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
+    "report": _Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
     "doctor": _Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to get the rest."),
 }
 

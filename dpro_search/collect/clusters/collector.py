@@ -1,0 +1,342 @@
+"""Measures random clusters of real training steps: draws, compiles and times them in processes of the framework's environment.
+
+A process measures clusters of one model until it is told to stop; a compiler that crashes or hangs takes only its process along,
+and the next one goes on behind the cluster that did it. Which clusters are measured is decided here: none twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
+from dpro_search.collect.launch.ranks import HOOKS, require_framework
+from dpro_search.collect.readers.xplane import read_xplane
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
+
+_WORKER = HOOKS / "dpro_search_cluster_worker.py"
+_READY_S, _MEASURED_S = 300.0, 120.0
+_SKIPS = 300  # clusters in a row that are known already: the model has no others
+_STARTS = 3  # processes in a row that measure nothing: the model cannot be used
+_PART = 60  # clusters of a model before it is the next one's turn, so that an unfinished table has all models
+_FRAMEWORK_NODE = re.compile(r"(input_|constant_|placeholder)|.*_retval_RetVal$|.*:_(Arg|Retval)$", re.I)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectRequest:
+    """What to collect.
+
+    Attributes
+    ----------
+    python
+        Interpreter with TensorFlow.
+    workloads
+        Python file with `BUILDERS`: name of a model -> function of `batch` that returns (model, (inputs, labels)).
+    models
+        Names from it; empty: all.
+    limit
+        Measured clusters in the table, in all.
+    batch_scales
+        Factors of each model's own batch size.
+    """
+
+    python: str
+    workloads: Path
+    models: tuple[str, ...]
+    limit: int
+    batch_scales: tuple[float, ...] = (1.0, 0.5)
+
+
+@dataclass
+class Progress:
+    """State of a collection, for who watches it."""
+
+    limit: int
+    measured: int = 0  # in the table
+    new: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    model: str = ""
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def per_minute(self) -> float:
+        """Clusters that this call has measured a minute."""
+        return self.new / max(time.monotonic() - self.began_s, 1e-9) * 60
+
+
+def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+    """Measure clusters until the table `out` has as many as asked for; goes on where an earlier call stopped.
+
+    Raises
+    ------
+    InputError
+        The workloads' file is missing, or the table is of another machine.
+    MissingCapabilityError
+        The interpreter has no TensorFlow.
+    JobError
+        No model could be used.
+    """
+    if not request.workloads.is_file():
+        raise InputError(f"{request.workloads}: no such file; name a Python file with BUILDERS by --workloads")
+    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
+    if missing:
+        raise MissingCapabilityError(f"measuring clusters needs {', '.join(missing)}: install util-linux")
+    require_framework(request.python, ("tensorflow",))
+    writer = TableWriter(out, _header(request.python))
+    state = _State(writer, Progress(limit=request.limit), on_progress)
+    models = request.models or _models(request)
+    jobs = [(model, scale) for scale in request.batch_scales for model in models]
+    while jobs and not state.full:
+        share = min(_PART, -(-(request.limit - state.progress.measured) // len(jobs)))
+        for job in list(jobs):
+            if state.full:
+                break
+            if not _measure_part(request, job, share, state):
+                jobs.remove(job)
+    if not state.progress.measured:
+        raise JobError(f"no cluster could be measured: {state.last_error or 'no model was named'}")
+    return state.progress
+
+
+class _State:
+    """What the table holds already, and what is to be told."""
+
+    def __init__(self, writer: TableWriter, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
+        self._writer, self.progress, self._on_progress = writer, progress, on_progress
+        self.next_index: dict[tuple[str, int], int] = defaultdict(int)  # of a model at a batch size: after the last one tried
+        self.known: set[str] = set()
+        self.last_error = ""
+        for row in writer.rows:
+            self._count(row)
+
+    @property
+    def full(self) -> bool:
+        return self.progress.measured >= self.progress.limit
+
+    def add(self, row: Row) -> None:
+        self._writer.append(row)
+        self._count(row)
+        self.progress.new += isinstance(row, MeasuredCluster)
+        self._on_progress(self.progress)
+
+    def _count(self, row: Row) -> None:
+        key = row.model, row.batch
+        self.next_index[key] = max(self.next_index[key], row.index + 1)
+        if isinstance(row, MeasuredCluster):
+            self.progress.measured += 1
+            self.known.add(row.cluster.fingerprint)
+        else:
+            self.progress.failed[row.reason] += 1
+
+
+def _models(request: CollectRequest) -> tuple[str, ...]:
+    """Names of all models that the workloads' file has."""
+    done = subprocess.run([request.python, str(_WORKER), str(request.workloads)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{request.workloads}: {(done.stderr.strip().splitlines() or ['no models'])[-1]}")
+    return tuple(done.stdout.split())
+
+
+def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, state: _State) -> bool:
+    """Measure some clusters of a model at a batch size; whether it may have more."""
+    wanted = min(state.progress.measured + share, state.progress.limit)
+    state.progress.model = job[0]
+    fruitless = 0
+    while state.progress.measured < wanted:
+        before = state.progress.measured
+        with tempfile.TemporaryDirectory(prefix="dpro-search-clusters-") as scratch:
+            process = _Process(request, job, Path(scratch))
+            try:
+                exhausted = _converse(process, job, wanted, state)
+            finally:
+                process.end()
+        if exhausted:
+            return False
+        fruitless = 0 if state.progress.measured > before else fruitless + 1
+        if fruitless == _STARTS:
+            return False
+    return True
+
+
+def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _State) -> bool:
+    """Let a process measure until there are `wanted` clusters, or it ends; whether its model has no further ones."""
+    first = process.receive(_READY_S)
+    if "ready" not in first:
+        state.last_error = first.get("ended", "no answer")
+        return False
+    batch = first["ready"]
+    process.send(str(state.next_index[job[0], batch]))
+    skipped = 0
+    while state.progress.measured < wanted:
+        drawn = process.receive(_READY_S)
+        if "ops" not in drawn:
+            return "exhausted" in drawn
+        cluster = _cluster(drawn, [0.0] * len(drawn["ops"]))
+        if cluster.fingerprint in state.known:
+            skipped += 1
+            if skipped == _SKIPS:
+                return True
+            process.send("skip")
+            continue
+        skipped = 0
+        process.send("measure")
+        answer = process.receive(_MEASURED_S)
+        row = _row(answer, drawn, job[0], batch, process.scratch)
+        state.add(row)
+        if "ended" in answer:
+            return False
+        _clear(process.scratch)
+    process.send("stop")
+    return False
+
+
+class _Process:
+    """A measuring process: pinned to one core, killed with this one."""
+
+    def __init__(self, request: CollectRequest, job: tuple[str, float], scratch: Path) -> None:
+        self.scratch = scratch
+        core = str(max(os.sched_getaffinity(0)))
+        worker = [request.python, str(_WORKER), str(request.workloads), job[0], str(job[1]), str(scratch)]
+        self._log = (scratch / "log").open("wb")
+        self._process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "taskset", "-c", core, *worker],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._buffer = b""
+
+    def send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the next answer says
+            self._process.stdin.write(line.encode() + b"\n")
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """The next message; {"ended": reason} where the process crashed, hung or said something else."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                return {"ended": f"took longer than {timeout_s:.0f} s"}
+            data = self._process.stdout.read(1 << 16)
+            if not data:
+                return {"ended": self._why()}
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = msgspec.json.decode(line)
+        except msgspec.MsgspecError:
+            return {"ended": "the measuring process answered something else"}
+        return message if isinstance(message, dict) else {"ended": "the measuring process answered something else"}
+
+    def _why(self) -> str:
+        code = self._process.wait()
+        lines = [line for line in (self.scratch / "log").read_text(errors="replace").splitlines() if line.strip()]
+        fatal = next((line for line in lines if line.startswith("F")), lines[-1] if lines else "no output")
+        crash = f"the compiler crashed (signal {-code})" if code < 0 else f"the measuring process ended with code {code}"
+        return f"{crash}: {' '.join(fatal.split())[-200:]}"
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            assert stream is not None
+            stream.close()
+
+
+def _row(answer: dict[str, Any], drawn: dict[str, Any], model: str, batch: int, scratch: Path) -> Row:
+    index = drawn["index"]
+    if "times" not in answer:
+        reason = answer.get("ended") or reason_of(answer.get("failed", "no answer"))
+        return FailedCluster(model=model, batch=batch, index=index, reason=reason)
+    times = answer["times"]
+    unfused, fused = (_node_times(scratch / f"{kind}-{index}") for kind in ("unfused", "fused"))
+    runs = [us for name, us in fused.items() if name.endswith("/xla_run")]
+    if not runs:
+        return FailedCluster(model=model, batch=batch, index=index, reason="ran without being compiled")
+    return MeasuredCluster(
+        model=model,
+        batch=batch,
+        index=index,
+        cluster=_cluster(drawn, [unfused.pop(name, 0.0) for name in times["nodes"]]),
+        unfused_min_us=times["unfused_min_us"],
+        unfused_median_us=times["unfused_median_us"],
+        fused_min_us=times["fused_min_us"],
+        fused_median_us=times["fused_median_us"],
+        call_min_us=times["call_min_us"],
+        xla_run_us=round(sum(runs), 2),
+        other_us=round(sum(us for name, us in unfused.items() if not _FRAMEWORK_NODE.match(name)), 2),
+        compile_s=times["compile_s"],
+    )
+
+
+def _cluster(drawn: dict[str, Any], op_us: Sequence[float]) -> Cluster:
+    return msgspec.convert({"ops": drawn["ops"], "tensors": drawn["tensors"], "op_us": [round(us, 2) for us in op_us]}, Cluster)
+
+
+def _node_times(folder: Path) -> dict[str, float]:
+    """Least duration of each node in the profiles of a folder, us."""
+    least: dict[str, float] = {}
+    for path in folder.rglob("*.xplane.pb"):
+        profile = read_xplane(path)
+        ops = profile.ops
+        for node, start_us, end_us in zip(ops.node.tolist(), ops.start_us.tolist(), ops.end_us.tolist(), strict=True):
+            name = profile.nodes[node]
+            least[name] = min(least.get(name, float("inf")), end_us - start_us)
+    return least
+
+
+def reason_of(error: str) -> str:
+    """What a compiler's error comes to, in few words, so that equal reasons count together."""
+    unsupported = re.search(r"unsupported operations.*?\{\{node [^}]*\}\}[^a-z]*\(?.*?op:? ?'?(\w+)", error, re.S)
+    if unsupported:
+        return f"XLA cannot compile {unsupported.group(1)}"
+    first = " ".join(error.split())
+    return re.sub(r"\{\{[^}]*\}\}|'[^']*'|\d+", "...", first)[:160]
+
+
+def _clear(scratch: Path) -> None:
+    for folder in scratch.iterdir():
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _header(python: str) -> TableHeader:
+    code = (
+        "import importlib.metadata as m\n"
+        "for name in ('tensorflow-cpu', 'tensorflow'):\n"
+        "    try: print(m.version(name)); break\n"
+        "    except m.PackageNotFoundError: pass"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return TableHeader(
+        machine=_machine(),
+        versions={"tensorflow": done.stdout.strip() or "unknown"},
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _machine() -> str:
+    """The processor, which decides the times, by its name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return f"{model}, {platform.machine()}, one thread"

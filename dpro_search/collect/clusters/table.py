@@ -1,0 +1,254 @@
+"""Measured clusters of ops, as a table on disk: one JSON object a line, the first says where the rows come from.
+
+Rows are only ever appended, so that a killed collection goes on where it stopped. A row holds the cluster itself (op types, wiring,
+shapes, times of its ops), not features of it: features can change without measuring again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError, TraceVersionError
+
+TABLE_VERSION = 1
+ROLES = ("in", "const", "variable", "inner", "out")
+
+
+class ClusterOp(msgspec.Struct, frozen=True, array_like=True):
+    """An op of a cluster."""
+
+    type: str
+    inputs: tuple[int, ...]  # tensors, in the order of the op's arguments
+    outputs: tuple[int, ...]
+    attributes: dict[str, str] = {}  # what decides the op's work beside shapes: transposed operands, strides, an einsum's equation
+
+
+class ClusterTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that ops of a cluster read or write.
+
+    `role`: "in" (made outside), "const", "variable" (read or written in place), "inner", or "out" (needed outside).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Ops that run, or would run, as one: k of them, in topological order."""
+
+    ops: tuple[ClusterOp, ...]
+    tensors: tuple[ClusterTensor, ...]
+    op_us: tuple[float, ...]  # [k] least time of each op by itself; 0 where another op of the cluster did its work
+
+    def __post_init__(self) -> None:
+        if not self.ops or len(self.op_us) != len(self.ops):
+            raise ValueError(f"{len(self.ops)} ops with {len(self.op_us)} times")
+        if not all(0 <= us < float("inf") for us in self.op_us):
+            raise ValueError("a time of an op is negative or not finite")
+        used = [number for op in self.ops for number in op.inputs + op.outputs]
+        if used and not 0 <= min(used) <= max(used) < len(self.tensors):
+            raise ValueError(f"an op names a tensor that is none of the {len(self.tensors)}")
+        if any(tensor.role not in ROLES or min(tensor.shape, default=0) < 0 for tensor in self.tensors):
+            raise ValueError("a tensor has an unknown role or a negative size")
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for clusters of equal ops, shapes and wiring, whatever the times and names."""
+        made: dict[int, bytes] = {}
+        leaves = Counter(number for op in self.ops for number in op.inputs)
+        parts = []
+        for op in self.ops:
+            inputs = [made.get(number) or repr((self.tensors[number], leaves[number])).encode() for number in op.inputs]
+            outputs = [repr((self.tensors[number], leaves[number])).encode() for number in op.outputs]
+            kind = repr((op.type, sorted(op.attributes.items()))).encode()
+            digest = hashlib.blake2b(b"\0".join([kind, *inputs, b"->", *outputs]), digest_size=12).digest()
+            parts.append(digest)
+            made |= {number: digest + bytes([port % 256]) for port, number in enumerate(op.outputs)}
+        return hashlib.blake2b(b"".join(sorted(parts)), digest_size=12).hexdigest()
+
+
+class TableHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="row"):
+    """Provenance of all rows of a table."""
+
+    version: int = TABLE_VERSION
+    kind: str = "xla-clusters"
+    machine: str
+    versions: dict[str, str]
+    started_at: str
+
+
+class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True, tag="measured", tag_field="row"):
+    """A cluster of a model's training step, measured. Rounds alternate: unfused, fused, unfused, fused, ..."""
+
+    model: str
+    batch: int
+    index: int  # which draw of this model and batch
+    cluster: Cluster
+    unfused_min_us: tuple[float, ...]  # [rounds] with the call, as all of these
+    unfused_median_us: tuple[float, ...]
+    fused_min_us: tuple[float, ...]
+    fused_median_us: tuple[float, ...]
+    call_min_us: tuple[float, ...]  # [rounds] a call with as many arguments and results that computes nothing
+    xla_run_us: float  # the compiled cluster alone
+    other_us: float  # ops that the framework added to the members
+    compile_s: float
+
+    def __post_init__(self) -> None:
+        rounds = (self.unfused_min_us, self.fused_min_us, self.call_min_us)
+        if not all(rows and all(0 < us < float("inf") for us in rows) for rows in rounds):
+            raise ValueError("a measured time is missing, not positive or not finite")
+
+    @property
+    def fused_us(self) -> float:
+        """Least time of the cluster, without the call; no cluster is faster than a tenth of a microsecond."""
+        return max(min(self.fused_min_us) - min(self.call_min_us), 0.1)
+
+    @property
+    def unfused_us(self) -> float:
+        """Least time of its ops one after the other, without the call."""
+        return max(min(self.unfused_min_us) - min(self.call_min_us), 0.1)
+
+    @property
+    def noise_us(self) -> float:
+        """How far the two best rounds of each kind are apart, added up: a smaller difference of the two kinds means nothing."""
+        return sum(_spread(rows) for rows in (self.unfused_min_us, self.fused_min_us))
+
+
+class FailedCluster(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="row"):
+    """A cluster that could not be measured."""
+
+    model: str
+    batch: int
+    index: int
+    reason: str
+
+
+Row = MeasuredCluster | FailedCluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterTable:
+    """A table as read. `dropped`: lines that are no rows, by reason."""
+
+    header: TableHeader
+    rows: tuple[Row, ...]
+    dropped: dict[str, int]
+
+    @property
+    def measured(self) -> tuple[MeasuredCluster, ...]:
+        """The rows with times."""
+        return tuple(row for row in self.rows if isinstance(row, MeasuredCluster))
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many clusters have no times, by reason."""
+        return dict(Counter(row.reason for row in self.rows if isinstance(row, FailedCluster)).most_common())
+
+
+def read_table(path: Path) -> ClusterTable:
+    """Read a table, compressed (``.gz``) or not.
+
+    Lines that are cut off or damaged are left out and counted.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    TraceFormatError
+        It does not begin as a table does.
+    TraceVersionError
+        It was written by another version.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    dropped: Counter[str] = Counter()
+    if data[:2] == b"\x1f\x8b":
+        data, whole = _decompressed(data)
+        if not whole:
+            dropped["the compressed file is cut off or damaged"] += 1
+    head, *lines = data.split(b"\n")
+    try:
+        version = msgspec.json.decode(head, type=_Version).version
+        if version != TABLE_VERSION:
+            raise TraceVersionError(f"{path}: table version {version}, this program reads {TABLE_VERSION}; collect it again")
+        header = msgspec.json.decode(head, type=TableHeader)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TraceFormatError(f"{path}, line 1: not a table of measured clusters ({error})") from error
+    decoder = msgspec.json.Decoder(Row)
+    rows: list[Row] = []
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            rows.append(decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            dropped["cut off at the end" if number == len(lines) - 1 else "not a row"] += 1
+    return ClusterTable(header=header, rows=tuple(rows), dropped=dict(dropped))
+
+
+class TableWriter:
+    """Appends rows to a table; starts it where there is none, and mends a last line that was cut off."""
+
+    def __init__(self, path: Path, header: TableHeader) -> None:
+        self._path = path
+        if path.exists():
+            if path.suffix == ".gz":
+                raise InputError(f"{path}: a compressed table cannot be continued; unpack it first")
+            known = read_table(path)
+            if (known.header.machine, known.header.versions) != (header.machine, header.versions):
+                raise InputError(f"{path}: was collected on another machine or with other versions; choose another --out")
+            self.rows = known.rows
+            end = path.read_bytes().rfind(b"\n") + 1
+            with path.open("r+b") as file:
+                file.truncate(end)
+        else:
+            self.rows = ()
+            write_file(path, msgspec.json.encode(header) + b"\n")
+
+    def append(self, row: Row) -> None:
+        """Add a row and hand it to the system at once."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+        except OSError as error:
+            raise MissingCapabilityError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+
+def compact(table: ClusterTable, path: Path) -> None:
+    """Write a table in one piece, compressed: for shipping. The same rows give the same bytes."""
+    lines: Sequence[TableHeader | Row] = [table.header, *table.rows]
+    write_file(path, gzip.compress(b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mtime=0))
+
+
+class _Version(msgspec.Struct):
+    version: int
+    row: str
+
+
+def _spread(rows: Sequence[float]) -> float:
+    first, second = (sorted(rows) * 2)[:2] if len(rows) == 1 else sorted(rows)[:2]
+    return second - first
+
+
+def _decompressed(data: bytes) -> tuple[bytes, bool]:
+    """(what can be had, whether that is all)."""
+    stream = zlib.decompressobj(wbits=31)
+    found = b""
+    try:
+        for start in range(0, len(data), 1 << 16):
+            found += stream.decompress(data[start : start + (1 << 16)])
+    except zlib.error:
+        return found, False
+    return found, stream.eof

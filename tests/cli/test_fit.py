@@ -1,0 +1,53 @@
+"""`dpro-search fit`, as a process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dpro_search.costmodel.learned.model_file import FusionModel
+
+TABLE = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
+
+
+def fit(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "dpro_search.cli", "fit", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_training_prints_one_json_object_and_writes_a_model(tmp_path):
+    done = fit(TABLE, "--out", tmp_path / "model", "--json")
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)["models"]
+    assert {"name", "rows", "mape_pct", "coverage"} <= set(entry)
+    loaded = FusionModel.load(tmp_path / "model")
+    assert (entry["name"], entry["rows"], entry["mape_pct"]) == (loaded.info.name, loaded.info.rows, loaded.info.overall.mape_pct)
+
+
+def test_people_get_a_table_of_scores_per_left_out_model(tmp_path):
+    done = fit(TABLE, "--out", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    for word in ("left out", "bert", "resnet50", "all", "0.8 sum"):
+        assert word in done.stdout
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "text.jsonl").write_text("no table\n")
+    for arguments in (
+        (tmp_path / "missing.jsonl", "--out", tmp_path / "m"),
+        (tmp_path / "text.jsonl", "--out", tmp_path / "m"),
+        (tmp_path, "--out", tmp_path / "m"),
+        (TABLE, "--out", tmp_path),
+        (TABLE, "--collect", "xla", "--out", tmp_path / "t"),
+    ):
+        done = fit(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "m").exists()
+
+
+def test_collecting_without_an_interpreter_says_how_to_get_one(tmp_path):
+    done = fit("--collect", "xla", "--out", tmp_path / "t.jsonl", "--python", tmp_path / "nothing")
+    assert done.returncode == 1
+    assert "make_env.sh" in done.stderr

@@ -1,0 +1,224 @@
+"""Gathers what a report shows, from a run folder or a trace."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dpro_search import __version__
+from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
+from dpro_search.cli.run import describe, digest_of
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import DproSearchError, InputError
+from dpro_search.report import Facts
+from dpro_search.report.groups import Group, planned_groups, recorded_groups
+from dpro_search.report.quality import HeldOutStep, Term, cost_terms
+from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
+from dpro_search.space.plan import Plan
+
+if TYPE_CHECKING:
+    from dpro_search.costmodel.horovod import CommCosts
+
+_HELD_OUT = 6  # steps, spread over the recording
+
+
+def facts_of_trace(folder: Path) -> Facts:
+    """What a report of a recording shows."""
+    return _Gathered(folder).facts(folder.resolve().name)
+
+
+def facts_of_run(run: Path, trace: Path | None) -> Facts:
+    """What a report of a search shows; `trace` is where its trace lies now, if it has moved.
+
+    Raises
+    ------
+    InputError
+        The run folder is damaged or was interrupted before its first result, or the trace is not the search's.
+    """
+    from dpro_search.search import SearchResult
+    from dpro_search.search.run_folder import read_run
+
+    info, result = read_run(run), SearchResult.load(run)
+    folder = trace or Path(info.trace)
+    if not (folder / "trace.npz").is_file() or not (folder / "meta.json").is_file():
+        raise InputError(f"{folder}: the trace of this search is not there any more; tell where it is with --trace")
+    if digest_of(folder) != info.trace_digest:
+        raise InputError(f"{folder}: not the trace that was searched; give that one with --trace")
+    gathered = _Gathered(folder)
+    search = result.summary()
+    named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
+    for row, (_, name) in zip(search["plans"], named, strict=True):
+        row["name"] = name
+    best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
+    gathered.provenance += [
+        ("run folder", str(run)),
+        ("search", f"{result.trials} trials by '{info.sampler}', seed {info.seed}, {result.seconds:.1f} s, {result.stopped}"),
+        ("search begun", info.created),
+        ("trace digest", f"SHA-256 {info.trace_digest}"),
+    ]
+    return gathered.facts(
+        run.resolve().name,
+        best=best,
+        search=search,
+        trials=_trials(run / "trials.jsonl", result.trials, gathered.notes),
+        validation=_validation(run / "validation.json", gathered, dict(named)),
+    )
+
+
+class _Gathered:
+    """What the trace itself gives; `notes` and `provenance` grow on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trace = Trace.load(folder)
+        self.verbs: JobVerbs = verbs_of(self.trace)
+        self.notes: list[str] = list(self.trace.meta.warnings)
+        self.provenance = _provenance(folder, self.trace)
+
+    def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
+        """All of it; `searched` are the fields of a search."""
+        step = typical_step(self.trace)
+        timeline = self._timeline(step)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
+        return Facts(
+            name=name,
+            replay=self.verbs.replay_trace(self.trace, ReplayRequest()),
+            diagnosis=self.verbs.diagnose_trace(self.trace),
+            timeline=timeline,
+            groups=self._groups(step, best),
+            held_out=self._held_out(),
+            terms=_terms(self.trace),
+            provenance=[*self.provenance, *made],
+            notes=tuple(self.notes),
+            **searched,
+        )
+
+    def _timeline(self, step: int | None) -> StepTimeline:
+        predicted = self._predicted()
+        kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
+        measured = [] if step is None else measured_lanes(self.trace, step, kind_of)
+        return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
+
+    def _predicted(self) -> list[Lane]:
+        """The replayed step, by way of the file for viewers that every kind of job either writes or refuses."""
+        with tempfile.TemporaryDirectory(prefix="dpro-search-report-") as folder:
+            path = Path(folder) / "timeline.json"
+            try:
+                self.verbs.replay_trace(self.trace, ReplayRequest(perfetto=path))
+            except InputError as refusal:
+                self.notes.append(f"the timeline has no replayed lanes ({refusal})")
+                return []
+            return predicted_lanes(msgspec.json.decode(path.read_bytes())["traceEvents"])
+
+    def _groups(self, step: int | None, best: Plan | None) -> dict[str, Sequence[Group]]:
+        recorded = () if step is None else recorded_groups(self.trace, step)
+        found: dict[str, Sequence[Group]] = {"as recorded": recorded} if any(len(group.tensors) > 1 for group in recorded) else {}
+        if best is not None and best.tensor_groups is not None:
+            found = {"as recorded": recorded, describe(best): planned_groups(self.trace.tensors, best.tensor_groups)}
+        elif best is not None and found:
+            self.notes.append(f"the tensor groups of the best plan ({describe(best)}) are not shown: they form while the job runs")
+        return found
+
+    def _held_out(self) -> list[HeldOutStep]:
+        """Some of the steps that the kind of job can hold out."""
+        steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
+        found: list[HeldOutStep] = []
+        for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
+            try:
+                facts = self.verbs.replay_trace(self.trace, ReplayRequest(holdout_step=step))
+            except DproSearchError:
+                continue
+            measured_us, error_pct = facts["measured_iteration_us"], facts["error_pct"]
+            found.append(HeldOutStep(step=step, measured_us=measured_us, predicted_us=measured_us * (1 + error_pct / 100)))
+        return found[:_HELD_OUT]
+
+
+def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
+    """The journal as far as it can be read, without its lock: a search may be writing it."""
+    from dpro_search.search.run_folder import Trial
+
+    try:
+        lines = path.read_bytes().splitlines()[:count]
+    except OSError as error:
+        notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
+        return []
+    found: list[Mapping[str, Any]] = []
+    decoder = msgspec.json.Decoder(Trial)
+    for number, line in enumerate(lines):
+        try:
+            trial = decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            notes.append(f"trials from {number} on are not shown ({path}: line {number + 1} is damaged: {error})")
+            break
+        found.append(
+            {
+                "number": trial.number,
+                "origin": trial.origin,
+                "iteration_us": trial.prediction.iteration_us,
+                "peak_memory_bytes": trial.prediction.peak_memory_bytes,
+                "name": describe(trial.plan),
+            }
+        )
+    return found
+
+
+def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
+    """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
+    from dpro_search.deploy.validate import Validation
+
+    if not path.is_file():
+        return None
+    try:
+        validation = msgspec.json.decode(path.read_bytes(), type=Validation)
+    except (OSError, msgspec.MsgspecError, InputError) as error:
+        raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
+    gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
+    found: dict[str, Any] = msgspec.to_builtins(validation)
+    for row, measured in zip(found["plans"], validation.plans, strict=True):
+        row["name"] = names.get(measured.plan) or describe(measured.plan)
+    return found
+
+
+def _terms(trace: Trace) -> tuple[Term, ...]:
+    """Terms of the cost model of kinds of jobs that have one."""
+    from dpro_search.replay import Predictor
+    from dpro_search.replay.ddp.predictor import DdpPredictor
+
+    costs: CommCosts
+    if trace.meta.settings is not None:
+        costs = Predictor.from_trace(trace).costs
+    elif trace.meta.format == "pytorch-ddp":
+        costs = DdpPredictor.from_trace(trace).costs
+    else:
+        return ()
+    return cost_terms(costs)
+
+
+def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
+    meta = trace.meta
+    rows = [
+        ("trace", str(folder.resolve())),
+        ("recorded", meta.recorded_at),
+        ("format", meta.format),
+        ("framework", f"{meta.framework}, communication by {meta.comm}"),
+        ("ranks", f"{meta.ranks} on {len(set(meta.hosts))} hosts ({', '.join(dict.fromkeys(meta.hosts))})"),
+        ("link rate", "" if meta.rate_bps is None else f"{meta.rate_bps / 1e9:g} Gbit/s per host and direction"),
+        ("machine", meta.machine),
+        ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
+        ("knobs", ", ".join(f"{name}={value}" for name, value in meta.knobs.items())),
+        ("command of the job", shlex.join(meta.command)),
+        ("clocks", f"{meta.clock.method}; known to {max(meta.clock.residual_us, default=0.0):.1f} µs"),
+        ("overhead of recording", "" if meta.overhead_pct is None else f"{meta.overhead_pct:.1f} %"),
+        ("events", f"{len(trace.events)} in {len(set(trace.steps.index.tolist()))} steps"),
+        ("left out by the reader", ", ".join(f"{count} {reason}" for reason, count in meta.dropped.items())),
+    ]
+    return [(title, value) for title, value in rows if value]

@@ -1,0 +1,48 @@
+"""`dpro-search report`: one page on a search or a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="Folder of a search, or of a trace; left out: the bundled sample trace."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")] = Path("report.html"),
+    trace: Annotated[Path | None, typer.Option("--trace", metavar="TRACE", help="The search's trace, if it has moved.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write one self-contained HTML page: what a plan gains and how sure that is, where an iteration goes, and why.
+
+    Example: dpro-search report runs/mine --out mine.html
+    """
+    from dpro_search.cli._output import print_json
+    from dpro_search.cli._report_facts import facts_of_run, facts_of_trace
+    from dpro_search.collect._files import write_file
+    from dpro_search.collect.sample import sample_trace_path
+    from dpro_search.errors import InputError
+    from dpro_search.report import render
+
+    folder = sample_trace_path() if source is None else source
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; name a file, like {out / 'report.html'}")
+    if (folder / "run.json").is_file():
+        facts = facts_of_run(folder, trace)
+    elif (folder / "meta.json").is_file():
+        if trace is not None:
+            raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
+        facts = facts_of_trace(folder)
+    else:
+        raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
+    write_file(out, render(facts).encode())
+    if as_json:
+        print_json({"report": str(out)})
+    else:
+        for note in facts.notes:
+            print(f"note: {note}")
+        print(f"report: {out}")

@@ -1,0 +1,57 @@
+"""`Facts`: all that a report shows, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpro_search.report.groups import Group
+from dpro_search.report.quality import HeldOutStep, Term
+from dpro_search.report.timeline import StepTimeline
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a report is made of. A part that does not exist is None or empty, and its section says so or is left out.
+
+    Attributes
+    ----------
+    name
+        Of the run folder or of the trace.
+    replay, diagnosis
+        What the verbs `replay` and `diagnose` print with ``--json``.
+    search
+        What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
+    trials
+        Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``name``.
+    validation
+        What `validate` prints with ``--json``; its plans have names as well. None: not validated.
+    timeline
+        One step, predicted and measured.
+    groups
+        Which tensors travel together, by setting; the recorded one first.
+    held_out
+        Recorded steps, each predicted from the others.
+    terms
+        Of the cost model.
+    provenance
+        Titles and values, for a table.
+    notes
+        What the report could not show, and why.
+    """
+
+    name: str
+    replay: Json
+    diagnosis: Json
+    timeline: StepTimeline
+    search: Json | None = None
+    trials: Sequence[Json] = ()
+    validation: Json | None = None
+    groups: Mapping[str, Sequence[Group]]
+    held_out: Sequence[HeldOutStep] = ()
+    terms: Sequence[Term] = ()
+    provenance: Sequence[tuple[str, str]]
+    notes: Sequence[str] = ()

@@ -1,0 +1,80 @@
+"""Which tensors travel together: as recorded, and under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.collect.trace import EventKind, TensorInfo, Trace
+from dpro_search.report import units
+from dpro_search.report.charts import Part, stacked
+from dpro_search.report.html import Element, details, figure, name_of, paragraph, section, table
+
+_SHOWN_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Tensors that one collective carries."""
+
+    tensors: tuple[str, ...]
+    size_bytes: int
+
+
+def recorded_groups(trace: Trace, step: int) -> tuple[Group, ...]:
+    """The collectives of a step as rank 0 saw them, in order; empty where the recording does not tell what they carried."""
+    events = trace.events
+    mine = np.flatnonzero((events.kind == EventKind.COMM) & (events.step == step) & (events.rank == 0) & (events.collective >= 0))
+    mine = mine[events.tensor[mine] >= 0]
+    order = mine[np.argsort(events.end_us[mine], kind="stable")]
+    members: dict[int, dict[int, None]] = {}
+    for collective, tensor in zip(events.collective[order].tolist(), events.tensor[order].tolist(), strict=True):
+        members.setdefault(collective, {})[tensor] = None
+    return tuple(_group([trace.tensors[tensor] for tensor in tensors]) for tensors in members.values())
+
+
+def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]]) -> tuple[Group, ...]:
+    """Exact groups, and every other tensor by itself, in the order in which their last tensor is posted."""
+    position = {tensor.name: place for place, tensor in enumerate(tensors)}
+    of = {name: tuple(group) for group in groups for name in group if name in position}
+    found = {of.get(tensor.name, (tensor.name,)): None for tensor in tensors}
+    ordered = sorted(found, key=lambda names: max(position[name] for name in names if name in position))
+    return tuple(_group([tensors[position[name]] for name in names if name in position]) for names in ordered)
+
+
+def groups_section(groups: Mapping[str, Sequence[Group]]) -> Element | None:
+    """Bars of collectives, one a setting, on a common scale of bytes; None where nothing is known."""
+    if not groups:
+        return None
+    rows = []
+    for setting, found in groups.items():
+        whole = sum(group.size_bytes for group in found)
+        value = f"{units.count(len(found), 'collective')} · {units.size(whole)}"
+        rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
+    caption = "Each block is one collective of a step, as wide as its bytes, in order; colours only tell neighbours apart."
+    tables = [details(f"Numbers: {setting}", _table(setting, found)) for setting, found in groups.items()]
+    alone = None if len(groups) > 1 else paragraph("No plan changes them: there is nothing to compare with.", "quiet")
+    return section(
+        "groups", "Tensor groups, before and after", alone, figure(stacked("Collectives by bytes", rows), caption, None), *tables
+    )
+
+
+def _part(number: int, group: Group) -> Part:
+    tip = f"{units.count(len(group.tensors), 'tensor')}, {units.size(group.size_bytes)}: {_names(group)}"
+    return Part(length=float(group.size_bytes), kind=f"tone-{number % 2}", tip=tip)
+
+
+def _table(setting: str, groups: Sequence[Group]) -> Element:
+    rows = ((str(n), str(len(g.tensors)), units.size(g.size_bytes), name_of(_names(g))) for n, g in enumerate(groups))
+    return table(f"Collectives, {setting}", ("collective", "tensors#", "size#", "first tensors"), rows)
+
+
+def _names(group: Group) -> str:
+    more = len(group.tensors) - _SHOWN_NAMES
+    return ", ".join(group.tensors[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _group(tensors: Sequence[TensorInfo]) -> Group:
+    return Group(tensors=tuple(tensor.name for tensor in tensors), size_bytes=sum(tensor.size_bytes for tensor in tensors))

@@ -1,0 +1,232 @@
+"""The first thing to read: what a plan gains, how sure that is, and what an iteration takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpro_search.report import units
+from dpro_search.report.charts import Mark, legend, whiskers
+from dpro_search.report.facts import Facts
+from dpro_search.report.html import Element, figure, name_of, section, table, tag
+
+NOT_CERTAIN = "Not a certain gain"
+_NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the page says first.
+
+    Attributes
+    ----------
+    tone
+        "good" (proved on real runs), "likely" (predicted only), "open" (not a certain gain), or "plain" (nothing was searched).
+    badge, title, sentence
+        In words.
+    tiles
+        Titles, values, and what stands below them.
+    """
+
+    tone: str
+    badge: str
+    title: str
+    sentence: str
+    tiles: tuple[tuple[str, str, str], ...]
+
+
+def verdict(facts: Facts) -> Verdict:
+    """What was found, never more than what is certain."""
+    if facts.search is None:
+        return _of_trace(facts)
+    if facts.validation is not None and facts.validation["plans"]:
+        return _measured(facts.validation)
+    return _predicted(facts.search)
+
+
+def headline(facts: Facts) -> Element:
+    """The verdict as the head of the page."""
+    found = verdict(facts)
+    tiles = (
+        tag("div", tag("dt", title), tag("dd", tag("strong", value), tag("span", below)), class_="tile")
+        for title, value, below in found.tiles
+    )
+    return tag(
+        "section",
+        tag("p", found.badge, class_="badge"),
+        tag("h2", found.title, id="headline-title"),
+        tag("p", found.sentence, class_="lead"),
+        tag("dl", *tiles, class_="tiles"),
+        id="headline",
+        class_=f"headline {found.tone}",
+        aria_labelledby="headline-title",
+    )
+
+
+def plans_section(facts: Facts) -> Element | None:
+    """The best plans with their intervals, and what real runs gave; None where nothing was searched."""
+    search = facts.search
+    if search is None:
+        return None
+    measured: Sequence[Mapping[str, Any]] = () if facts.validation is None else facts.validation["plans"]
+    base_us = None if facts.validation is None else facts.validation["baseline_us"]
+    same = units.ratio(1.0)
+    marks = [_mark("as recorded", search["baseline_us"], search["baseline_interval_us"], base_us, same)]
+    rows = [_row("as recorded", search["baseline_us"], search["baseline_interval_us"], same, "", base_us, same)]
+    for plan in search["plans"]:
+        if not plan["plan"]:
+            continue  # the recorded setting has its row
+        ran = next((row for row in measured if row["plan"] == plan["plan"]), None)
+        gain = units.ratio(plan["speedup"])
+        ran_us = None if ran is None else ran["measured_us"]
+        ran_gain = "" if ran is None else units.ratio(ran["speedup_measured"]) + ("" if ran["beyond_noise"] else " (within noise)")
+        certain = "certain" if plan["gain_certain"] else "not certain"
+        marks.append(_mark(plan["name"], plan["predicted_iteration_us"], plan["interval_us"], ran_us, gain))
+        rows.append(
+            _row(
+                plan["name"],
+                plan["predicted_iteration_us"],
+                plan["interval_us"],
+                f"{gain} ({certain})",
+                _memory(plan),
+                ran_us,
+                ran_gain,
+            )
+        )
+    columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
+    key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
+    caption = "Iteration time: where the interval of a plan overlaps that of the recorded setting, its gain is not certain."
+    chart = whiskers("Iteration time of the best plans", marks, "iteration, ms", 1e3)
+    return section("plans", "Best plans", figure(chart, caption, table("Best plans", columns, rows), legend(key)))
+
+
+def _of_trace(facts: Facts) -> Verdict:
+    replay = facts.replay
+    measured = replay["measured_iteration_us"]
+    predicted = units.duration(replay["predicted_iteration_us"])
+    tiles = [("Replayed", predicted, _interval(replay["interval_us"]))]
+    if measured is None:
+        sentence = "The recording holds no iteration that could be compared with."
+    else:
+        error = units.signed_percent(replay["error_pct"])
+        tiles += [("Measured", units.duration(measured), "median of the recording"), ("Error", error, "replayed over measured")]
+        sentence = f"The replay of the recorded setting is {error} off the measured iteration."
+    best = max(facts.diagnosis.get("gains", ()), key=lambda gain: gain["gain_us"], default=None)
+    if best is not None and best["gain_us"] > 0:
+        gain_pct = best["gain_us"] / replay["predicted_iteration_us"] * 100
+        tiles.append(("Largest gain", units.percent(gain_pct), f"what if: {best['what_if']}"))
+    return Verdict(
+        tone="plain",
+        badge="A recording; nothing was searched",
+        title=f"An iteration takes {predicted if measured is None else units.duration(measured)}",
+        sentence=sentence,
+        tiles=tuple(tiles),
+    )
+
+
+def _measured(validation: Mapping[str, Any]) -> Verdict:
+    ran: Sequence[Mapping[str, Any]] = validation["plans"]
+    proved = [row for row in ran if row["beyond_noise"] and row["speedup_measured"] > 1]
+    best = max(proved or ran, key=lambda row: row["speedup_measured"])
+    name, gain, (low, high) = best["name"], units.ratio(best["speedup_measured"]), best["speedup_interval"]
+    runs = f"{units.count(len(ran), 'plan')} and the recorded setting ran in turn, in {units.count(validation['rounds'], 'round')}"
+    noise = units.percent(validation["noise_pct"])
+    inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
+    tiles = (
+        ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
+        (
+            "Predicted",
+            units.duration(best["predicted_us"]),
+            f"{_interval(best['interval_us'])}, {units.ratio(best['speedup_predicted'])}",
+        ),
+        (
+            "Measured",
+            units.duration(best["measured_us"]),
+            f"prediction {units.signed_percent(best['error_pct'])} off, {'inside' if inside else 'outside'} its interval",
+        ),
+        ("Speed-up", gain, f"95 % interval {low:.2f} to {high:.2f}"),
+        ("Noise floor", noise, "the recorded setting against itself"),
+    )
+    if proved:
+        return Verdict(
+            tone="good",
+            badge="Proved on real runs",
+            title=f"{gain} faster than recorded",
+            sentence=f"{runs}; the fastest is '{name}'. Its gain is larger than the noise.",
+            tiles=tiles,
+        )
+    return Verdict(
+        tone="open",
+        badge=NOT_CERTAIN,
+        title="No plan is faster by more than the noise",
+        sentence=f"{runs}; the fastest, '{name}', differs by less than the noise of {noise} or its interval holds 1.00.",
+        tiles=tiles,
+    )
+
+
+def _predicted(search: Mapping[str, Any]) -> Verdict:
+    plans = [plan for plan in search["plans"] if plan["plan"]]
+    certain = [plan for plan in plans if plan["gain_certain"]]
+    best = (certain or plans or list(search["plans"]))[0]
+    name = best["name"]
+    (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
+    tiles = (
+        ("Recorded setting", units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
+        ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
+        ("Speed-up", units.ratio(best["speedup"]), f"predicted, {base_low / high:.2f} to {base_high / low:.2f}"),
+        ("Measured", "not yet", "dpro-search validate RUN"),
+        ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
+    )
+    if certain:
+        return Verdict(
+            tone="likely",
+            badge="Predicted, not yet measured",
+            title=f"{units.ratio(best['speedup'])} faster than recorded, if the prediction holds",
+            sentence=f"The best plan is '{name}'. Run 'dpro-search validate' before relying on it.",
+            tiles=tiles,
+        )
+    return Verdict(
+        tone="open",
+        badge=NOT_CERTAIN,
+        title="Nothing to gain that is certain",
+        sentence="No plan is faster than the recorded setting by more than the intervals of both predictions allow for.",
+        tiles=tiles,
+    )
+
+
+def _mark(name: str, predicted_us: float, interval_us: Sequence[float], measured_us: float | None, value: str) -> Mark:
+    ran = "" if measured_us is None else f", measured {units.duration(measured_us)}"
+    return Mark(
+        label=name,
+        low=interval_us[0],
+        middle=predicted_us,
+        high=interval_us[1],
+        measured=measured_us,
+        tip=f"predicted {units.duration(predicted_us)} ({_interval(interval_us)}){ran}",
+        value=f"{units.duration(predicted_us)} · {value}",
+    )
+
+
+def _row(
+    name: str,
+    predicted_us: float,
+    interval_us: Sequence[float],
+    gain: str,
+    memory: str,
+    measured_us: float | None,
+    measured_gain: str,
+) -> tuple[Element | str, ...]:
+    ran = (_NONE, _NONE) if measured_us is None else (units.duration(measured_us), measured_gain)
+    return (name_of(name), units.duration(predicted_us), _interval(interval_us), gain, memory or _NONE, *ran)
+
+
+def _memory(plan: Mapping[str, Any]) -> str:
+    return "" if plan["peak_memory_bytes"] is None else units.size(plan["peak_memory_bytes"])
+
+
+def _interval(interval_us: Sequence[float]) -> str:
+    low, high = (units.duration(value) for value in interval_us)
+    if low == high:
+        return f"no spread seen around {low}"
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"

@@ -1,0 +1,226 @@
+"""The sections on where an iteration goes, what it waits for, and where all of this comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpro_search.report import units
+from dpro_search.report.charts import Part, bars, legend, stacked
+from dpro_search.report.html import Element, figure, name_of, paragraph, section, table, tag
+from dpro_search.report.timeline import Lane, StepTimeline
+
+_TOP_GAINS, _TOP_OPS = 10, 10
+_PARTS = {
+    "compute": ("compute", "compute"),
+    "contention": ("contention", "computing slower than alone"),
+    "exposed_communication": ("comm", "communication that nothing hides"),
+    "waiting_for_ranks": ("wait", "waiting for other ranks"),
+    "idle": ("idle", "idle"),
+}
+_REASONS = {
+    "start": "nothing: it comes first",
+    "dependency": "what it needs",
+    "device": "its device, busy until then",
+    "collective": "the last rank to post",
+}
+_PATH_KINDS = {
+    "collective": "comm",
+    "communication": "comm",
+    "agreement": "wait",
+    "late_rank": "wait",
+    "update": "update",
+    "compute": "compute",
+    "forward": "compute",
+    "backward": "backward",
+    "comm": "comm",
+    "server": "server",
+    "io": "copy",
+    "host": "host",
+    "contention": "contention",
+    "exposed_communication": "comm",
+}
+
+
+def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Element:
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline where that does not tell."""
+    rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
+    note = None
+    if not any(rows.values()):
+        rows = {rank: _lane_parts([lane for lane in timeline.lanes if lane.rank == rank]) for rank in timeline.ranks}
+        note = paragraph("Read off the timeline below: this kind of job has no breakdown of its own.", "quiet")
+    rows = {rank: parts for rank, parts in rows.items() if parts}
+    findings = [tag("li", name_of(sentence)) for sentence in diagnosis.get("findings", ())]
+    host_of = {row["rank"]: row.get("host") for row in diagnosis["ranks"]}
+    bars_of_ranks = []
+    for rank, parts in rows.items():
+        total_us = sum(parts.values())
+        pieces = [
+            Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {_share(us, total_us)}")
+            for key, us in parts.items()
+        ]
+        name = f"rank {rank}" + (f" on {host_of[rank]}" if host_of.get(rank) else "")
+        bars_of_ranks.append((name, units.duration(total_us), pieces))
+    present = [key for key in _PARTS if any(parts.get(key) for parts in rows.values())]
+    columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to post#", "waited for others#")
+    late = {row["rank"]: row for row in diagnosis["ranks"]}
+    numbers = table(
+        "An iteration by rank",
+        columns,
+        (
+            (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(late.get(rank, {})))
+            for rank, parts in rows.items()
+        ),
+    )
+    key = legend([_PARTS[name] for name in present])
+    caption = "Where each rank's time goes in an iteration, in the recorded setting."
+    return section(
+        "breakdown",
+        "Where an iteration goes",
+        tag("ul", *findings, class_="findings") if findings else None,
+        note,
+        figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, key),
+    )
+
+
+def path_section(diagnosis: Mapping[str, Any]) -> Element:
+    """What nothing could have ended earlier than: its stretches, the ops on it with their reasons, and what changes would gain."""
+    path = diagnosis["critical_path"]
+    total_us = sum(row["duration_us"] for row in path) or 1.0
+    in_order = all("start_us" in row for row in path)
+    pieces = [
+        Part(
+            length=row["duration_us"],
+            kind=f"part {_path_kind(row)}",
+            tip=f"{_path_name(row)}: {_share(row['duration_us'], total_us)}",
+        )
+        for row in path
+    ]
+    shares: dict[str, float] = {}
+    for row in path:
+        shares[row["kind"]] = shares.get(row["kind"], 0.0) + row["duration_us"]
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    numbers = table(
+        "Critical path by kind", ("kind", "time#", "share#"), ((_words(kind), *_time_share(us, total_us)) for kind, us in ordered)
+    )
+    caption = "The chain that decides the iteration time, " + (
+        "from its begin to its end." if in_order else "by rank and kind, longest first."
+    )
+    colours: dict[str, list[str]] = {}
+    for kind in shares:
+        colours.setdefault(_PATH_KINDS.get(kind.lower(), "host"), []).append(_words(kind))
+    key = legend([(f"part {colour}", ", ".join(kinds)) for colour, kinds in colours.items()])
+    chart = stacked("Critical path", [("critical path", units.duration(total_us), pieces)])
+    return section(
+        "path",
+        "Critical path",
+        figure(chart, caption, numbers, key),
+        _critical_ops(diagnosis.get("critical_ops", ())),
+        _gains(diagnosis["gains"], diagnosis["iteration_us"]),
+    )
+
+
+def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> Element:
+    """Where every number comes from, and what is missing."""
+    found = tag("dl", *(item for title, value in rows for item in (tag("dt", title), tag("dd", name_of(value)))), class_="facts")
+    missing = tag("ul", *(tag("li", name_of(note)) for note in notes), class_="findings") if notes else None
+    heading = tag("h3", "Notes and warnings") if notes else None
+    return section("provenance", "Provenance", found, heading, missing)
+
+
+def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
+    if not ops:
+        return None
+    reasoned = any("reason" in row for row in ops)
+    columns = ("op", "rank#", "kind", "share#") + (("starts after",) if reasoned else ())
+    rows = (
+        (name_of(row["op"]), str(row["rank"]), row["kind"].lower(), units.percent(row["share_pct"]))
+        + ((_REASONS.get(row.get("reason", ""), "unknown"),) if reasoned else ())
+        for row in ops[:_TOP_OPS]
+    )
+    return table("Ops with the largest share of the critical path", columns, rows)
+
+
+def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element | None:
+    if not gains:
+        return None
+    rows = [
+        (
+            row["what_if"],
+            f"{units.duration(row['gain_us'])} ({units.percent(row['gain_us'] / iteration_us * 100)})",
+            row["gain_us"],
+            f"iteration {units.duration(row['predicted_iteration_us'])}",
+        )
+        for row in gains[:_TOP_GAINS]
+    ]
+    numbers = table(
+        "What would it gain",
+        ("what if", "iteration#", "gain#"),
+        ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
+    )
+    caption = "What an iteration would gain, were one thing changed. An upper bound on what work in that place can pay."
+    return figure(bars("Gains", rows, "part update"), caption, numbers)
+
+
+def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
+    """Parts of a rank's iteration, whichever way its kind of job tells them."""
+    nested = row.get("breakdown_us")
+    found = {key: nested.get(key) if nested else row.get(f"{key}_us") for key in _PARTS}
+    return {key: value for key, value in found.items() if value}
+
+
+def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
+    """What a rank does in the replayed step, else in the measured one; where it does several things, computing counts first."""
+    chosen = [lane for lane in lanes if not lane.measured] or list(lanes)
+    spans: dict[str, list[tuple[float, float]]] = {"compute": [], "exposed_communication": [], "waiting_for_ranks": []}
+    key_of = {"comm": "exposed_communication", "wait": "waiting_for_ranks"}
+    for lane in chosen:
+        for kind, start, length in zip(lane.kinds, lane.start_us, lane.length_us, strict=True):
+            if kind != "host":
+                spans[key_of.get(kind, "compute")].append((start, start + length))
+    found, taken, covered_us = {}, list[tuple[float, float]](), 0.0
+    for key, mine in spans.items():
+        taken += mine
+        length_us = _union_us(taken)
+        found[key], covered_us = length_us - covered_us, length_us
+    if taken:
+        found["idle"] = max(end for _, end in taken) - min(start for start, _ in taken) - covered_us
+    return {key: us for key, us in found.items() if us > 0}
+
+
+def _union_us(spans: list[tuple[float, float]]) -> float:
+    """Length of the time in which at least one span lasts."""
+    total_us, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total_us += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return total_us
+
+
+def _lateness(row: Mapping[str, Any]) -> tuple[str, str]:
+    if row.get("last_pct") is None:
+        return "unknown", "unknown"
+    return units.percent(row["last_pct"]), units.duration(row["waited_us"])
+
+
+def _path_kind(row: Mapping[str, Any]) -> str:
+    return _PATH_KINDS.get(row["kind"].lower(), "host")
+
+
+def _path_name(row: Mapping[str, Any]) -> str:
+    rank, tensors = row.get("rank", -1), row.get("tensors", 0)
+    words = [_words(row["kind"]) + (f" of rank {rank}" if rank >= 0 else "")]
+    words += [units.count(tensors, "tensor")] if tensors else []
+    return ", ".join([*words, *filter(None, [row.get("name")])])
+
+
+def _words(kind: str) -> str:
+    return kind.lower().replace("_", " ")
+
+
+def _share(us: float, total_us: float) -> str:
+    return f"{units.duration(us)} ({units.percent(us / total_us * 100)})"
+
+
+def _time_share(us: float, total_us: float) -> tuple[str, str]:
+    return units.duration(us), units.percent(us / total_us * 100)

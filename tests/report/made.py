@@ -1,0 +1,138 @@
+"""Facts made by hand, small enough to be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpro_search.report import Facts
+from dpro_search.report.groups import Group
+from dpro_search.report.quality import HeldOutStep, Term
+from dpro_search.report.timeline import Lane, StepTimeline
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(2)>",
+    "\"><svg onload='alert(3)'>",
+    "<!-- --> ]]> &amp; &lt;b&gt;",
+    "gemm\u202e\u2066reversed\u2069",
+    "zero\u200bwidth\x00null\x1b[31m",
+    "half \ud800 pair",
+    "javascript:alert(4)",
+)
+
+
+def plan(
+    number: int, predicted_us: float, baseline_us: float = 100e3, *, certain: bool = True, memory: int | None = 2**30
+) -> dict[str, Any]:
+    return {
+        "plan": {"fusion_threshold_bytes": number + 1},
+        "name": f"plan {number}",
+        "predicted_iteration_us": predicted_us,
+        "interval_us": (predicted_us * 0.95, predicted_us * 1.05),
+        "peak_memory_bytes": memory,
+        "speedup": baseline_us / predicted_us,
+        "gain_certain": certain,
+    }
+
+
+def search(*plans: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "run": "runs/made",
+        "trials": 4,
+        "seconds": 2.0,
+        "stopped": "finished",
+        "baseline_us": 100e3,
+        "baseline_interval_us": (95e3, 105e3),
+        "plans": list(plans),
+    }
+
+
+def validation(speedup: float, *, beyond_noise: bool) -> dict[str, Any]:
+    row = {
+        **{"name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "interval_us": (76e3, 84e3)},
+        **{"measured_us": 100e3 / speedup, "spread_us": 500.0, "error_pct": 1.0, "speedup_predicted": 1.25},
+        **{"speedup_measured": speedup, "speedup_interval": (speedup - 0.02, speedup + 0.02), "beyond_noise": beyond_noise},
+    }
+    return {
+        "baseline_us": 100e3,
+        "baseline_predicted_us": 100e3,
+        "baseline_error_pct": 0.0,
+        "noise_pct": 1.5,
+        "rounds": 2,
+        "plans": [row],
+    }
+
+
+def trials() -> list[dict[str, Any]]:
+    rows = [(100e3, 30), (90e3, 40), (95e3, 20), (80e3, 50)]
+    return [
+        {"number": number, "origin": "auto", "iteration_us": us, "peak_memory_bytes": mib * 2**20, "name": f"trial plan {number}"}
+        for number, (us, mib) in enumerate(rows)
+    ]
+
+
+def timeline(slices: int = 40, ranks: int = 2) -> StepTimeline:
+    """Back-to-back ops on a lane for each rank and side, and a collective over the second half."""
+    lanes = []
+    for rank in range(ranks):
+        for measured in (False, True):
+            lane = Lane(rank=rank, measured=measured, name="stream")
+            starts = np.linspace(0, 100e3, slices, endpoint=False).tolist()
+            for number, start in enumerate(starts):
+                lane.add(f"op {number}@{rank}", "compute" if number % 2 else "backward", start, 80e3 / slices)
+            moves = Lane(rank=rank, measured=measured, name="communication")
+            moves.add(f"all-reduce@{rank}", "comm", 50e3, 45e3)
+            lanes += [lane, moves]
+    return StepTimeline(lanes=tuple(lanes), step=3)
+
+
+def facts(name: str = "made", op: str = "gemm@0") -> Facts:
+    """A recording of two ranks; `op` is the name of whatever has one."""
+    parts = {"compute": 60e3, "contention": 10e3, "exposed_communication": 30e3}
+    return Facts(
+        name=name,
+        replay={
+            "measured_iteration_us": 98e3,
+            "predicted_iteration_us": 100e3,
+            "error_pct": 2.0,
+            "interval_us": (95e3, 105e3),
+        },
+        diagnosis={
+            "iteration_us": 100e3,
+            "critical_path": [
+                {"kind": "compute", "rank": 0, "start_us": 0.0, "duration_us": 60e3},
+                {"kind": "collective", "rank": -1, "start_us": 60e3, "duration_us": 40e3, "tensors": 3},
+            ],
+            "ranks": [
+                {"rank": rank, "host": f"host {op}", "breakdown_us": parts, "last_pct": 50.0, "waited_us": 100.0} for rank in (0, 1)
+            ],
+            "gains": [{"what_if": op, "predicted_iteration_us": 70e3, "gain_us": 30e3}],
+            "critical_ops": [{"op": op, "rank": 0, "kind": "COMM", "share_pct": 40.0, "reason": "dependency"}],
+            "findings": [f"Look at {op}."],
+        },
+        timeline=timeline(),
+        groups={"as recorded": [Group(tensors=(op, "b"), size_bytes=1000)], "plan 0": [Group(tensors=(op,), size_bytes=400)]},
+        held_out=[HeldOutStep(step=2, measured_us=100e3, predicted_us=103e3)],
+        terms=[Term(name=op, value="1 ms", meaning=op)],
+        provenance=[("trace", op), ("command of the job", op)],
+        notes=(op,),
+    )
+
+
+def hostile_facts(op: str) -> Facts:
+    """Facts in which every text that comes from a file is `op`."""
+    lane = Lane(rank=0, measured=True, name=op)
+    lane.add(op, "compute", 0.0, 90e3)
+    row = plan(0, 80e3) | {"name": op}
+    ran = validation(1.2, beyond_noise=True)
+    ran["plans"][0]["name"] = op
+    return replace(
+        facts(op, op),
+        timeline=StepTimeline(lanes=(lane,), step=0),
+        search=search(row),
+        trials=[trial | {"name": op, "origin": op} for trial in trials()],
+        validation=ran,
+    )

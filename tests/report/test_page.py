@@ -1,0 +1,156 @@
+"""The page as text: what it says, and that what it was given stays text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report import made
+
+from dpro_search.report import render
+from dpro_search.report.html import shown
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+def searched(**fields):
+    return replace(made.facts(), search=made.search(made.plan(0, 80e3)), trials=made.trials(), **fields)
+
+
+def test_a_search_has_all_sections_in_order():
+    headings = [attributes["id"] for attributes in Outline(render(searched())).named("section")]
+    assert headings == ["headline", "plans", "breakdown", "timeline", "path", "groups", "search", "quality", "provenance"]
+
+
+def test_a_recording_has_no_sections_of_a_search():
+    sections = {attributes["id"] for attributes in Outline(render(made.facts())).named("section")}
+    assert not {"plans", "search"} & sections
+    assert "98.0 ms" in Outline(render(made.facts())).text
+
+
+def test_a_gain_that_real_runs_proved_is_called_proved():
+    text = Outline(render(searched(validation=made.validation(1.3, beyond_noise=True)))).text
+    assert "Proved on real runs" in text
+    assert "1.30\u00d7 faster than recorded" in text
+    assert "95 % interval 1.28 to 1.32" in text
+
+
+@pytest.mark.parametrize("speedup", [1.01, 0.8])
+def test_a_gain_within_the_noise_is_said_not_to_be_certain(speedup):
+    text = Outline(render(searched(validation=made.validation(speedup, beyond_noise=speedup < 1)))).text
+    assert "Not a certain gain" in text
+    assert "faster than recorded" not in text.split("Best plans")[0]
+
+
+def test_a_gain_that_was_only_predicted_says_so():
+    text = Outline(render(searched())).text
+    assert "Predicted, not yet measured" in text
+    assert "predicted, 1.13 to 1.38" in text  # of the ends of both intervals
+
+
+def test_predicted_intervals_that_overlap_are_not_a_certain_gain():
+    facts = replace(made.facts(), search=made.search(made.plan(0, 99e3, certain=False)), trials=made.trials())
+    assert "Not a certain gain" in Outline(render(facts)).text
+
+
+def test_every_chart_has_a_name_and_a_table():
+    outline = Outline(render(searched(validation=made.validation(1.3, beyond_noise=True))))
+    assert all(svg.get("aria-label") or svg.get("aria-hidden") for svg in outline.named("svg") if svg.get("class") != "anchor")
+    assert len(outline.named("table")) >= len(outline.named("figure"))
+    assert all(canvas["aria-label"] for canvas in outline.named("canvas"))
+
+
+def test_headings_have_no_gaps_and_ids_are_unique():
+    outline = Outline(render(searched()))
+    levels = [int(tag[1]) for tag, _ in outline.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_page_names_nothing_to_load():
+    outline = Outline(render(searched()))
+    assert not outline.named("link")
+    assert not outline.named("img")
+    assert all("src" not in script for script in outline.named("script"))
+    assert all(link["href"].startswith("#") for link in outline.named("a"))
+    policy = next(meta["content"] for meta in outline.named("meta") if meta.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("name", made.HOSTILE)
+def test_a_hostile_name_adds_no_element_and_no_attribute(name):
+    plain, hostile = Outline(render(made.hostile_facts("gemm"))), Outline(render(made.hostile_facts(name)))
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
+    assert [set(attributes) for _, attributes in hostile.tags] == [set(attributes) for _, attributes in plain.tags]
+    assert shown(name) in hostile.texts
+
+
+@given(st.text(max_size=40))
+def test_no_text_leaves_its_element(name):
+    tags = [tag for tag, _ in Outline(render(made.hostile_facts(name))).tags]
+    assert tags == [tag for tag, _ in Outline(render(made.hostile_facts("gemm"))).tags]
+
+
+def test_characters_that_hide_or_reorder_are_made_visible():
+    assert shown("a\u202eb\u200bc\x00") == "a\\u{202e}b\\u{200b}c\\u{0}"
+    assert shown("\u00fcber \u6f22\u5b57 \u05d0") == "\u00fcber \u6f22\u5b57 \u05d0"
+
+
+def test_an_endless_name_is_shortened_in_its_middle():
+    assert len(shown("x" * 100_000)) < 400
+
+
+def test_the_data_are_json_that_no_name_can_end():
+    page = render(made.hostile_facts("</script><b>"))
+    data = page.split('id="timeline-data">')[1].split("</script>")[0]
+    assert "<" not in data
+    assert json.loads(data)["names"] == ["</script><b>"]
+
+
+def test_a_timeline_says_which_side_is_missing():
+    lanes = made.timeline().lanes
+    only = [
+        replace(made.facts(), timeline=replace(made.timeline(), lanes=[x for x in lanes if x.measured is side]))
+        for side in (True, False)
+    ]
+    only[1] = replace(only[1], timeline=replace(only[1].timeline, step=None))
+    assert "as measured" in Outline(render(only[0])).text
+    assert "as predicted" in Outline(render(only[1])).text
+    assert "nothing to draw" in Outline(render(replace(made.facts(), timeline=replace(made.timeline(), lanes=())))).text

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay import Predictor, Timeline
-    from dpro_search.space.cluster import ClusterSpec
     from dpro_search.space.plan import Plan
 
 _TOP_OPS, _TOP_BUFFERS, _NAME_LENGTH = 10, 5, 50
@@ -25,107 +23,52 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that Horovod does not have.
     """
-    import time
-
+    from dpro_search.cli._facts import predicted
     from dpro_search.collect._files import write_file
     from dpro_search.errors import InputError
     from dpro_search.replay import Predictor
-    from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
-    from dpro_search.replay.horovod.perfetto import perfetto_json as horovod_json
-    from dpro_search.replay.what_if import asked, parse_question
-    from dpro_search.space.plan import Plan
+    from dpro_search.replay.horovod.perfetto import perfetto_json
+    from dpro_search.replay.what_if import asked
 
-    chosen = Plan() if request.plan is None else Plan.load(request.plan)
-    changed = bool(chosen != Plan() or request.changes or request.what_ifs)
-    if request.timeline is not None and changed:
+    if request.timeline is not None and request.changed:
         raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
-    measured: float | None
-    error: float | None
-    if request.holdout_step is not None:
-        predictor, measured, error = held_out(trace, request.holdout_step)
-    elif request.own_durations:
-        predictor, measured, error = with_own_durations(trace)
-    else:
-        predictor, measured, error = Predictor.from_trace(trace), measured_iteration_us(trace), None
-        chosen, cluster = _with_changes(predictor, chosen, request.changes)
-        predictor = predictor.at(cluster=cluster)
-        for text in request.what_ifs:
-            predictor = asked(predictor, parse_question(text))
-    predictor.predict(chosen)  # compiles the simulator the first time
-    started = time.perf_counter()
-    prediction = predictor.predict(chosen)
-    seconds = time.perf_counter() - started
-    if changed:
-        measured = None
-    elif error is None and measured is not None:
-        error = (prediction.iteration_us / measured - 1) * 100
-    drawn_us = None if request.samples is None else _drawn_us(predictor, chosen, request.samples)
-    if request.perfetto is not None and changed:
-        write_file(request.perfetto, horovod_json(trace, predictor, chosen))
-    if (request.perfetto is not None and not changed) or request.timeline is not None:
-        _write_ops(trace, predictor, None if changed else request.perfetto, request.timeline)
-    return {
-        "measured_iteration_us": measured,
-        "predicted_iteration_us": prediction.iteration_us,
-        "error_pct": error,
-        "interval_us": prediction.interval_us,
-        "breakdown_us": prediction.breakdown_us,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
-        "ops": len(predictor.graph),
-        "replay_seconds": seconds,
-        "settled": prediction.settled,
-        "unplaced": dict(predictor.graph.unplaced),
-    } | ({} if drawn_us is None else {"quantiles_us": drawn_us})
+    predictor, plan, facts = predicted(trace, request, Predictor, _with_changes, asked)
+    if request.perfetto is not None and request.changed:
+        write_file(request.perfetto, perfetto_json(trace, predictor, plan))
+    elif request.perfetto is not None or request.timeline is not None:
+        _write_ops(trace, predictor, request)
+    return facts | {"unplaced": dict(predictor.graph.unplaced)}
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     import msgspec
 
+    from dpro_search.cli._facts import rank_facts
     from dpro_search.graph.arrivals import arrivals
     from dpro_search.replay import Predictor
+    from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.horovod.critical_path import critical_path
+    from dpro_search.replay.horovod.findings import findings
     from dpro_search.replay.what_if import gains
     from dpro_search.space.plan import Plan
 
     predictor = Predictor.from_trace(trace)
-    timeline = predictor.timeline(Plan(), log=True)
-    punctuality = {arrival.rank: arrival for arrival in arrivals(trace)}
-    ranks = [
-        {
-            "rank": rank,
-            "host": trace.meta.hosts[rank],
-            "breakdown_us": breakdown,
-            "last_pct": punctuality[rank].last_pct if rank in punctuality else None,
-            "waited_us": punctuality[rank].waited_us if rank in punctuality else None,
-        }
-        for rank, breakdown in enumerate(timeline.rank_breakdown_us)
-    ]
+    timeline, gained = predictor.timeline(Plan(), log=True), gains(predictor)
+    path = critical_path(timeline)
     return {
         "iteration_us": timeline.iteration_us,
-        "critical_path": msgspec.to_builtins(critical_path(timeline)),
-        "ranks": ranks,
-        "gains": gains(predictor),
+        "measured_iteration_us": measured_iteration_us(trace),
+        "critical_path": msgspec.to_builtins(path),
+        "ranks": rank_facts(trace, timeline.rank_breakdown_us),
+        "gains": gained,
+        "findings": list(findings(path, arrivals(trace), gained, timeline.iteration_us)),
+        "warnings": list(trace.meta.warnings),
         **_op_facts(trace, predictor),
     }
 
 
-def _drawn_us(predictor: Predictor, plan: Plan, samples: int) -> dict[str, float]:
-    """Quantiles of the iteration time over replays with durations drawn anew; a bar on stderr where that is a terminal."""
-    import numpy as np
-    from rich.progress import Progress
-
-    from dpro_search.cli._output import stderr_console
-
-    console = stderr_console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=samples)
-        found = predictor.sampled(plan, samples=samples, on_sample=lambda: bar.advance(task))
-    p5, p50, p95 = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
-    return {"p5": p5, "p50": p50, "p95": p95}
-
-
-def _write_ops(trace: Trace, predictor: Predictor, perfetto: Path | None, table: Path | None) -> None:
+def _write_ops(trace: Trace, predictor: Predictor, request: ReplayRequest) -> None:
     """The recorded setting, replayed op by op: its last iteration beside the measured step, and all iterations as a table."""
     from dpro_search.collect._files import write_file
     from dpro_search.replay.outputs import measured_ops, perfetto_json, write_csv
@@ -134,44 +77,31 @@ def _write_ops(trace: Trace, predictor: Predictor, perfetto: Path | None, table:
 
     step = typical_step(trace, predictor.graph)
     timeline = replay_ops(op_level(trace, predictor.graph, predictor.costs, step=step))
-    if perfetto is not None:
+    if request.perfetto is not None:
         measured = measured_ops(trace, step)
-        write_file(perfetto, perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1))
-    if table is not None:
-        write_csv(timeline, table)
+        write_file(request.perfetto, perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1))
+    if request.timeline is not None:
+        write_csv(timeline, request.timeline)
 
 
-def _with_changes(predictor: Predictor, plan: Plan, changes: Sequence[str]) -> tuple[Plan, ClusterSpec]:
-    """Plan and cluster after the ``--set`` options, in order."""
+def _with_changes(predictor: Predictor, plan: Plan, changes: Sequence[str]) -> tuple[Predictor, Plan]:
+    """Predictor and plan after the ``--set`` options, in order."""
     import msgspec
 
-    from dpro_search.collect.launch.netns import parse_rate
-    from dpro_search.errors import InputError
+    from dpro_search.cli._facts import changed, cluster_knobs
     from dpro_search.space.moves import contiguous_groups
 
-    cluster = predictor.cluster
-    for change in changes:
-        key, _, value = change.partition("=")
-        try:
-            if key == "fusion_threshold_bytes":
-                plan = msgspec.structs.replace(plan, fusion_threshold_bytes=int(value))
-            elif key == "cycle_time_us":
-                plan = msgspec.structs.replace(plan, cycle_time_us=float(value))
-            elif key == "groups":
-                plan = msgspec.structs.replace(plan, tensor_groups=contiguous_groups(predictor.tensors, int(value)))
-            elif key == "ranks":
-                cluster = cluster.with_ranks(int(value))
-            elif key == "cores":
-                cluster = cluster.with_ranks(cluster.ranks, int(value))
-            elif key == "rate":
-                cluster = msgspec.structs.replace(cluster, rate_bps=parse_rate(value))
-            else:
-                raise InputError(
-                    f"--set {change}: unknown key; known are fusion_threshold_bytes, cycle_time_us, groups, ranks, cores, rate"
-                )
-        except ValueError as error:
-            raise (error if isinstance(error, InputError) else InputError(f"--set {change}: '{value}' is not a number")) from error
-    return plan, cluster
+    def threshold(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
+        return state[0], msgspec.structs.replace(state[1], fusion_threshold_bytes=int(value))
+
+    def cycle(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
+        return state[0], msgspec.structs.replace(state[1], cycle_time_us=float(value))
+
+    def groups(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
+        return state[0], msgspec.structs.replace(state[1], tensor_groups=contiguous_groups(state[0].tensors, int(value)))
+
+    knobs = {"fusion_threshold_bytes": threshold, "cycle_time_us": cycle, "groups": groups}
+    return changed((predictor, plan), changes, {**knobs, **cluster_knobs(type(predictor))}, "a Horovod job")
 
 
 def _op_facts(trace: Trace, predictor: Predictor) -> dict[str, Any]:
@@ -247,49 +177,30 @@ def _memory(timeline: Timeline) -> list[dict[str, Any]]:
 
 def print_diagnosis(result: dict[str, Any]) -> None:
     """What `diagnose_trace` found, for people."""
-    from rich import box
-    from rich.table import Table
-
+    from dpro_search.cli._facts import gain_table, print_tables, rank_table
     from dpro_search.cli._output import microseconds, percent, size, stdout_console
 
     console = stdout_console()
-    total_us = result["iteration_us"]
-    console.print(f"An iteration takes {microseconds(total_us)} (replayed). What it waits for, by share:")
+    total_us, measured = result["iteration_us"], result["measured_iteration_us"]
+    shown = "" if measured is None else f", measured {microseconds(measured)}"
+    console.print(f"An iteration takes {microseconds(total_us)} (replayed{shown}).")
+    for sentence in (*result["findings"], *result["warnings"]):
+        console.print(f"* {sentence}")
+    console.print("What it waits for, by share:")
     shares: dict[str, float] = {}
     for segment in result["critical_path"]:
         shares[segment["kind"]] = shares.get(segment["kind"], 0.0) + segment["duration_us"]
     length_us = sum(shares.values())
     for kind, spent_us in sorted(shares.items(), key=lambda item: -item[1]):
         console.print(f"  {kind:11} {microseconds(spent_us):>10}  {percent(spent_us / length_us * 100):>7}")
-    table = Table(box=box.SIMPLE, title="ranks", title_justify="left")
-    for title in ("rank", "compute", "contention", "exposed comm.", "comes last", "waits for others"):
-        table.add_column(title, justify="right")
-    for row in result["ranks"]:
-        breakdown = row["breakdown_us"]
-        known = row["last_pct"] is not None
-        table.add_row(
-            str(row["rank"]),
-            *(microseconds(breakdown[key]) for key in ("compute", "contention", "exposed_communication")),
-            percent(row["last_pct"]) if known else "unknown",
-            microseconds(row["waited_us"]) if known else "unknown",
-        )
-    console.print(table)
-    table = Table(box=box.SIMPLE, title="what would it gain", title_justify="left")
-    table.add_column("what if")
-    for title in ("iteration", "gain"):
-        table.add_column(title, justify="right")
-    for row in result["gains"]:
-        gain = f"{microseconds(row['gain_us'])} ({percent(row['gain_us'] / total_us * 100)})"
-        table.add_row(row["what_if"], microseconds(row["predicted_iteration_us"]), gain)
-    console.print(table)
-    table = Table(box=box.SIMPLE, title="ops on the critical path", title_justify="left")
-    table.add_column("op")
-    table.add_column("share", justify="right")
-    table.add_column("starts after")
-    for row in result["critical_ops"]:
-        name = row["op"] if len(row["op"]) <= _NAME_LENGTH else "..." + row["op"][3 - _NAME_LENGTH :]
-        table.add_row(name, percent(row["share_pct"]), _AFTER[row["reason"]])
-    console.print(table)
+    ops = [(_short(row["op"]), percent(row["share_pct"]), _AFTER[row["reason"]]) for row in result["critical_ops"]]
+    print_tables(
+        [
+            rank_table(result["ranks"]),
+            gain_table(result["gains"], total_us),
+            ("ops on the critical path", ("op", "share", "starts after"), ops),
+        ]
+    )
     slack = result["slack"]
     console.print(
         f"{percent(slack['below_1_ms_pct'])} of the ops have less than 1 ms to spare, half of them less than "
@@ -301,3 +212,7 @@ def print_diagnosis(result: dict[str, Any]) -> None:
             f"Rank {row['rank']}: variables, gradients, fusion buffer take up to {size(row['peak_bytes'])}; "
             f"the largest is {largest['name']}."
         )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else "..." + name[3 - _NAME_LENGTH :]

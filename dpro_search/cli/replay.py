@@ -18,8 +18,9 @@ def replay(
         typer.Option(
             "--set",
             metavar="K=V",
-            help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N (DDP); "
-            "servers=N, bigarray_bound=N (KVStore); ranks=N, cores=N (that the ranks share), rate=1gbit.",
+            help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N, first_bucket_bytes=N (DDP); "
+            "servers=N, bigarray_bound=N, p3=1, slice_threshold=N (KVStore); servers=N, partition_bytes=N, credit=N (BytePS); "
+            "ranks=N, cores=N (that the ranks share; Horovod and DDP), rate=1gbit.",
         ),
     ] = None,
     what_ifs: Annotated[

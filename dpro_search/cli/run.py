@@ -26,17 +26,34 @@ class SamplerName(StrEnum):
     MCMC = "mcmc"
 
 
+class EngineName(StrEnum):
+    """Where the workers are."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def run(
     trace: Annotated[
         Path | None,
         typer.Argument(metavar="TRACE", help="Folder made by 'collect' or 'import'; left out: the bundled sample."),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Plans to price.")] = 500,
+    trials: Annotated[
+        int, typer.Option("--trials", metavar="N", min=1, help="Plans to price; with --storage, by all searches together.")
+    ] = 500,
     sampler: Annotated[SamplerName, typer.Option("--sampler", help="How plans are chosen.")] = SamplerName.AUTO,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same plans.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="RUN", help="Run folder; one that exists is continued.", show_default="in runs/"),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes that price plans.")] = 1,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="Workers here, or as tasks of a Ray cluster (RAY_ADDRESS).")
+    ] = EngineName.LOCAL,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", metavar="URL", help="Share the trials with searches elsewhere: postgresql://..., journal:///..."),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop after this time.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
@@ -46,7 +63,9 @@ def run(
 
     Ctrl-C stops the search and keeps what it found; the same command continues it, and so does one with more trials.
 
-    Example: dpro-search run --trials 500 --seed 1
+    On a cluster, give every search the same --storage and a RUN of its own: they share one study and end together.
+
+    Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
@@ -57,6 +76,8 @@ def run(
     folder = sample_trace_path() if trace is None else trace
     if out is None:
         out = Path("runs") / f"{folder.resolve().name}-{sampler}-seed{seed}"
+    if storage is not None:
+        _warn_of_slow_storage(stderr_console(), storage)
     objective = Predictor.from_trace(Trace.load(folder))
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
         result = run_search(
@@ -69,6 +90,9 @@ def run(
             trace_digest=digest_of(folder),
             on_trial=on_trial,
             timeout_s=timeout,
+            workers=workers,
+            engine=engine.value,
+            storage=storage,
         )
     if as_json:
         print_json(result.summary())
@@ -76,6 +100,17 @@ def run(
         print_result(stdout_console(), result)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
+
+
+def _warn_of_slow_storage(console: Console, storage: str) -> None:
+    from dpro_search.search.shared_study import waits_for_the_disk
+
+    if waits_for_the_disk(storage):
+        console.print(
+            "warning: this --storage waits for the disk at every trial; on one machine leave it out, on a cluster use a server",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def digest_of(trace: Path) -> str:
@@ -114,6 +149,14 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable
         yield advance
 
 
+_NOTES = {
+    "finished": "",
+    "timeout": " (stopped by --timeout)",
+    "interrupted": " (interrupted)",
+    "exhausted": " (no further plan to be found)",
+}
+
+
 def print_result(console: Console, result: SearchResult) -> None:
     """The best plans as a table, what they are worth, and where they are."""
     from dpro_search.cli._output import microseconds
@@ -130,7 +173,9 @@ def print_result(console: Console, result: SearchResult) -> None:
             f"Best plan: {microseconds(best.prediction.iteration_us)} instead of"
             f" {microseconds(result.baseline.iteration_us)}, predicted speed-up {best.speedup:.2f}x."
         )
-    note = {"finished": "", "timeout": " (stopped by --timeout)", "interrupted": " (interrupted)"}[result.stopped]
+    if result.workers_lost:
+        console.print(f"{result.workers_lost} workers ended before their time; the others did their work.", style="yellow")
+    note = _NOTES[result.stopped]
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
 
 

@@ -60,7 +60,10 @@ def asked(predictor: Predictor, question: Question) -> Predictor:
 
 
 def gains(predictor: Predictor, plan: Plan | None = None) -> list[dict[str, float | str]]:
-    """Iteration time and gain of the questions that every job raises, largest gain first."""
+    """Iteration time and gain of the questions that every job raises, largest gain first.
+
+    Those that a variable of the environment answers have it as ``knob``.
+    """
     plan = plan or Plan()
     base_us = predictor.predict(plan).iteration_us
     texts = ["compute=0.9", "communication=0"]
@@ -70,7 +73,23 @@ def gains(predictor: Predictor, plan: Plan | None = None) -> list[dict[str, floa
     for text in texts:
         changed_us = asked(predictor, parse_question(text)).predict(plan).iteration_us
         found.append({"what_if": text, "predicted_iteration_us": changed_us, "gain_us": base_us - changed_us})
+    for text, knob, changed in _knobs(plan):
+        changed_us = predictor.predict(changed).iteration_us
+        found.append({"what_if": text, "predicted_iteration_us": changed_us, "gain_us": base_us - changed_us, "knob": knob})
     return sorted(found, key=lambda row: -float(row["gain_us"]))
+
+
+def _knobs(plan: Plan) -> list[tuple[str, str, Plan]]:
+    """Settings of Horovod that are worth a look: (option of ``replay --set``, variable, plan)."""
+    found = []
+    for mib in (1, 8, 64):
+        threshold = mib * 2**20
+        changed = msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, tensor_groups=None)
+        found.append((f"fusion_threshold_bytes={threshold}", f"HOROVOD_FUSION_THRESHOLD={threshold}", changed))
+    for cycle_ms in (1, 10):
+        changed = msgspec.structs.replace(plan, cycle_time_us=cycle_ms * 1000.0)
+        found.append((f"cycle_time_us={cycle_ms * 1000}", f"HOROVOD_CYCLE_TIME={cycle_ms}", changed))
+    return found
 
 
 def _faster(graph: DataflowGraph, factor: float, rank: int | None) -> DataflowGraph:

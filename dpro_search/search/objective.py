@@ -21,32 +21,3 @@ class Objective(Protocol):
 
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan."""
-
-
-class CachedObjective:
-    """An objective that prices each plan once.
-
-    Attributes
-    ----------
-    calls
-        Predictions that had to be made.
-    """
-
-    def __init__(self, inner: Objective) -> None:
-        self.tensors = inner.tensors
-        self.recorded = inner.recorded
-        self.calls = 0
-        self._inner = inner
-        self._prices: dict[Plan, Prediction] = {}
-
-    def predict(self, plan: Plan) -> Prediction:
-        """The price of a plan, from memory where it is known."""
-        price = self._prices.get(plan)
-        if price is None:
-            self.calls += 1
-            price = self._prices[plan] = self._inner.predict(plan)
-        return price
-
-    def remember(self, plan: Plan, prediction: Prediction) -> None:
-        """Take a price that was found earlier, in a run that is resumed."""
-        self._prices[plan] = prediction

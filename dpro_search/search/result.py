@@ -15,6 +15,7 @@ from dpro_search.errors import InputError
 from dpro_search.search.run_folder import Trial
 from dpro_search.space.plan import Plan, Prediction
 
+Stopped = Literal["finished", "timeout", "interrupted", "exhausted"]
 MOST_PLANS = 10
 _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup"),
@@ -55,19 +56,22 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds
         Wall-clock time of this search, without what an earlier one spent on the same folder.
     stopped
-        Why it ended.
+        Why it ended; "exhausted": the sampler found no plan that was not priced yet.
     baseline
         Price of the recorded setting.
     plans
         The best plans, fastest first. Plans within 1 % of each other count as one, and the simplest speaks for them.
+    workers_lost
+        Worker processes that ended before their time; others did their work.
     """
 
     run: str
     trials: int
     seconds: float
-    stopped: Literal["finished", "timeout", "interrupted"]
+    stopped: Stopped
     baseline: Prediction
     plans: tuple[RankedPlan, ...]
+    workers_lost: int = 0
 
     @property
     def gain_certain(self) -> bool:
@@ -86,6 +90,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "best_us": self.plans[0].prediction.iteration_us,
             "speedup": self.plans[0].speedup,
             "gain_certain": self.gain_certain,
+            "workers_lost": self.workers_lost,
             "plans": [
                 {
                     "plan": msgspec.to_builtins(ranked.plan),

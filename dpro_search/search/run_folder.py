@@ -2,7 +2,8 @@
 
 ========================  ==================================================================================
 ``run.json``              `RunInfo`: what the search depends on
-``trials.jsonl``          one `Trial` a line, in order; appended to while the search runs
+``trials.jsonl``          one `Trial` a line, in order; appended to while the search runs, and the truth of what is finished.
+                          With ``--storage`` the storage is, and this is a copy, written when the search ends
 ``result.json``           the result, written when a search ends or is stopped
 ``topn.csv``              the best plans as a table
 ``plans/plan-<n>.json``   the best plans, 0 is the best
@@ -14,9 +15,11 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import msgspec
 
@@ -39,15 +42,29 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     trace_digest: str
     recorded: CommSettings
     created: str
+    storage: str | None = None  # where the trials are, if not here; without its password
+    id: str = ""  # tells apart the runs that share a storage
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that was priced."""
+class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A plan that was priced.
+
+    Attributes
+    ----------
+    number
+        Place in the order in which plans were proposed, from 0.
+    origin
+        The sampler that proposed the plan; "recorded" for trial 0.
+    told
+        How many trials the sampler had been told of when it proposed this one; None: all before it. Fewer where several plans
+        are priced at a time.
+    """
 
     number: int
-    origin: str  # the sampler that proposed the plan; "recorded" for trial 0
+    origin: str
     plan: Plan
     prediction: Prediction
+    told: int | None = None
 
 
 class Journal:
@@ -71,11 +88,7 @@ class Journal:
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise InputError(f"{path}: another search is writing it; wait for its end or choose another --out") from error
-        try:
+            _lock(self._file, path)
             self.trials = self._read()
         except BaseException:
             self._file.close()
@@ -127,6 +140,27 @@ class Journal:
             trials.append(trial)
         os.truncate(self._file.fileno(), whole_bytes)
         return trials
+
+
+@contextmanager
+def locked_run(folder: Path) -> Iterator[None]:
+    """Keep other searches off a run folder whose trials are in a storage; raises `InputError` if there is one."""
+    path = folder / "run.json"
+    with path.open("rb") as file:
+        _lock(file, path)
+        yield
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise InputError(f"{path}: another search is writing it; wait for its end or choose another --out") from error
+
+
+def write_trials(path: Path, trials: Iterable[Trial]) -> None:
+    """Write a whole journal at once; raises `MissingCapabilityError` if the disk cannot take it."""
+    write_file(path, b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials))
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -181,6 +215,7 @@ _IDENTITY = {
     "sampler": "give the same --sampler or ",
     "seed": "give the same --seed or ",
     "trace_digest": "give the same TRACE or ",
+    "storage": "give the same --storage or ",
 }
 
 

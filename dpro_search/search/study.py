@@ -1,24 +1,31 @@
-"""The search itself: ask a sampler, price its plan, write it down, tell it; resumable at any point."""
+"""The search itself, from the options to the result; resumable at any point."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from dpro_search import __version__
 from dpro_search.errors import InputError
-from dpro_search.search.objective import CachedObjective, Objective
-from dpro_search.search.result import SearchResult, rank_plans
-from dpro_search.search.run_folder import Journal, RunInfo, Trial, open_run
-from dpro_search.search.samplers import Proposal, Sampler, make_sampler
-from dpro_search.space.plan import Plan
+from dpro_search.search.objective import Objective
+from dpro_search.search.pricing import InlinePricer, Pricer, Prices
+from dpro_search.search.result import SearchResult, Stopped, rank_plans
+from dpro_search.search.run_folder import Journal, RunInfo, Trial, locked_run, open_run, write_trials
+from dpro_search.search.samplers import make_sampler
+from dpro_search.search.trials import RECORDED, own_trials, shared_trials
+from dpro_search.search.workers import ProcessPricer
 
-RECORDED = Proposal(Plan(), "recorded")  # trial 0 of every search
+if TYPE_CHECKING:
+    from dpro_search.search.shared_study import SharedStudy
+
+Engine = Literal["local", "ray"]
 
 
 def run_search(
@@ -32,18 +39,27 @@ def run_search(
     trace: str = "",
     on_trial: Callable[[Trial], None] | None = None,
     timeout_s: float | None = None,
+    workers: int = 1,
+    engine: Engine = "local",
+    storage: str | None = None,
 ) -> SearchResult:
     """Price plans and keep the best.
 
     A folder that holds a search of the same trace, sampler and seed is continued: the sampler is driven from the beginning
     again, and is answered from the journal as far as that goes. So a search that was cut short ends as if it had not been, and
-    one that is asked for more trials goes on. Ctrl-C ends the search after the trial in progress, a second one at once; either
-    way it can be continued.
+    one that is asked for more trials goes on, with as many workers as it is given then. Ctrl-C ends the search after a trial in
+    progress, a second one at once; either way it can be continued.
+
+    Several workers price a window of twice as many plans. The sampler is told in the order in which it asked, whichever price was
+    there first: what a search finds depends on the seed and the number of workers, not on their speed or fate.
+
+    With a storage, searches on several machines share the trials. Each has a sampler of its own, which is told when another search
+    has found a better plan, and ends when all together have the trials asked for. What they find depends on who was quicker.
 
     Parameters
     ----------
     trials
-        How many plans to price, the recorded setting included; at least 1.
+        How many plans to price, the recorded setting included; at least 1. With a storage: of all searches that share it.
     sampler
         One of `dpro_search.search.samplers.SAMPLERS`.
     out
@@ -51,20 +67,28 @@ def run_search(
     trace_digest, trace
         What the objective was made from: a digest of its content, and where it lies.
     on_trial
-        Called after each finished trial, those of an earlier search included.
+        Called after each finished trial, those of an earlier search and of others included.
     timeout_s
         End after this time with what was found by then (at least the recorded setting).
+    workers, engine
+        How many plans are priced at a time: "local", by processes here; "ray", by tasks of a Ray cluster that exists.
+    storage
+        An address that `SharedStudy` knows; None: the journal in the run folder.
 
     Raises
     ------
     InputError
         The folder belongs to another search, or there is nothing to search.
     MissingCapabilityError
-        The disk cannot take the results.
+        The disk cannot take the results, the storage cannot be reached, or no worker is left.
     """
     started_s = time.monotonic()
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}")
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, not {workers}")
+    if engine not in get_args(Engine):
+        raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
     if not objective.tensors:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
     chooser = make_sampler(sampler, objective.tensors, objective.recorded, seed)
@@ -75,13 +99,25 @@ def run_search(
         trace_digest=trace_digest,
         recorded=objective.recorded,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        storage=None if storage is None else _without_password(storage),
+        id=uuid.uuid4().hex,
     )
-    open_run(out, info)
+    info = open_run(out, info)
+    window = 1 if workers == 1 else 2 * workers
     finished: list[Trial] = []
-    stopped: Literal["finished", "timeout", "interrupted"] = "finished"
+    stopped: Stopped = "finished"
     with _deferred_interrupt() as interrupted:
-        with Journal(out / "trials.jsonl") as journal:
-            for trial in _trials(CachedObjective(objective), chooser, journal):
+        with ExitStack() as stack:
+            pricer, prices = _pricing(stack, objective, workers, engine)
+            if storage is None:
+                journal = stack.enter_context(Journal(out / "trials.jsonl"))
+                found = own_trials(prices, chooser, journal, trials, window)
+            else:
+                stack.enter_context(locked_run(out))
+                own_chooser = make_sampler(sampler, objective.tensors, objective.recorded, (seed, int(info.id, 16)))
+                study = stack.enter_context(_shared_study(storage, info))
+                found = shared_trials(prices, own_chooser, study, trials, window)
+            for trial in found:
                 finished.append(trial)
                 if on_trial is not None:
                     on_trial(trial)
@@ -93,6 +129,10 @@ def run_search(
                 if timeout_s is not None and time.monotonic() - started_s > timeout_s:
                     stopped = "timeout"
                     break
+            else:
+                stopped = "exhausted"
+        if storage is not None:
+            write_trials(out / "trials.jsonl", finished)
         baseline = finished[0].prediction
         result = SearchResult(
             run=str(out),
@@ -101,34 +141,40 @@ def run_search(
             stopped=stopped,
             baseline=baseline,
             plans=rank_plans(finished, baseline),
+            workers_lost=pricer.lost,
         )
         result.save()
     return result
 
 
-def _trials(objective: CachedObjective, sampler: Sampler, journal: Journal) -> Iterator[Trial]:
-    """Finished trials without end, first the recorded setting. What the journal knows is not priced again."""
-    number = 0
-    while True:
-        proposal = sampler.ask() if number else RECORDED
-        if number < len(journal.trials):
-            trial = journal.trials[number]
-            if (trial.plan, trial.origin) != proposal:
-                raise InputError(
-                    f"{journal.path}: line {number + 1} is not what this version of the program and of Optuna would have tried;"
-                    " choose another --out"
-                )
-            objective.remember(trial.plan, trial.prediction)
-        else:
-            prediction = objective.predict(proposal.plan)
-            trial = Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
-            journal.append(trial)
-        if number:
-            sampler.tell(proposal, trial.prediction)
-        else:
-            sampler.observe(proposal.plan, trial.prediction)
-        yield trial
-        number += 1
+def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:
+    """Who prices. To be called before the journal is opened: a worker that outlives a killed search must not hold its lock."""
+    if workers == 1 and engine == "local":
+        pricer: Pricer = InlinePricer(objective)
+        return pricer, Prices(pricer)
+    recorded = objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
+    if engine == "ray":
+        from dpro_search.search.ray_tasks import RayPricer
+
+        pricer = stack.enter_context(RayPricer(objective, workers))
+    else:
+        pricer = stack.enter_context(ProcessPricer(objective, workers))
+    prices = Prices(pricer)
+    prices.remember(RECORDED.plan, recorded)
+    return pricer, prices
+
+
+def _shared_study(storage: str, info: RunInfo) -> SharedStudy:
+    """The study of all searches of one trace and one seed by one version of the program: they get the same prices."""
+    from dpro_search.search.shared_study import SharedStudy
+
+    return SharedStudy(storage, f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}", info.id)
+
+
+def _without_password(storage: str) -> str:
+    from dpro_search.search.shared_study import without_password
+
+    return without_password(storage)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def test_ten_thousand_ranks_are_replayed_like_two():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--set", "threshold=1"), "threshold=1: unknown key"),
+        (("--set", "threshold=1"), "threshold=1: a Horovod job has no such knob"),
         (("--set", "cycle_time_us=fast"), "'fast' is not a number"),
         (("--set", "rate=fast"), "rate 'fast'"),
         (("--set", "groups=0"), "groups"),

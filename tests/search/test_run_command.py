@@ -124,6 +124,37 @@ class TestOnTheBundledSample:
         assert (tmp_path / result["run"] / "plans" / "plan-0.json").is_file()
         assert done.stderr == ""
 
+    def test_workers_and_a_storage_find_the_same_trials_for_all(self, tmp_path: Path) -> None:
+        shared = ("--trials", "20", "--storage", f"journal:///{tmp_path}/study", "--json")
+        for run, workers in (("a", "2"), ("b", "1")):
+            done = subprocess.run(
+                self.command(*shared, "--workers", workers, "--out", run),
+                cwd=tmp_path,
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            result = json.loads(done.stdout)
+            assert (result["trials"], result["stopped"], result["workers_lost"]) == (20, "finished", 0)
+            assert "waits for the disk" in done.stderr
+        assert (tmp_path / "a" / "trials.jsonl").read_bytes() == (tmp_path / "b" / "trials.jsonl").read_bytes()
+
+    @pytest.mark.parametrize(
+        ("options", "code", "message"),
+        [
+            (("--workers", "0"), 2, "--workers"),
+            (("--storage", "nowhere"), 2, "--storage nowhere: not an address"),
+            (("--engine", "ray"), 1, "--engine ray: RAY_ADDRESS is not set"),
+        ],
+    )
+    def test_what_cannot_work_is_one_line(self, options: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+        environment = {name: value for name, value in self.environment().items() if name != "RAY_ADDRESS"}
+        done = subprocess.run(self.command(*options), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
     def test_ctrl_c_is_one_line_and_the_same_command_continues(self, tmp_path: Path) -> None:
         command = self.command("--trials", "1000000", "--out", "r")
         search = subprocess.Popen(command, cwd=tmp_path, env=self.environment(), stderr=subprocess.PIPE, text=True)

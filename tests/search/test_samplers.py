@@ -6,7 +6,6 @@ import functools
 import itertools
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from bus_objective import DEFAULT_SETTINGS, BusObjective, tensors_of
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError
-from dpro_search.search.objective import CachedObjective, Objective
+from dpro_search.search.objective import Objective
 from dpro_search.search.samplers import SAMPLERS, make_sampler
 from dpro_search.search.samplers._base import as_change
 from dpro_search.search.study import run_search
@@ -115,13 +114,6 @@ def test_auto_uses_every_sampler_and_the_portfolio_itself(tmp_path: Path) -> Non
 def test_an_unknown_sampler_is_named() -> None:
     with pytest.raises(InputError, match=r"sampler 'grid' is unknown \(known: auto, mcmc, optuna\)"):
         make_sampler("grid", MIXED, DEFAULT_SETTINGS, 0)
-
-
-def test_a_plan_is_priced_once() -> None:
-    cached = CachedObjective(BusObjective(MIXED))
-    plan = Plan(fusion_threshold_bytes=0)
-    assert cached.predict(plan) == cached.predict(msgspec.structs.replace(plan))
-    assert cached.calls == 1
 
 
 def _cut(names: list[str], cuts: tuple[bool, ...]) -> tuple[tuple[str, ...], ...]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.replay.ddp.critical_path import Segment
-
-_WORTH_PCT = 3.0  # of an iteration; less is not told
+from dpro_search.replay.sentences import WORTH_PCT, share
 
 
 def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, ...]:
@@ -24,7 +23,7 @@ def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iterat
     """
     found = [*_communication(path, gains, iteration_us), *_late_ranks(path, iteration_us), *_gains(gains, iteration_us)]
     found.sort(key=lambda finding: -finding[0])
-    return tuple(sentence for cost_us, sentence in found if cost_us >= _WORTH_PCT / 100 * iteration_us)
+    return tuple(sentence for cost_us, sentence in found if cost_us >= WORTH_PCT / 100 * iteration_us)
 
 
 def _communication(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> list[tuple[float, str]]:
@@ -39,11 +38,11 @@ def _communication(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], 
     best = next((row for row in gains if str(row["what_if"]).startswith(("bucket_cap_mb", "first_bucket_mb"))), None)
     advice = "no other size of buckets would gain anything; a faster link or a compressing hook would"
     if best is not None and best["gain_us"] > 0:
-        advice = f"'{best['what_if']}' would gain {_share(best['gain_us'], iteration_us)}"
+        advice = f"'{best['what_if']}' would gain {share(best['gain_us'], iteration_us)}"
     return [
         (
             total_us,
-            f"Communication that nothing hides takes {_share(total_us, iteration_us)}, "
+            f"Communication that nothing hides takes {share(total_us, iteration_us)}, "
             f"{largest} most ({exposed[largest] / 1e3:.1f} ms): {advice}.",
         )
     ]
@@ -57,7 +56,7 @@ def _late_ranks(path: Sequence[Segment], iteration_us: float) -> list[tuple[floa
     return [
         (
             cost_us,
-            f"All ranks wait {_share(cost_us, iteration_us)} for rank {rank}: "
+            f"All ranks wait {share(cost_us, iteration_us)} for rank {rank}: "
             "give it less work, or look at its host and at what else runs on its cores.",
         )
         for rank, cost_us in late.items()
@@ -72,11 +71,7 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> list[tupl
         "compute=0.9": "Compute that takes a tenth less on all ranks would gain {}.",
     }
     return [
-        (float(row["gain_us"]), sentences[row["what_if"]].format(_share(row["gain_us"], iteration_us)))
+        (float(row["gain_us"]), sentences[row["what_if"]].format(share(row["gain_us"], iteration_us)))
         for row in gains
         if row["what_if"] in sentences
     ]
-
-
-def _share(value_us: float, iteration_us: float) -> str:
-    return f"{value_us / 1e3:.1f} ms ({value_us / iteration_us * 100:.0f} % of an iteration)"

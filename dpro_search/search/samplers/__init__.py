@@ -15,7 +15,7 @@ SAMPLERS = ("auto", "mcmc", "optuna")
 __all__ = ["SAMPLERS", "Proposal", "Sampler", "make_sampler"]
 
 
-def make_sampler(name: str, tensors: Sequence[TensorInfo], recorded: CommSettings, seed: int) -> Sampler:
+def make_sampler(name: str, tensors: Sequence[TensorInfo], recorded: CommSettings, seed: int | Sequence[int]) -> Sampler:
     """A sampler by name, with all its randomness from `seed`; raises `InputError` for an unknown name."""
     rng = np.random.default_rng(seed)
     match name:  # imported here: Optuna takes half a second

@@ -29,6 +29,16 @@ class _Member:
     gain: float = 1.0  # discounted relative improvement of the portfolio's best; at first what no block can reach
 
 
+@dataclass
+class _Block:
+    """Trials that a member gets in a row."""
+
+    member: _Member
+    start_us: float  # the portfolio's best when the block began
+    to_ask: int = _BLOCK
+    to_tell: int = _BLOCK
+
+
 class AutoSampler(Sampler):
     """Optuna over the outer knobs and Metropolis chains over the groups, with trials going to the one that improves.
 
@@ -46,35 +56,35 @@ class AutoSampler(Sampler):
         self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
         self._wanted: set[Plan] = set()
         self._want(as_change(HOROVOD_DEFAULT, recorded) if recorded.groups is None else Plan())
-        self._active: _Member | None = None  # None: the proposal in flight is the portfolio's own
-        self._block_of = self._members[0]
-        self._block_left = 0
+        self._asked: deque[_Block | None] = deque()  # whose the open asks are, the oldest first; None: the portfolio's own
+        self._block: _Block | None = None
         self._blocks = 0
         self._best: tuple[Plan, Prediction] | None = None
         self._finder: _Member | None = None  # who found the best plan, if a member did
         self._shown: Plan | None = None
-        self._block_start_us = math.inf
 
     def ask(self) -> Proposal:
         if self._own:
-            self._active = None
+            self._asked.append(None)
             return Proposal(self._own.popleft(), self.name)
-        if self._block_left == 0:
-            self._begin_block()
-        self._active = self._block_of
-        return self._active.sampler.ask()
+        if self._block is None or self._block.to_ask == 0:
+            self._block = self._next_block()
+        self._block.to_ask -= 1
+        self._asked.append(self._block)
+        return self._block.member.sampler.ask()
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        member = self._active
-        if member is None:
+        assert self._asked, "tell without ask"
+        block = self._asked.popleft()
+        if block is None:
             self.observe(proposal.plan, prediction)
             return
-        self._note(proposal.plan, prediction, member)
-        member.sampler.tell(proposal, prediction)
-        member.trials += 1
-        self._block_left -= 1
-        if self._block_left == 0:
-            self._end_block()
+        self._note(proposal.plan, prediction, block.member)
+        block.member.sampler.tell(proposal, prediction)
+        block.member.trials += 1
+        block.to_tell -= 1
+        if block.to_tell == 0:
+            self._end(block)
 
     def observe(self, plan: Plan, prediction: Prediction) -> None:
         self._note(plan, prediction, None)
@@ -90,20 +100,18 @@ class AutoSampler(Sampler):
     def _best_us(self) -> float:
         return math.inf if self._best is None else self._best[1].iteration_us
 
-    def _begin_block(self) -> None:
+    def _next_block(self) -> _Block:
         self._blocks += 1
         fewest_first = sorted(self._members, key=lambda member: member.trials)
         # max() takes the first of equals: without a winner, members share alike.
         winning = max(fewest_first, key=lambda member: round(member.gain, _GAIN_DIGITS))
-        self._block_of = fewest_first[0] if self._blocks % _LOSER_EVERY == 0 else winning
-        self._block_left = _BLOCK
-        self._block_start_us = self._best_us()
+        return _Block(fewest_first[0] if self._blocks % _LOSER_EVERY == 0 else winning, self._best_us())
 
-    def _end_block(self) -> None:
-        member = self._block_of
+    def _end(self, block: _Block) -> None:
+        member = block.member
         assert self._best is not None, "a block ended without a trial"
         earlier = 0.0 if member.trials == _BLOCK else _MEMORY * member.gain
-        member.gain = 1.0 - self._best_us() / self._block_start_us + earlier
+        member.gain = 1.0 - self._best_us() / block.start_us + earlier
         plan, prediction = self._best
         if plan == self._shown:
             return

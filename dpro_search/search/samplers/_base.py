@@ -26,19 +26,23 @@ class Proposal(NamedTuple):
 class Sampler(abc.ABC):
     """Chooses which plans to price.
 
-    The study calls, always in this order and from one thread::
+    The study calls, from one thread::
 
         sampler.observe(empty_plan, prediction)         # once: the recorded setting
         repeat:
             proposal = sampler.ask()
-            sampler.tell(proposal, prediction)          # exactly once for each ask, before the next one
+            sampler.tell(proposal, prediction)          # exactly once for each ask
 
-    `observe` may be called again between a `tell` and the next `ask`, with a plan that came from elsewhere: a sampler uses it
-    as a starting point, and owes nothing for it.
+    Where several plans are priced at a time, up to a window of asks is open: a sampler is then asked again before it is told.
+    Tells come in the order of the asks, whichever price was known first. A sampler does not ask again for a plan whose price is
+    on its way, if it can help it.
+
+    `observe` may be called again before any `ask`, with a plan that came from elsewhere: a sampler uses it as a starting point, and
+    owes nothing for it.
 
     A sampler never learns how many trials there will be, nor the time. So its proposals depend on the generator it was given
-    and on what it was told, and on nothing else: a search that is cut short and driven again sees the same proposals, and a
-    longer search begins with the shorter one.
+    and on the order of calls and what they told it, and on nothing else: a search that is cut short and driven again sees the same
+    proposals, and a longer search begins with the shorter one.
 
     Parameters
     ----------
@@ -63,7 +67,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        """The price of the plan that was asked for last."""
+        """The price of the plan whose ask is open longest."""
 
     @abc.abstractmethod
     def observe(self, plan: Plan, prediction: Prediction) -> None:

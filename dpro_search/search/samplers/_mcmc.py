@@ -52,7 +52,9 @@ class McmcSampler(Sampler):
     `space.moves.propose`, or changes the cycle time; it is accepted with probability
     min(1, exp(-(new - old) / (temperature * best))) on the iteration time [1]_. Temperature falls within a round and rises
     again in the next one, which starts from the best state of all chains and is twice as long: the schedule needs no number of
-    trials, and long searches do not freeze. A step to a state priced before costs no trial.
+    trials, and long searches do not freeze. A step to a state priced before costs no trial. Where several plans are priced at a
+    time, a chain whose turn comes before it was told steps from where it stands, as if the open step were going to be rejected; the
+    step that is told is accepted or rejected against where the chain stands by then.
 
     References
     ----------
@@ -73,25 +75,27 @@ class McmcSampler(Sampler):
         self._chains = [_Chain(stream, start) for stream, start in zip(rng.spawn(chains), starts, strict=False)]
         self._turn = 0
         self._offers: deque[_State] = deque()
-        self._asked: tuple[_Chain, _State] | None = None
+        self._asked: deque[tuple[_Chain, _State]] = deque()  # open asks, the oldest first
         self._known: dict[_State, float] = {}
         self._best = self._chains[0].state
         self._best_us = math.inf
 
     def ask(self) -> Proposal:
         chain, state = self._next_step()
+        on_its_way = {asked for _, asked in self._asked}
         for _ in range(_FRESH_ATTEMPTS):
-            if state not in self._known:
+            if state in self._known:
+                self._walk(chain, state, self._known[state])
+            elif state not in on_its_way:
                 break
-            self._walk(chain, state, self._known[state])
             chain, state = self._next_step()
-        self._asked = chain, state
+        self._asked.append((chain, state))
         plan = Plan(tensor_groups=state.groups, cycle_time_us=state.cycle_us)
         return Proposal(as_change(plan, self.recorded), self.name)
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        assert self._asked is not None, "tell without ask"
-        (chain, state), self._asked = self._asked, None
+        assert self._asked, "tell without ask"
+        chain, state = self._asked.popleft()
         self._known[state] = prediction.iteration_us
         self._walk(chain, state, prediction.iteration_us)
 
@@ -105,7 +109,8 @@ class McmcSampler(Sampler):
             return max(self._chains, key=lambda chain: chain.value_us), self._offers.popleft()
         chain = self._chains[self._turn]
         self._turn = (self._turn + 1) % len(self._chains)
-        return chain, chain.state if math.isinf(chain.value_us) else self._neighbour(chain)
+        first = math.isinf(chain.value_us) and all(asked is not chain for asked, _ in self._asked)
+        return chain, chain.state if first else self._neighbour(chain)
 
     def _walk(self, chain: _Chain, state: _State, value_us: float) -> None:
         """Accept or reject, and begin the next round when this one is over."""

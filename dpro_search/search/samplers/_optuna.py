@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ class OptunaSampler(Sampler):
 
     How tensors fuse: dynamically up to a threshold, or in n contiguous groups of about equal bytes; and the cycle time. All are
     searched on a logarithmic scale, and to the resolution that a person would write down. Where TPE keeps to plans that were
-    priced before, one is drawn at random instead.
+    priced before, one is drawn at random instead. Plans on their way count as bad until their price is known (Optuna's constant
+    liar, its default since version 5).
     """
 
     name = "optuna"
@@ -37,8 +39,8 @@ class OptunaSampler(Sampler):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._tpe, self._random = (kind(seed=int(rng.integers(2**31))) for kind in _SAMPLERS)
         self._study = optuna.create_study(sampler=self._tpe)
-        self._trial: optuna.Trial | None = None
-        self._known: dict[Plan, float] = {}
+        self._asked: deque[optuna.Trial] = deque()  # open asks, the oldest first
+        self._known: set[Plan] = set()  # priced, or on their way
         # Groups of a recording cannot be undone by a threshold.
         fusion = ["recorded", "groups"] if recorded.groups is not None else ["recorded", "threshold", "groups"]
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
@@ -58,18 +60,17 @@ class OptunaSampler(Sampler):
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             trial, plan = self._drawn()
-        self._trial = trial
+        self._asked.append(trial)
+        self._known.add(plan)
         return Proposal(plan, self.name)
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        assert self._trial is not None, "tell without ask"
-        self._known[proposal.plan] = prediction.iteration_us
-        self._study.tell(self._trial, prediction.iteration_us)
-        self._trial = None
+        assert self._asked, "tell without ask"
+        self._study.tell(self._asked.popleft(), prediction.iteration_us)
 
     def observe(self, plan: Plan, prediction: Prediction) -> None:
         """A plan that the knobs can say is learnt; of any other, the nearest that they can say is asked for next."""
-        self._known[plan] = prediction.iteration_us
+        self._known.add(plan)
         params = self._nearest_params(plan)
         if self._plan_of(params) == plan:
             distributions = {name: self._distributions[name] for name in params}

@@ -1,0 +1,108 @@
+"""The same workers as tasks of a Ray cluster that exists already, at `RAY_ADDRESS`.
+
+The objective lies in Ray's object store once, and a node fetches it once. The task of a lost process or node runs again elsewhere,
+which is Ray's doing. Every node needs this package at the same version.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from dpro_search.errors import MissingCapabilityError
+from dpro_search.search.objective import Objective
+from dpro_search.search.workers import Failed, Priced, answer_to, raise_failed, refuse_fatal
+from dpro_search.space.plan import Plan, Prediction
+
+_RETRIES = 1  # a second loss is reported with the plan
+_KNOCK_S = 5.0
+_ANSWER = msgspec.json.Decoder(Priced | Failed)
+
+
+class RayPricer:
+    """Prices plans as tasks that take one processor each, at most `workers` of them at a time.
+
+    Raises
+    ------
+    MissingCapabilityError
+        Ray is not installed, or there is no cluster.
+    """
+
+    lost = 0  # Ray starts lost tasks again and does not tell
+
+    def __init__(self, objective: Objective, workers: int) -> None:
+        self._ray = _connected()
+        self._objective = self._ray.put(objective)
+        self._price = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_price)
+        self._waiting: deque[Plan] = deque()
+        self._running: dict[Any, Plan] = {}
+        self._most = workers
+
+    def submit(self, plan: Plan) -> None:
+        self._waiting.append(plan)
+        self._hand_out()
+
+    def done(self) -> tuple[Plan, Prediction]:
+        (ready, *_), _ = self._ray.wait(list(self._running), num_returns=1)
+        plan = self._running.pop(ready)
+        self._hand_out()
+        try:
+            answer = _ANSWER.decode(self._ray.get(ready))
+        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, self._ray.exceptions.OutOfMemoryError):
+            refuse_fatal(plan, _RETRIES + 1)
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise MissingCapabilityError(f"--engine ray: a task failed ({reason}); every node needs this dpro-search") from error
+        if isinstance(answer, Failed):
+            raise_failed(answer)
+        return plan, answer.prediction
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        self._ray.shutdown()
+
+    def _hand_out(self) -> None:
+        while self._waiting and len(self._running) < self._most:
+            plan = self._waiting.popleft()
+            self._running[self._price.remote(self._objective, msgspec.json.encode(plan))] = plan
+
+
+def _price(objective: Objective, plan: bytes) -> bytes:
+    return answer_to(objective, plan)
+
+
+def _connected() -> Any:
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        raise MissingCapabilityError(
+            "--engine ray: RAY_ADDRESS is not set; set it to the cluster's host:port, or to 'auto' on one of its nodes"
+        )
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingCapabilityError("--engine ray: Ray is not installed; pip install 'dpro-search[ray]'") from error
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise MissingCapabilityError(
+            f"--engine ray: no cluster at RAY_ADDRESS={address} ({reason}); start one with 'ray start --head'"
+        ) from error
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()

@@ -1,0 +1,218 @@
+"""An Optuna storage as the common book of several searches: databases (``postgresql://...``) and ``journal://`` files.
+
+A row of the study holds a plan, its price and who found it, as JSON in the row's user attribute "trial", and is inserted in one
+transaction when the plan has been priced: there is no half of a finished trial. The storage numbers the rows of a study one after
+the other; of rows with the same plan the lowest number counts and the others do not, so that every search sees the same trials in
+the same order, whoever is killed at whatever point. For other readers of the study (dashboards) that decision is also written as
+the row's state, in a second transaction: COMPLETE, or FAIL for a plan with which another search was quicker.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+import msgspec
+import optuna
+import sqlalchemy
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search.run_folder import Trial
+from dpro_search.search.samplers import Proposal
+from dpro_search.space.plan import Plan, Prediction
+
+PATIENCE_S = 60.0  # how long a storage may be away
+_OPENING_PATIENCE_S = 10.0  # at the start, when an address or a password may be wrong
+_PAUSES_S = (0.05, 2.0)  # the first and the longest between two attempts
+_SECRETS = ("password", "sslpassword", "passwd")
+_JOURNAL = "journal"
+_ATTRIBUTE = "trial"  # one, because the storage asks several questions for each
+
+_T = TypeVar("_T")
+
+
+class SharedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row's user attribute holds."""
+
+    plan: Plan
+    prediction: Prediction
+    origin: str
+    run: str  # `RunInfo.id` of the search that priced it
+
+
+class News(NamedTuple):
+    """A trial of the study, and whether this search priced it."""
+
+    trial: Trial
+    own: bool
+
+
+class SharedStudy:
+    """The trials of all searches that share a study.
+
+    Parameters
+    ----------
+    url
+        An address that SQLAlchemy knows, or ``journal:///folder/file`` for a file on a common disk.
+    name
+        Of the study; it is made if there is none.
+    run
+        Of this search, different from all others'.
+
+    Raises
+    ------
+    InputError
+        The address is none, or the study holds what no search wrote.
+    MissingCapabilityError
+        The storage needs a package that is not installed, or cannot be reached. Every method raises it if the storage stays away
+        for `PATIENCE_S`; shorter absences are waited for.
+    """
+
+    def __init__(self, url: str, name: str, run: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # what goes wrong is said once, here
+        self.place = without_password(url)
+        self._run = run
+        self._read = 0  # rows that were read
+        self._plans: set[Plan] = set()
+        self._own_running: dict[int, float | None] = {}  # rows without a state, by number: value of those that count
+        self._others_running: dict[int, float | None] = {}
+
+        def opened() -> tuple[optuna.storages.BaseStorage, optuna.Study]:
+            storage = _storage(url)
+            return storage, optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+
+        self._storage, self._study = self._patiently(opened, _OPENING_PATIENCE_S)
+        self._study_id = self._patiently(lambda: self._storage.get_study_id_from_name(name))
+
+    def __len__(self) -> int:
+        """Trials read so far."""
+        return len(self._plans)
+
+    def __contains__(self, plan: Plan) -> bool:
+        """Whether a trial read so far has this plan."""
+        return plan in self._plans
+
+    def news(self) -> list[News]:
+        """Trials that were not returned before, in order."""
+        rows = self._patiently(lambda: self._study.get_trials(deepcopy=False))
+        found = []
+        for row in rows[self._read :]:
+            shared = self._decoded(row)
+            counts, own = shared.plan not in self._plans, shared.run == self._run
+            if not row.state.is_finished():
+                running = self._own_running if own else self._others_running
+                running[row.number] = shared.prediction.iteration_us if counts else None
+            if counts:
+                trial = Trial(number=len(self._plans), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
+                self._plans.add(shared.plan)
+                found.append(News(trial, own))
+        self._read = len(rows)
+        return found
+
+    def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
+        """Write a priced plan down, for good; returns the news, with this trial among them if nobody was quicker."""
+        shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
+        row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: msgspec.to_builtins(shared)})
+        self._patiently(lambda: self._study.add_trial(row))
+        news = self.news()
+        self._settle(self._own_running)
+        return news
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        """Write the states that searches which were killed left open as well."""
+        if error is None:
+            self._settle(self._others_running)
+
+    def _settle(self, running: dict[int, float | None]) -> None:
+        for number, value in list(running.items()):
+            self._patiently(lambda number=number, value=value: self._write_state(number, value))  # type: ignore[misc]
+            del running[number]
+
+    def _write_state(self, number: int, value: float | None) -> None:
+        """Through the storage, because `Study.tell` asks it for the whole trial twice."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):  # another search wrote the same
+            if value is None:
+                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+            else:
+                self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [value])
+
+    def _decoded(self, row: FrozenTrial) -> SharedTrial:
+        try:
+            return msgspec.convert(row.user_attrs.get(_ATTRIBUTE), SharedTrial)
+        except (msgspec.ValidationError, InputError) as error:
+            raise InputError(
+                f"--storage {self.place}: trial {row.number} of study '{self._study.study_name}' was not written by this program"
+                f" ({error}); choose another --storage or --seed"
+            ) from error
+
+    def _patiently(self, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+        """Call until it works: connections break, locks time out, servers restart. What is done twice by that counts once."""
+        give_up_s = time.monotonic() + patience_s
+        pause_s, longest_s = _PAUSES_S
+        while True:
+            try:
+                return call()
+            except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+                if time.monotonic() + pause_s > give_up_s:
+                    raise MissingCapabilityError(
+                        f"--storage {self.place}: cannot be used ({_reason(error)}); mend it and run the same command to continue"
+                    ) from error
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, longest_s)
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown and kept; raises `InputError` if it is none."""
+    parsed = _parsed(url)
+    return parsed.difference_update_query(_SECRETS).render_as_string(hide_password=True)
+
+
+def waits_for_the_disk(url: str) -> bool:
+    """Whether a storage syncs a local file for every trial, which the journal of a run folder does not."""
+    return _parsed(url).get_backend_name() in ("sqlite", _JOURNAL)
+
+
+def _parsed(url: str) -> sqlalchemy.URL:
+    try:
+        return sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError as error:
+        raise InputError(f"--storage {url}: not an address; write it like postgresql://user@host/database") from error
+
+
+def _storage(url: str) -> optuna.storages.BaseStorage:
+    parsed = _parsed(url)
+    place = without_password(url)
+    if parsed.drivername == _JOURNAL:
+        if parsed.host or not parsed.database:
+            raise InputError(f"--storage {place}: a file is written with three slashes: journal:///folder/file")
+        try:
+            return optuna.storages.JournalStorage(JournalFileBackend("/" + parsed.database.lstrip("/")))
+        except OSError as error:
+            raise MissingCapabilityError(f"--storage {place}: cannot be written ({error.strerror})") from error
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    options = {"connect_args": {"timeout": PATIENCE_S}} if parsed.get_backend_name() == "sqlite" else {}
+    try:
+        return optuna.storages.RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=options)
+    except (sqlalchemy.exc.NoSuchModuleError, sqlalchemy.exc.ArgumentError) as error:
+        raise InputError(f"--storage {place}: no such kind of storage ({_reason(error)})") from error
+    except ImportError as error:
+        extra = "; pip install 'dpro-search[postgresql]'" if "postgresql" in parsed.drivername else ""
+        raise MissingCapabilityError(f"--storage {place}: its Python package is not installed ({error}){extra}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in one line: what the database said."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,185 @@
+"""Processes on this machine that price plans for a search.
+
+A worker is a fork of the search: it shares the trace and the compiled replay, and so is ready at once (a fresh interpreter needs
+seconds to import and to read the trace again). What it runs must hence not need threads that the search has started. Plans go to a
+worker, and prices come back, as JSON on a socket of its own; no lock is shared. So a worker that is killed, at any point, takes
+nothing with it but the plans that it was given, and those go to the others.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from types import TracebackType
+from typing import NoReturn, Self
+
+import msgspec
+
+from dpro_search import errors
+from dpro_search.errors import DproSearchError, MissingCapabilityError
+from dpro_search.search.objective import Objective
+from dpro_search.space.plan import Plan, Prediction
+
+_AHEAD = 2  # plans that a worker has: one to price, one to go on with while the search thinks of the next
+MOST_LOSSES = 2  # a plan that ended so many workers gets no further one
+
+
+class Priced(msgspec.Struct, frozen=True, tag=True):
+    """What a worker answers when all went well."""
+
+    prediction: Prediction
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What it answers when the objective raised: the error's class and message."""
+
+    kind: str
+    message: str
+
+
+_ANSWER = msgspec.json.Decoder(Priced | Failed)
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: ForkProcess
+    connection: Connection
+    plans: deque[Plan] = field(default_factory=deque)  # the first is being priced
+
+
+class ProcessPricer:
+    """Prices plans in `workers` processes.
+
+    Attributes
+    ----------
+    lost
+        Workers that have ended before their time.
+    """
+
+    def __init__(self, objective: Objective, workers: int) -> None:
+        self.lost = 0
+        self._waiting: deque[Plan] = deque()
+        self._losses: Counter[Plan] = Counter()
+        self._workers: list[_Worker] = []
+        context = multiprocessing.get_context("fork")
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            # Ends of earlier workers' sockets: kept open in a later worker, they would hide that the search has ended.
+            foreign = [*(worker.connection for worker in self._workers), ours]
+            process = context.Process(target=_work, args=(objective, theirs, foreign), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that are left."""
+        return tuple(worker.process.pid for worker in self._workers if worker.process.pid is not None)
+
+    def submit(self, plan: Plan) -> None:
+        self._waiting.append(plan)
+        self._hand_out()
+
+    def done(self) -> tuple[Plan, Prediction]:
+        while True:
+            self._hand_out()
+            ready = set(wait([worker.connection for worker in self._workers]))
+            for worker in [worker for worker in self._workers if worker.connection in ready]:
+                try:
+                    answer = _ANSWER.decode(worker.connection.recv_bytes())
+                except (EOFError, OSError):
+                    self._drop(worker)
+                    continue
+                plan = worker.plans.popleft()
+                self._hand_out()
+                if isinstance(answer, Failed):
+                    raise_failed(answer)
+                return plan, answer.prediction
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.process.kill()  # it owns nothing that could be left half-done
+        for worker in self._workers:
+            worker.process.join()
+            worker.process.close()
+            worker.connection.close()
+        self._workers.clear()
+
+    def _hand_out(self) -> None:
+        """Give waiting plans to the workers that have fewest."""
+        while self._waiting:
+            worker = min(self._workers, key=lambda worker: len(worker.plans))
+            if len(worker.plans) >= _AHEAD:
+                return
+            plan = self._waiting.popleft()
+            worker.plans.append(plan)
+            try:
+                worker.connection.send_bytes(msgspec.json.encode(plan))
+            except OSError:
+                self._drop(worker)
+
+    def _drop(self, worker: _Worker) -> None:
+        """Take back what an ended worker was given."""
+        worker.connection.close()
+        worker.process.join()
+        self._workers.remove(worker)
+        self.lost += 1
+        if worker.plans:
+            self._losses[worker.plans[0]] += 1
+            refuse_fatal(worker.plans[0], self._losses[worker.plans[0]])
+        if not self._workers:
+            how = worker.process.exitcode
+            reason = f"killed by signal {-how}" if how is not None and how < 0 else f"exit code {how}"
+            raise MissingCapabilityError(
+                f"--workers: all {self.lost} worker processes have ended (the last: {reason}); run the same command to continue"
+            )
+        self._waiting.extendleft(reversed(worker.plans))
+
+
+def refuse_fatal(plan: Plan, losses: int) -> None:
+    """Raise `MissingCapabilityError` for a plan that has ended `MOST_LOSSES` workers."""
+    if losses >= MOST_LOSSES:
+        text = plan.to_json().decode().replace("\n", "")
+        raise MissingCapabilityError(
+            f"--workers: {losses} workers were lost while pricing one plan (out of memory?); give them more memory, or report it: "
+            + (text if len(text) <= 200 else f"{text[:200]}...")
+        )
+
+
+def raise_failed(answer: Failed) -> NoReturn:
+    """Raise here what the objective raised in a worker."""
+    kind = getattr(errors, answer.kind, None)
+    if isinstance(kind, type) and issubclass(kind, DproSearchError):
+        raise kind(answer.message)
+    raise RuntimeError(f"a worker failed: {answer.message}")
+
+
+def answer_to(objective: Objective, plan: bytes) -> bytes:
+    """What a worker answers to a plan in JSON."""
+    try:
+        return msgspec.json.encode(Priced(objective.predict(msgspec.json.decode(plan, type=Plan))))
+    except DproSearchError as error:
+        return msgspec.json.encode(Failed(type(error).__name__, str(error)))
+    except Exception:
+        return msgspec.json.encode(Failed("", traceback.format_exc()))
+
+
+def _work(objective: Objective, connection: Connection, foreign: list[Connection]) -> NoReturn:
+    """Price what comes until the search closes the socket or is gone; Ctrl-C is the search's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in foreign:
+        other.close()
+    try:
+        while True:
+            connection.send_bytes(answer_to(objective, connection.recv_bytes()))
+    except (EOFError, OSError):
+        os._exit(0)  # without clean-up: what was forked along (progress bars, files) belongs to the search

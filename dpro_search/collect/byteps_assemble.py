@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import joined, overhead_pct, read_json, steps_of
-from dpro_search.collect.mxnet_assemble import MxnetHookFile, MxnetJobFile, interrupt_share, on_clock, with_servers
+from dpro_search.collect.mxnet_assemble import MxnetHookFile, MxnetJobFile, on_clock, with_servers
 from dpro_search.collect.readers._byteps_events import JobEvents
 from dpro_search.collect.readers._byteps_logs import read_message_log, read_server_log
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, read_profile, read_symbol
@@ -87,7 +87,6 @@ def assemble_byteps(raw: Path) -> Trace:
             sent.meta,
             framework="mxnet",
             format=FORMAT,
-            interrupt_share=interrupt_share(raw, hooks[0]),
             ranks=ranks,
             hosts=(*(hook.host for hook in hooks), *(job.server_hosts[server] for server in order)),
             cores=(*(hook.core for hook in hooks), *(job.server_cores[server] for server in order)),

@@ -19,10 +19,9 @@ import numpy as np
 from dpro_search.collect.assembly import RankFile, overhead_pct, read_json, steps_of
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.launch.parameter_servers import INTERRUPTS
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
-from dpro_search.collect.trace import SETTLING_STEPS, ClockReport, Steps, TensorInfo, Trace
+from dpro_search.collect.trace import ClockReport, Steps, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "mxnet-kvstore"
@@ -123,7 +122,6 @@ def assemble_kvstore(raw: Path) -> Trace:
             rate_bps=job.rate_bps,
             versions=hooks[0].versions,
             knobs={name: value for name, value in job.knobs.items() if value},
-            interrupt_share=interrupt_share(raw, hooks[0]),
             peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
             warnings=(*read.meta.warnings, *idle),
             command=job.command,
@@ -233,7 +231,10 @@ def on_clock(steps: Steps, base_us: float, offset_us: Sequence[float]) -> Steps:
 
 
 def with_servers(steps: Steps, raw: Path, servers: Sequence[int], base_us: float) -> Steps:
-    """The steps, and after them those of the servers: the first worker's, with the CPU time that the server used meanwhile."""
+    """The steps, and after them those of the servers: the first worker's, with the CPU time that the server used meanwhile.
+
+    Steps that ended after the last look at a server are not known of it.
+    """
     parts = [steps]
     first = steps.select(steps.rank == 0)
     for position, server in enumerate(servers):
@@ -241,28 +242,12 @@ def with_servers(steps: Steps, raw: Path, servers: Sequence[int], base_us: float
         if not samples:
             continue
         at_ns, cpu_ns = np.array(samples, dtype=np.float64).T
-        upto_us = np.interp([*first.start_us, first.end_us[-1]], at_ns / 1e3 - base_us, cpu_ns / 1e3)
+        at_us = at_ns / 1e3 - base_us
+        upto_us = np.interp([*first.start_us, first.end_us[-1]], at_us, cpu_ns / 1e3)
         rank = np.full(len(first), int(steps.rank.max()) + 1 + position)
-        parts.append(replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first))))
+        mine = replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first)))
+        parts.append(mine.select(np.array([*first.start_us[1:], first.end_us[-1]]) <= at_us[-1]))
     return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__})
-
-
-def interrupt_share(raw: Path, hook: RankFile) -> dict[str, float]:
-    """Part of each core's time that interrupts took in a worker's steps outside the profiler; empty where nobody looked."""
-    path = raw / INTERRUPTS
-    if not path.is_file():
-        return {}
-    cores = read_json(path, dict[str, list[tuple[int, int]]], "the launcher was killed; record again")
-    settled = [step for step in hook.steps[SETTLING_STEPS:] if not step[4]]
-    start_ns, end_ns = (np.array([step[column] for step in settled], dtype=np.float64) for column in (0, 1))
-    found = {}
-    for core, samples in cores.items():
-        if len(samples) < 2 or not len(settled):
-            continue
-        at_ns, spent_ns = np.array(samples, dtype=np.float64).T
-        spent = np.interp(end_ns, at_ns, spent_ns) - np.interp(start_ns, at_ns, spent_ns)
-        found[core] = float(np.clip(spent.sum() / max(float((end_ns - start_ns).sum()), 1.0), 0.0, 1.0))
-    return found
 
 
 def _in_steps(profile: Profile, hook: MxnetHookFile) -> Profile:

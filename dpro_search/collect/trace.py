@@ -168,7 +168,6 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str = ""
     overhead_pct: float | None = None  # traced over untraced steps
     peak_rss_bytes: int | None = None  # largest of all ranks
-    interrupt_share: dict[str, float] = {}  # of each core's time, by its number, in the steps outside the profiler
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
@@ -197,11 +196,14 @@ class Trace:
     def iterations_us(self, *, traced: bool = False) -> Floats:
         """Distances between the starts of consecutive steps on rank 0: the measured iterations, without the job's first steps.
 
-        Iterations beside a start or a stop of the profiler are left out, for they hold its own work.
+        Iterations beside a start or a stop of the profiler are left out, for they hold its own work. MXNet's engine runs behind the
+        script, and has nothing left to do after such a switch: there, the iteration after it is short, and left out as well.
         """
         mine = self.steps.select(self.steps.rank == 0)
         kind = mine.traced
         steady = (kind[:-1] == kind[1:]) & (kind[:-1] == traced) & (mine.index[:-1] >= SETTLING_STEPS)
+        if self.meta.framework == "mxnet":
+            steady[1:] &= kind[:-2] == kind[1:-1]
         distances: Floats = np.diff(mine.start_us)[steady]
         return distances
 

@@ -65,8 +65,6 @@ class BytepsJob:
         What a host's link carries in each direction; with None the processors are the limit.
     cpu_us_per_byte, message_us
         Core time of a process for each byte that it sends, receives or adds, and for each message.
-    interrupt_us_per_byte
-        Core time of the kernel for each byte that is sent or received.
     reduce_us, before_push_us, reply_us, after_pull_us
         Delays that take no core: the stage REDUCE, from there to the push, until a message is acknowledged, and from the arrival of
         the sum to its use.
@@ -89,7 +87,6 @@ class BytepsJob:
     bytes_per_us: float | None
     cpu_us_per_byte: float
     message_us: float
-    interrupt_us_per_byte: float
     reduce_us: float
     before_push_us: float
     reply_us: float
@@ -215,7 +212,7 @@ class _BytepsGraph:
         """Push, sum and pull a partition whose gradients are ready after these ops; returns its arrival on each worker."""
         job = self._job
         what, server = f"tensor{tensor}.{part.key & 0xFFFF}", len(job.workers) + part.server
-        cpu_us = job.message_us + part.size_bytes * (job.cpu_us_per_byte + job.interrupt_us_per_byte)
+        cpu_us = job.message_us + part.size_bytes * job.cpu_us_per_byte
         summed, asked = [], []
         for worker, made in enumerate(ready):
             sent = self._work(worker, cpu_us, f"{what}.send@{worker}", OpKind.COMM, [self._queued(what, part, worker, made)])

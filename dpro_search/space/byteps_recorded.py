@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob
 from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
-from dpro_search.space.recorded_stores import first_users, interrupt_us_per_byte, untraced_us
+from dpro_search.space.recorded_stores import first_users, untraced_us
 
 _UPDATE = "_update"
 _SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
@@ -44,7 +43,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
     knobs = trace.meta.knobs
     cpu_us_per_byte, worker_polling, server_polling = _cpu(trace, workers, sizes)
     delays = _delays(trace, sizes)
-    job = BytepsJob(
+    return BytepsJob(
         workers=tuple(worker.segments for worker in computed),
         tensor_bytes=sizes,
         declared_key=np.array(keys),
@@ -62,15 +61,8 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
         cpu_us_per_byte=cpu_us_per_byte,
         message_us=MESSAGE_US,
-        interrupt_us_per_byte=0.0,
         **delays,
     )
-    served = np.zeros(servers)
-    for tensor in range(len(sizes)):
-        for part in job.parts(tensor):
-            served[part.server] += part.size_bytes
-    moved = 2 * np.array([sizes.sum()] * workers + (served * workers).tolist())
-    return replace(job, interrupt_us_per_byte=interrupt_us_per_byte(trace, moved.tolist()))
 
 
 class _Worker:

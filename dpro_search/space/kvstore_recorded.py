@@ -1,7 +1,7 @@
 """A recorded job of MXNet with parameter servers -> `KvstoreJob`: `recorded_kvstore_job`.
 
 Operators last while others have their core, so that their shortest durations count; what the measured CPU time leaves beside them
-is the work of messages and copies. To that comes what the kernel does for the network outside of processes.
+is the work of messages and copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpro_search.collect.trace import EventKind, Events, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
-from dpro_search.space.recorded_stores import consumers, first_users, interrupt_us_per_byte, untraced_us
+from dpro_search.space.recorded_stores import consumers, first_users, untraced_us
 
 _UPDATE, _COPY = "_update", "CopyCPU2CPU"
 _OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # operators that serve the store, not the model
@@ -68,12 +68,7 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         slice_us=0.0,
         updates=updates,
     )
-    moved = (2 * np.array([sizes.sum()] * workers + (job.server_bytes * workers).tolist())).tolist()
-    return replace(
-        job,
-        slice_us=_slice_us(trace, job),
-        comm_us_per_byte=job.comm_us_per_byte + interrupt_us_per_byte(trace, moved),
-    )
+    return replace(job, slice_us=_slice_us(trace, job))
 
 
 def _workers(trace: Trace) -> int:

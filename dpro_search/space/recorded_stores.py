@@ -17,29 +17,15 @@ def untraced_us(trace: Trace, rank: int, column: Floats) -> float:
 
     The lowest and highest fifth of the steps do not count: a step may hold work of the job's start, or have lent some to the next.
     """
-    mine = trace.steps.rank == rank
-    if not mine.any():
+    mine = trace.steps.select(trace.steps.rank == rank)
+    used_us = column[trace.steps.rank == rank]
+    if not len(mine):
         return 0.0
-    plain = mine & ~trace.steps.traced & (trace.steps.index >= SETTLING_STEPS)
-    return float(trim_mean(column[plain if plain.any() else mine], _TRIMMED))
-
-
-def interrupt_us_per_byte(trace: Trace, moved_bytes: Sequence[float]) -> float:
-    """Core time that the kernel takes for each byte sent or received, and charges to no process; 0 where nobody looked.
-
-    Parameters
-    ----------
-    moved_bytes
-        Sent and received in an iteration by each rank of the trace.
-    """
-    iterations_us = trace.iterations_us()
-    share = {int(core): part for core, part in trace.meta.interrupt_share.items()}
-    known = [rank for rank, core in enumerate(trace.meta.cores) if core in share]
-    moved = sum(moved_bytes[rank] for rank in known)
-    if not len(iterations_us) or not moved:
-        return 0.0
-    spent_us = sum(share[core] for core in {trace.meta.cores[rank] for rank in known}) * float(np.mean(iterations_us))
-    return spent_us / moved
+    settled = mine.index >= SETTLING_STEPS
+    # The engine runs behind the script: two steps after the profiler's have what is left of its work, or lack what is not yet done.
+    after = np.convolve(mine.traced, np.ones(3))[: len(mine)] > 0
+    chosen = next((mask for mask in (settled & ~after, ~mine.traced) if mask.any()), np.ones(len(mine), np.bool_))
+    return float(trim_mean(used_us[chosen], _TRIMMED))
 
 
 def consumers(trace: Trace) -> dict[str, list[int]]:

@@ -45,7 +45,6 @@ def job(sizes, *, workers=2, servers=1, **fields) -> BytepsJob:
         "bytes_per_us": None,
         "cpu_us_per_byte": 0.0,
         "message_us": 0.0,
-        "interrupt_us_per_byte": 0.0,
         "reduce_us": 0.0,
         "before_push_us": 0.0,
         "reply_us": 0.0,

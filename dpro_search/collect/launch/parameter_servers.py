@@ -5,8 +5,7 @@ hosts are shaped, after those of the workers; the scheduler is on the first serv
 
 A folder of the job holds one folder for each process (``rank{r}``, ``server{s}``, ``scheduler``), in which scheduler and servers
 run: files that these write under plain names are found there. Each has a ``log``, and servers have ``cpu.json``: [epoch ns, CPU ns
-so far] several times a second. A server that has ended leaves no more of it. ``interrupts.json`` has the same of each core: time
-that the kernel took for interrupts, most of it for the network's packets, and charged to no process.
+so far] several times a second. A server that has ended leaves no more of it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, run_ranks
 from dpro_search.errors import InputError, JobError
-
-INTERRUPTS = "interrupts.json"
 
 _PORT = 9091
 _END_S = 10.0  # servers end by themselves once all workers have, unless none of them used the store
@@ -142,11 +139,8 @@ def _beside(
     """Scheduler and servers (name, host, core), for as long as the block; gives a check that raises `JobError` if one failed."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     used: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    interrupts: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def check() -> None:
-        for core, spent_ns in interrupts_ns().items():
-            interrupts[core].append((time.time_ns(), spent_ns))
         for name, process in processes.items():
             if process.poll() not in (None, 0):
                 raise JobError(f"{name} ended with code {process.returncode}: {_tail(out / name / 'log')}")
@@ -172,7 +166,6 @@ def _beside(
         yield check
         for name, samples in used.items():
             write_file(out / name / "cpu.json", msgspec.json.encode(samples))
-        write_file(out / INTERRUPTS, msgspec.json.encode(interrupts))
         deadline = time.monotonic() + _END_S
         for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -192,14 +185,6 @@ def _cpu_ns(pid: int) -> int:
         with contextlib.suppress(OSError, ValueError, IndexError):
             total += int(path.read_text().split()[0])
     return total
-
-
-def interrupts_ns() -> dict[int, int]:
-    """Time that each core has spent on interrupts since it started."""
-    tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
-    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
-    # cpu0 user nice system idle iowait irq softirq ...; the first row, without a number, is the sum.
-    return {int(row[0][3:]): (int(row[6]) + int(row[7])) * tick_ns for row in rows if row[0] != "cpu"}
 
 
 def _tail(log: Path) -> str:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
-    from dpro_search.replay.timeline import Timeline
     from dpro_search.space.kvstore_job import KvstoreJob
+    from dpro_search.space.replay_graph import ReplayGraph
 
 _MODEL_ERROR = 0.12  # the largest error of a handful of recordings and changes judged by separate runs
-_TOP_GAINS = 12
-_WORTH_PCT = 1.0
-_PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
+_JOB = "a job with parameter servers"
 
 
 def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -26,44 +24,21 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that KVStore does not have.
     """
-    import time
-
     from dpro_search.cli._facts import changed
-    from dpro_search.cli._recorded import change_of, write_ops
-    from dpro_search.errors import InputError
-    from dpro_search.replay.evaluate import measured_iteration_us
-    from dpro_search.replay.replayer import replay
+    from dpro_search.cli._stores import replayed
     from dpro_search.space.kvstore_job import kvstore_graph
     from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 
-    if request.plan is not None or request.compares or request.samples is not None:
-        raise InputError("a job with parameter servers knows --set, --what-if, --perfetto and --timeline: leave out the others")
-    graph = kvstore_graph(changed(recorded_kvstore_job(trace), request.changes, _knobs(), "a job with parameter servers"))
-    for text in request.what_ifs:
-        graph = change_of(text, trace.meta.ranks).apply(graph)
-    started = time.perf_counter()
-    found = replay(graph)
-    seconds = time.perf_counter() - started
-    write_ops(found, request.perfetto, request.timeline)
-    predicted = found.iteration_us
-    measured = None if request.changed else measured_iteration_us(trace)
-    return {
-        "measured_iteration_us": measured,
-        "predicted_iteration_us": predicted,
-        "error_pct": None if measured is None else (predicted / measured - 1) * 100,
-        "interval_us": (predicted * (1 - _MODEL_ERROR), predicted * (1 + _MODEL_ERROR)),
-        "breakdown_us": _breakdown_us(found),
-        "peak_memory_bytes": None,
-        "ops": len(graph),
-        "replay_seconds": seconds,
-        "settled": found.settled,
-        "unplaced": {},
-    }
+    def graph_of(changes: Sequence[str]) -> ReplayGraph:
+        return kvstore_graph(changed(recorded_kvstore_job(trace), changes, _knobs(), _JOB))
+
+    return replayed(trace, request, graph_of, job=_JOB, model_error=_MODEL_ERROR)
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
-    from dpro_search.cli._recorded import path_facts
+    from dpro_search.cli._recorded import gain_rows, path_facts
+    from dpro_search.cli._stores import breakdown_us
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
     from dpro_search.replay.sensitivity import gains
@@ -90,24 +65,15 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
     servers = _server_facts(job)
     for row, fact in zip(servers, facts[workers:], strict=True):
         row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
-    found = [
-        {
-            "what_if": gain.change.text,
-            "predicted_iteration_us": gain.iteration_us,
-            "gain_us": gain.gain_us,
-            "gain_pct": gain.gain_pct,
-        }
-        for gain in gains(graph)
-    ]
     knobs = _knob_gains(job, timeline.iteration_us)
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),
-        "breakdown_us": _breakdown_us(timeline),
+        "breakdown_us": breakdown_us(timeline),
         "critical_path": path_facts(timeline),
         "ranks": facts,
         "servers": servers,
-        "gains": sorted([*found, *knobs], key=lambda row: -float(row["gain_us"])),
+        "gains": sorted([*gain_rows(gains(graph)), *knobs], key=lambda row: -float(row["gain_us"])),
         "findings": _findings(facts, servers, knobs, timeline.iteration_us),
     }
 
@@ -115,13 +81,9 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
 def print_diagnosis(result: dict[str, Any]) -> None:
     """Findings, critical path, servers and gains, for people."""
     from dpro_search.cli._output import microseconds, percent
+    from dpro_search.cli._stores import print_gains, print_path
 
-    print(f"An iteration takes {microseconds(result['iteration_us'])} (replayed).")
-    for sentence in result["findings"]:
-        print(f"* {sentence}")
-    print("What is on its critical path:")
-    for row in result["critical_path"]:
-        print(f"  {row['kind']:9} of core {row['rank']:2}  {microseconds(row['duration_us']):>10}  {percent(row['share_pct']):>7}")
+    print_path(result)
     print("What the servers have:")
     for row in result["servers"]:
         link = "" if row["link_pct"] is None else f"  link {percent(row['link_pct']):>7}"
@@ -129,20 +91,7 @@ def print_diagnosis(result: dict[str, Any]) -> None:
             f"  server {row['server']:2}  {row['keys']:4} keys  {row['slices']:5} slices  {row['bytes'] / 1e6:8.2f} MB"
             f"  core {microseconds(row['core_us']):>10}{link}"
         )
-    print("What would it gain:")
-    for row in result["gains"][:_TOP_GAINS]:
-        print(f"  {row['what_if'][:50]:50}  {microseconds(row['gain_us']):>10}  {percent(row['gain_pct']):>7}")
-
-
-def _breakdown_us(timeline: Timeline) -> dict[str, float]:
-    """An iteration by what its critical path does: compute of workers, communication that nothing hides, the servers' work."""
-    from dpro_search.cli._recorded import path_facts
-
-    found = {"compute": 0.0, "exposed_communication": 0.0, "server": 0.0}
-    for row in path_facts(timeline):
-        found[_PART_OF_KIND.get(row["kind"], "server")] += row["duration_us"]
-    total = sum(found.values()) or 1.0
-    return {part: us / total * timeline.iteration_us for part, us in found.items()}
+    print_gains(result["gains"])
 
 
 def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:
@@ -168,6 +117,7 @@ def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:
 def _knob_gains(job: KvstoreJob, iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
     from dpro_search.cli._facts import changed
+    from dpro_search.cli._stores import knob_rows
     from dpro_search.replay.replayer import replay
     from dpro_search.space.kvstore_job import kvstore_graph
 
@@ -178,19 +128,8 @@ def _knob_gains(job: KvstoreJob, iteration_us: float) -> list[dict[str, Any]]:
         (servers,),
         *(((text.split(".")[0],) for text in slices) if job.slicing.priority else ((bound,), ("p3=1", "slice_threshold=400000"))),
     ]
-    rows = []
-    for changes in asked:
-        other = replay(kvstore_graph(changed(job, changes, _knobs(), "a job with parameter servers"))).iteration_us
-        gain_us = iteration_us - other
-        rows.append(
-            {
-                "what_if": ", ".join(changes),
-                "predicted_iteration_us": other,
-                "gain_us": gain_us,
-                "gain_pct": gain_us / iteration_us * 100,
-            }
-        )
-    return rows
+    graphs = {", ".join(changes): kvstore_graph(changed(job, changes, _knobs(), _JOB)) for changes in asked}
+    return knob_rows(iteration_us, {text: replay(graph).iteration_us for text, graph in graphs.items()})
 
 
 _VARIABLES = {
@@ -205,6 +144,8 @@ def _findings(
     ranks: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]], knobs: Sequence[dict[str, Any]], iteration_us: float
 ) -> list[str]:
     """Sentences with numbers and the knob to turn."""
+    from dpro_search.cli._stores import WORTH_PCT
+
     found = []
     heaviest = max(servers, key=lambda row: float(row["bytes"]))
     fair_pct = 100 / len(servers)
@@ -222,7 +163,7 @@ def _findings(
                 f"{iteration_us / 1e3:.1f} ms: more servers (DMLC_NUM_SERVER), an even spread or a faster link."
             )
     best = max(knobs, key=lambda row: float(row["gain_us"]))
-    if best["gain_pct"] >= _WORTH_PCT:
+    if best["gain_pct"] >= WORTH_PCT:
         named = " and ".join(
             _VARIABLES[key] if key == "p3" else f"{_VARIABLES[key]}={value}"
             for key, _, value in (text.partition("=") for text in best["what_if"].split(", "))

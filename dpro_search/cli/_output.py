@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dpro_search.report.units import percent, size
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+__all__ = ["microseconds", "percent", "print_json", "size", "stderr_console", "stdout_console"]
 
 
 def print_json(value: Any) -> None:
@@ -40,19 +44,3 @@ def microseconds(value_us: float) -> str:
     if abs(value_us) < 1e3:
         return f"{value_us:.1f} us"
     return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
-
-
-def size(value_bytes: float) -> str:
-    """A size in binary units: "24.0 MiB"."""
-    if abs(value_bytes) < 1024:
-        return f"{value_bytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        value_bytes /= 1024
-        if abs(value_bytes) < 1024:
-            return f"{value_bytes:.1f} {unit}"
-    return f"{value_bytes / 1024:.1f} TiB"
-
-
-def percent(value_pct: float) -> str:
-    """A share in per cent: "3.2 %"."""
-    return f"{value_pct:.1f} %"

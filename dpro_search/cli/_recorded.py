@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.recorded import RecordedPredictor
-    from dpro_search.replay.sensitivity import Change
+    from dpro_search.replay.sensitivity import Change, Gain
     from dpro_search.replay.timeline import Timeline
 
 _NAME_LENGTH, _TOP_OPS, _TOP_GAINS = 60, 10, 12
@@ -102,15 +103,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
             | punctuality.get(row.rank, {})
             for row in times
         ],
-        "gains": [
-            {
-                "what_if": gain.change.text,
-                "predicted_iteration_us": gain.iteration_us,
-                "gain_us": gain.gain_us,
-                "gain_pct": gain.gain_pct,
-            }
-            for gain in found
-        ],
+        "gains": gain_rows(found),
         "critical_ops": _critical_ops(timeline),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": list(findings(times, late, found, timeline.iteration_us, speeds)),
@@ -187,6 +180,19 @@ def write_ops(timeline: Timeline, perfetto: Path | None, table: Path | None) -> 
         write_file(perfetto, perfetto_json(timeline, first_iteration=timeline.iterations - 1))
     if table is not None:
         write_csv(timeline, table)
+
+
+def gain_rows(gains: Sequence[Gain]) -> list[dict[str, Any]]:
+    """What questions about the graph would gain."""
+    return [
+        {
+            "what_if": gain.change.text,
+            "predicted_iteration_us": gain.iteration_us,
+            "gain_us": gain.gain_us,
+            "gain_pct": gain.gain_pct,
+        }
+        for gain in gains
+    ]
 
 
 def path_facts(timeline: Timeline) -> list[dict[str, Any]]:

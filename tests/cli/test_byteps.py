@@ -52,7 +52,7 @@ def test_every_knob_can_be_set(trace, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("fusion_threshold_bytes=1", "unknown key for a job with BytePS; known are partition_bytes, credit, servers, rate"),
+        ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, rate"),
         ("partition_bytes=many", "'many' is not a number"),
         ("servers=0", "at least one server"),
     ],

@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=2, help="plain runs of each recorded setting")
     parser.add_argument("--runs", type=int, help="end after so many")
+    parser.add_argument("--short", action="store_true", help="half as many steps")
     parser.add_argument("--no-changes", action="store_true", help="leave out the changed settings")
     options = parser.parse_args()
     python = dict(text.split("=", 1) for text in options.python)
@@ -171,21 +172,22 @@ def main() -> None:
     wanted = [run for scheme, workload in chosen for run in runs(scheme, workload, options.rounds, not options.no_changes)]
     left = [run for run in wanted if not run.path(options.folder).exists()]
     for run in left[: options.runs]:
-        _execute(run, run.path(options.folder), python[run.scheme.framework])
+        steps = STEPS[run.rate] // (2 if options.short else 1)
+        _execute(run, run.path(options.folder), python[run.scheme.framework], steps)
     print(f"{max(len(left) - (options.runs or len(left)), 0)} runs left", flush=True)
 
 
-def _execute(run: Run, out: Path, python: str) -> None:
+def _execute(run: Run, out: Path, python: str, steps: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     load, started = os.getloadavg()[0], time.time()
     rate = parse_rate(run.rate)
     if run.number is None:
-        schedule = Schedule(warmup=WARMUP, untraced=STEPS[run.rate] // 2, traced=8)
-        steps = schedule.warmup + schedule.untraced + schedule.traced + 3
-        run.scheme.record(run.spec(python, steps), out, rate_bps=rate, shaped=True, schedule=schedule)
+        schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=8)
+        needed = schedule.warmup + schedule.untraced + schedule.traced + 3
+        run.scheme.record(run.spec(python, needed), out, rate_bps=rate, shaped=True, schedule=schedule)
         said = "recorded"
     else:
-        times: StepTimes = run.scheme.time(run.spec(python, WARMUP + STEPS[run.rate]), rate_bps=rate, shaped=True, warmup=WARMUP)
+        times: StepTimes = run.scheme.time(run.spec(python, WARMUP + steps), rate_bps=rate, shaped=True, warmup=WARMUP)
         measured = Measured(
             iteration_us=times.iteration_us.tolist(),
             compute_cpu_us=times.compute_cpu_us.tolist(),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpro_search.space.replay_graph import ReplayGraph
 
 _JOB = "a job with BytePS"
-_MODEL_ERROR = 0.1
+_MODEL_ERROR = 0.16  # of docs/validation.md: nine in ten errors were smaller
 _ASKED_ITERATIONS = 16  # of a replay that answers one of many questions
 
 

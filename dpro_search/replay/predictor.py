@@ -15,6 +15,8 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
 
+_POLLING_ERROR = (0.13, 0.15)  # of jobs on MPI, likewise
+
 
 class Predictor(JobPredictor):
     """Prices of plans, deterministic by seed.
@@ -41,6 +43,8 @@ class Predictor(JobPredictor):
         seed: int = 0,
     ) -> None:
         super().__init__(cluster, peak_rss_bytes, seed)
+        if costs.poll_share:
+            self._model_error = _POLLING_ERROR
         self.graph = graph
         self.costs = costs
         self.recorded = recorded

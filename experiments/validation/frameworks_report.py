@@ -114,25 +114,41 @@ def _print(title: str, rows: list[Row]) -> None:
     if not rows:
         return
     print(f"\n### {title}\n")
-    columns = "measured, ms (each run) | recording, ms | predicted, ms | error | at the runs' CPU speed"
+    columns = "plain runs, ms | recording's own steps, ms | predicted, ms | error | at the runs' CPU speed | against own steps"
     print(f"| scheme | workload | link | setting | {columns} |")
-    print("|---|---|---|---|---|---:|---:|---:|---:|")
+    print("|---|---|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
-        link = row.rate if row.rate == row.recorded_rate else f"{row.recorded_rate} -> {row.rate}"
+        link = row.rate if row.rate == row.recorded_rate else f"{row.recorded_rate} to {row.rate}"
         runs = ", ".join(f"{value / 1e3:.0f}" for value in row.measured_us)
+        own = f"{_own_error_pct(row):+.1f} %" if row.setting == "as recorded" else ""
         print(
             f"| {row.scheme} | {row.workload} | {link} | {row.setting} | {runs} | {row.recording_us / 1e3:.0f} "
-            f"| {row.predicted_us / 1e3:.0f} | {row.error_pct:+.1f} % | {row.error_at_speed_pct:+.1f} % |"
+            f"| {row.predicted_us / 1e3:.0f} | {row.error_pct:+.1f} % | {row.error_at_speed_pct:+.1f} % | {own} |"
         )
-    print("\n| scheme | rows | median error | worst | at the runs' CPU speed: median | worst | inside the interval |")
+    print("\nAbsolute errors, median / worst:\n")
+    columns = "against plain runs | at the runs' CPU speed | against own steps | own steps against plain runs | inside"
+    print(f"| scheme | rows | {columns} |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in [*SCHEMES, "all"]:
         mine = [row for row in rows if name in (row.scheme, "all")]
         if mine:
-            errors, at_speed = np.abs([(row.error_pct, row.error_at_speed_pct) for row in mine]).T
-            inside = sum(row.interval_us[0] <= np.mean(row.measured_us) <= row.interval_us[1] for row in mine)
-            figures = " | ".join(f"{np.median(column):.1f} % | {column.max():.1f} %" for column in (errors, at_speed))
-            print(f"| {name} | {len(mine)} | {figures} | {inside} |")
+            print(f"| {name} | {len(mine)} | {_summary(mine)} |")
+
+
+def _summary(rows: list[Row]) -> str:
+    columns = [[row.error_pct for row in rows], [row.error_at_speed_pct for row in rows]]
+    figures = [f"{np.median(np.abs(column)):.1f} / {np.abs(column).max():.1f} %" for column in columns]
+    figures += ["", ""]
+    if rows[0].setting == "as recorded":
+        own = np.abs([_own_error_pct(row) for row in rows])
+        drift = np.abs([row.recording_us / np.mean(row.measured_us) - 1 for row in rows]) * 100
+        figures[2:] = [f"{np.median(column):.1f} / {column.max():.1f} %" for column in (own, drift)]
+    inside = sum(row.interval_us[0] <= np.mean(row.measured_us) <= row.interval_us[1] for row in rows)
+    return " | ".join([*figures, str(inside)])
+
+
+def _own_error_pct(row: Row) -> float:
+    return (row.predicted_us / row.recording_us - 1) * 100
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class JobPredictor(ABC):
     predictions are beside the noise of the steps (`_model_error`).
     """
 
-    _model_error: ClassVar[tuple[float, float]]  # half-width of the interval: as recorded, changed
+    _model_error: tuple[float, float]  # half-width of the interval: as recorded, changed
     graph: Any
     tensors: tuple[TensorInfo, ...]
 

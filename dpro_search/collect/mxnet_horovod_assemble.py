@@ -32,6 +32,7 @@ from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "mxnet-horovod"
 
+_LATE_END_US = 100_000.0
 _END_SLACK_US = 5000.0  # between Horovod's note that an all-reduce is complete and the profiler's
 
 
@@ -115,7 +116,8 @@ def _carried(
     if not ends_us:
         raise InputError(f"{profile.path}: no all-reduce in the profiled steps; train with hvd.DistributedTrainer on several ranks")
     index = _tensors_by_name(timeline, hook, parameters)
-    rows = _rows_of(timeline, np.sort(ends_us), profile.path)
+    before = next(number for number, step in enumerate(hook.steps) if step[4]) * len(parameters)
+    rows = _rows_of(timeline, np.sort(ends_us), before, profile.path)
     found = []
     for row in rows:
         name = timeline.tensors[timeline.tensor[row]].name
@@ -128,16 +130,25 @@ def _carried(
     return found
 
 
-def _rows_of(timeline: HorovodTimeline, ends_us: Floats, path: Path) -> Ints:
-    """The timeline's rows of all-reduces with these ends (epoch, sorted): successive ones, in the order of their completion."""
+def _rows_of(timeline: HorovodTimeline, ends_us: Floats, before: int, path: Path) -> Ints:
+    """The timeline's rows of all-reduces with these ends (epoch, sorted): successive ones, in the order of their completion.
+
+    A job that all-reduces nothing but each gradient once a step had `before` of them before: then Horovod's note and the
+    profiler's end may be further apart, as they are where the engine waits for its core.
+    """
     rows = np.flatnonzero(timeline.phase == Phase.WHOLE)
     noted_us = timeline.end_us[rows] + timeline.origin_ns / 1e3
+
+    def apart_us(start: int) -> float:
+        return float(np.median(np.abs(noted_us[start : start + len(ends_us)] - ends_us)))
+
+    if before + len(ends_us) <= len(rows) and apart_us(before) <= _LATE_END_US:
+        return rows[before : before + len(ends_us)]
     first, last = (int(np.searchsorted(noted_us, ends_us[0] + slack)) for slack in (-_END_SLACK_US, _END_SLACK_US))
     starts = [i for i in range(first, last + 1) if i + len(ends_us) <= len(rows)]
-    apart_us = [float(np.median(np.abs(noted_us[i : i + len(ends_us)] - ends_us))) for i in starts]
-    if not apart_us or min(apart_us) > _END_SLACK_US:
+    start = min(starts, key=apart_us, default=-1)
+    if start < 0 or apart_us(start) > _END_SLACK_US:
         raise TraceFormatError(f"{path}: its {len(ends_us)} all-reduces are not in horovod_timeline.json; record the job again")
-    start = starts[int(np.argmin(apart_us))]
     return rows[start : start + len(ends_us)]
 
 

@@ -3,12 +3,14 @@
 Standard library only; Python 3.8 and later.
 """
 
+import atexit
 import functools
 import os
 import time
 
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
 _IDLE_S = 0.5
+_QUIET_S, _MOST_S = 0.3, 10.0  # a timeline that has not grown for so long is whole; how long that is waited for
 
 
 def patch_init(basics, started):
@@ -43,7 +45,20 @@ def watch_threads(clock, tids):
     clock.ignored |= spinning
     for tid in spinning:
         os.sched_setscheduler(int(tid), os.SCHED_IDLE, os.sched_param(0))
+    if writes:
+        atexit.register(_let_write, os.environ["HOROVOD_TIMELINE"])  # after Horovod's own, and so called before it
     start = time.time_ns(), clock.read()[1]
     time.sleep(_IDLE_S)
     end = time.time_ns(), clock.read()[1]
     return {"wall_ns": [start[0], end[0]], "comm_cpu_ns": end[1] - start[1]}
+
+
+def _let_write(path):
+    """Wait for the calmed writer to catch up with the job: Horovod ends without writing what is left."""
+    end = time.monotonic() + _MOST_S
+    size, since = -1, time.monotonic()
+    while time.monotonic() < min(end, since + _QUIET_S):
+        now = os.path.getsize(path) if os.path.exists(path) else 0
+        if now != size:
+            size, since = now, time.monotonic()
+        time.sleep(0.02)

@@ -19,6 +19,8 @@ from types import FrameType, TracebackType
 
 from dpro_search.errors import InputError, MissingCapabilityError
 
+# Linux's own congestion control: another choice of the machine would make its recordings differ from those of others.
+_USE_CUBIC = "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control"
 _PREFIX = "dps"
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
@@ -100,6 +102,7 @@ class ShapedHosts:
             _run("ip", "-n", space, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
+            _run("ip", "netns", "exec", space, "sh", "-c", _USE_CUBIC)
         lines = ["127.0.0.1 localhost", *(f"{self.address(i)} {name}" for i, name in enumerate(self.names))]
         self._hosts_file.write_text("\n".join(lines) + "\n")
         self.set_rate(self._rate_bps)

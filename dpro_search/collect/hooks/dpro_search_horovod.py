@@ -9,6 +9,7 @@ import os
 import time
 
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
+_WATCHED_S = 0.3  # to tell the threads by what they do
 _IDLE_S = 0.5
 _QUIET_S, _MOST_S = 0.3, 10.0  # a timeline that has not grown for so long is whole; how long that is waited for
 
@@ -40,7 +41,7 @@ def watch_threads(clock, tids):
     """
     rank = os.environ.get("DPRO_SEARCH_HOOK_RANK") or os.environ.get("HOROVOD_RANK", "0")
     writes = bool(os.environ.get("HOROVOD_TIMELINE")) and rank == "0"
-    spinning = clock.spinning(tids, over_s=_START_S) if writes else set()
+    spinning = clock.spinning(tids, over_s=_WATCHED_S) if writes else set()
     clock.communication |= tids - spinning
     clock.ignored |= spinning
     for tid in spinning:

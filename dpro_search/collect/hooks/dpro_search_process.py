@@ -7,6 +7,8 @@ import os
 import sys
 import time
 
+_SPINS = 0.05  # of a core at least
+
 
 class AfterImport:
     """Finder that lets the others find a module, and calls back once the module has run."""
@@ -62,16 +64,17 @@ class ThreadClock:
         return total
 
     def spinning(self, tids, over_s):
-        """The thread, if any, that uses more than a third of a core and never sleeps while nothing happens: a set of one or none.
+        """The last one started of the threads that never sleep while nothing happens: a set of one or none.
 
-        A thread that polls in turns with sleeping, as MPI's do, is none.
+        A thread that polls in turns with sleeping, as MPI's do, is none; but while it waits for another rank it does not sleep
+        either, and leaves little of the core to one that yields at each turn. So which was started last decides.
         """
         before = {tid: (self._of(tid) or 0, _sleeps(tid)) for tid in tids}
         time.sleep(over_s)
         found = [
             tid
             for tid, (used, sleeps) in before.items()
-            if (self._of(tid) or 0) - used > over_s * 1e9 / 3 and sleeps is not None and _sleeps(tid) == sleeps
+            if (self._of(tid) or 0) - used > over_s * 1e9 * _SPINS and sleeps is not None and _sleeps(tid) == sleeps
         ]
         return set(sorted(found, key=int)[-1:])
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from dpro_search.collect._files import write_file
 from dpro_search.collect.byteps_assemble import FORMAT, KNOBS, assemble_byteps, read_byteps_hook
-from dpro_search.collect.job import Schedule, StepTimes, machine, raw_folder, shaped_hosts, step_times
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, server_cores, server_hosts, servers_of
+from dpro_search.collect.job import Schedule, StepTimes, raw_folder, step_times
+from dpro_search.collect.launch.parameter_servers import ServerSpec, servers_of
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
-from dpro_search.collect.mxnet_assemble import MxnetJobFile
+from dpro_search.collect.server_job import ServerJob
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, MissingCapabilityError
 
 _MODULES = ("mxnet", "byteps.mxnet")
-_SERVER = "import byteps.server"
+SERVER_CODE = "import byteps.server"
 _TELL_NODE = ("PS_VERBOSE", "1")  # which of the servers each is
 _SERVER_LOGS = (("BYTEPS_VAN_TRACE", "messages.log"), ("BYTEPS_SERVER_TRACE", "work.log"))
 # BytePS names its shared memory by tensor only: workers on one machine would share their gradients.
 _MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
-_ALONE = f"import os, sys; os.execvp('unshare', ['unshare', '--mount', 'sh', '-c', {_MOUNT!r}, 'sh', *sys.argv[1:]])"
+WITH_OWN_SHM = f"import os, sys; os.execvp('unshare', ['unshare', '--mount', 'sh', '-c', {_MOUNT!r}, 'sh', *sys.argv[1:]])"
 
 
 def record_byteps_job(
@@ -50,30 +45,16 @@ def record_byteps_job(
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
     _require(spec)
-    env = {**os.environ, **spec.env}
-    servers = servers_of(env, spec.ranks)
+    job = _job(spec, rate_bps, shaped, timeout_s, logs=logs)
     with raw_folder(keep_raw) as raw:
-        job = MxnetJobFile(
-            format=FORMAT,
-            ranks=spec.ranks,
-            servers=servers,
-            server_hosts=server_hosts(spec, servers, shaped),
-            server_cores=server_cores(spec, servers),
-            command=spec.command,
-            machine=machine(),
-            recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            rate_bps=rate_bps,
-            knobs={name: env.get(name, value) for name, value in KNOBS.items()},
-        )
-        write_file(raw / "job.json", msgspec.json.encode(job))
+        job.describe(raw, FORMAT)
         first = schedule.warmup + schedule.untraced
         traced = {  # BytePS counts steps from 1, the last included
             "BYTEPS_TRACE_ON": "1",
             "BYTEPS_TRACE_START_STEP": str(first + 1),
             "BYTEPS_TRACE_END_STEP": str(first + schedule.traced),
         }
-        run = _Run(spec=spec, out=raw, servers=servers, rate_bps=rate_bps, shaped=shaped, timeout_s=timeout_s, logs=logs)
-        run.start(schedule.hook("record"), lambda rank: {**traced, **_log_env(raw, rank, logs)})
+        job.run(raw, schedule.hook("record"), lambda rank: {**one_device(rank), **traced, **_log_env(raw, rank, logs)})
         trace = assemble_byteps(raw)
         trace.save(out)
         return trace
@@ -92,39 +73,26 @@ def time_byteps_job(
         BytePS or a permission is missing.
     """
     _require(spec)
-    servers = servers_of({**os.environ, **spec.env}, spec.ranks)
     with raw_folder(None) as folder:
-        run = _Run(spec=spec, out=folder, servers=servers, rate_bps=rate_bps, shaped=shaped, timeout_s=timeout_s)
-        run.start(Schedule(warmup=max(warmup, 2)).hook("time"), lambda rank: {})
+        _job(spec, rate_bps, shaped, timeout_s).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"), one_device)
         return step_times([read_byteps_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)], warmup)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Run:
-    spec: JobSpec
-    out: Path
-    servers: int
-    rate_bps: float | None
-    shaped: bool
-    timeout_s: float
-    logs: bool = False
-
-    def start(self, hook: dict[str, str], env_of: Callable[[int], dict[str, str]]) -> None:
-        """Run workers, scheduler and servers to their end."""
-        alone = replace(self.spec, command=(self.spec.interpreter, "-c", _ALONE, *self.spec.command))
-        with shaped_hosts(self.spec.ranks + self.servers, self.rate_bps, self.shaped) as hosts:
-            run_with_servers(
-                alone,
-                self.out,
-                ServerSpec(count=self.servers, code=_SERVER, env=(_TELL_NODE, *(_SERVER_LOGS if self.logs else ()))),
-                hosts=hosts,
-                hook={**hook, "FRAMEWORK": "mxnet"},
-                worker_env=lambda rank: {**_one_device(rank), **env_of(rank)},
-                timeout_s=self.timeout_s,
-            )
+def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float, *, logs: bool = False) -> ServerJob:
+    env = {**os.environ, **spec.env}
+    server_env = (_TELL_NODE, *(_SERVER_LOGS if logs else ()))
+    return ServerJob(
+        spec=replace(spec, command=(spec.interpreter, "-c", WITH_OWN_SHM, *spec.command)),
+        servers=ServerSpec(count=servers_of(env, spec.ranks), code=SERVER_CODE, env=server_env),
+        knobs={name: env.get(name, value) for name, value in KNOBS.items()},
+        command=spec.command,
+        rate_bps=rate_bps,
+        shaped=shaped,
+        timeout_s=timeout_s,
+    )
 
 
-def _one_device(rank: int) -> dict[str, str]:
+def one_device(rank: int) -> dict[str, str]:
     """What BytePS asks of a worker with one device; its sockets are in its own /dev/shm."""
     return {
         "DMLC_WORKER_ID": str(rank),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from pathlib import Path
 
-import msgspec
-
-from dpro_search.collect._files import write_file
-from dpro_search.collect.job import Schedule, StepTimes, machine, raw_folder, shaped_hosts, step_times
+from dpro_search.collect.job import Schedule, StepTimes, raw_folder, step_times
 from dpro_search.collect.kvstore_slices import DEFAULT_KNOBS
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, server_cores, server_hosts, servers_of
+from dpro_search.collect.launch.parameter_servers import ServerSpec, servers_of
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
-from dpro_search.collect.mxnet_assemble import FORMAT, MxnetJobFile, assemble_kvstore, read_mxnet_hook
+from dpro_search.collect.mxnet_assemble import FORMAT, assemble_kvstore, read_mxnet_hook
+from dpro_search.collect.server_job import ServerJob
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 
@@ -37,24 +34,10 @@ def record_kvstore_job(
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
     require_framework(spec.interpreter, ("mxnet",), "mxnet")
-    env = {**os.environ, **spec.env}
-    servers = servers_of(env, spec.ranks)
+    job = _job(spec, rate_bps, shaped, timeout_s)
     with raw_folder(keep_raw) as raw:
-        job = MxnetJobFile(
-            format=FORMAT,
-            ranks=spec.ranks,
-            servers=servers,
-            server_hosts=server_hosts(spec, servers, shaped),
-            server_cores=server_cores(spec, servers),
-            command=spec.command,
-            machine=machine(),
-            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            rate_bps=rate_bps,
-            knobs={name: env.get(name, value) for name, value in DEFAULT_KNOBS.items()},
-        )
-        write_file(raw / "job.json", msgspec.json.encode(job))
-        _run(spec, raw, schedule.hook("record"), servers, rate_bps, shaped, timeout_s)
+        job.describe(raw, FORMAT)
+        job.run(raw, schedule.hook("record"))
         trace = assemble_kvstore(raw)
         trace.save(out)
         return trace
@@ -70,16 +53,19 @@ def time_kvstore_job(
     JobError
         The job failed, or ran too few steps.
     """
-    servers = servers_of({**os.environ, **spec.env}, spec.ranks)
     with raw_folder(None) as folder:
-        _run(spec, folder, Schedule(warmup=max(warmup, 2)).hook("time"), servers, rate_bps, shaped, timeout_s)
+        _job(spec, rate_bps, shaped, timeout_s).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"))
         return step_times([read_mxnet_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)], warmup)
 
 
-def _run(
-    spec: JobSpec, out: Path, hook: dict[str, str], servers: int, rate_bps: float | None, shaped: bool, timeout_s: float
-) -> None:
-    with shaped_hosts(spec.ranks + servers, rate_bps, shaped) as hosts:
-        run_with_servers(
-            spec, out, ServerSpec(count=servers), hosts=hosts, hook={**hook, "FRAMEWORK": "mxnet"}, timeout_s=timeout_s
-        )
+def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float) -> ServerJob:
+    env = {**os.environ, **spec.env}
+    return ServerJob(
+        spec=spec,
+        servers=ServerSpec(count=servers_of(env, spec.ranks)),
+        knobs={name: env.get(name, value) for name, value in DEFAULT_KNOBS.items()},
+        command=spec.command,
+        rate_bps=rate_bps,
+        shaped=shaped,
+        timeout_s=timeout_s,
+    )

@@ -12,8 +12,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
 from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, match_forward, match_gradients
+from dpro_search.collect.readers._mxnet_parameters import told_by_order, told_by_size
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers.importers import Importer, read_head
@@ -34,7 +34,6 @@ _STEP = re.compile(r"\D*(\d{1,15})\D*")
 _AWAIT = re.compile(r"Wait|SyncCopy")
 _OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # copies of gradients and weights, and updates: of no node
 _API_STREAM = 100
-_SAME_SIZE = 4  # sizes that differ by less are not told apart by how long they are under way
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -127,8 +126,7 @@ class ProfileWriter:
         steps = [step_starts(profile) for profile in self._workers]
         for rank, profile in enumerate(self._workers):
             self._add_worker(rank, profile, steps[rank])
-        self._tell_by_size()
-        self._agree_on_parameters()
+        self._tell_apart()
         self._add_launches()
         numbers = self._number_collectives()
         clock = self._clock()
@@ -365,49 +363,15 @@ class ProfileWriter:
 
     # Between workers
 
-    def _tell_by_size(self) -> None:
-        """Gradients of one node are sent in an order of each process's own: the larger one is under way for longer, on average."""
+    def _tell_apart(self) -> None:
         for of_rank in self._comm:
-            groups: dict[int, dict[int, list[Comm]]] = defaultdict(lambda: defaultdict(list))
-            for comm in of_rank:
-                if comm.node >= 0:
-                    groups[comm.node][comm.step].append(comm)
-            for by_step in groups.values():
-                rows = [sorted(row, key=lambda comm: comm.start_us) for row in by_step.values()]
-                sent = [comm.parameter for comm in rows[0]]
-                if len(sent) < 2 or any(sorted(comm.parameter for comm in row) != sorted(sent) for row in rows):
-                    continue
-                size = {parameter: self._least_size(parameter) for parameter in sent}
-                ordered = sorted(sent, key=lambda parameter: size[parameter])
-                if any(b < a * _SAME_SIZE for a, b in pairwise(size[parameter] for parameter in ordered)):
-                    continue
-                took_us = [sum(row[place].end_us - row[place].start_us for row in rows) for place in range(len(sent))]
-                places = sorted(range(len(sent)), key=lambda place: took_us[place])
-                for row in rows:
-                    for parameter, place in zip(ordered, places, strict=True):
-                        self._assign(row[place], parameter)
+            self._assign(told_by_size(of_rank, self._least_size))
+        self._assign(told_by_order(self._comm, self._least_size))
 
-    def _agree_on_parameters(self) -> None:
-        """Of gradients of one node and about one size all workers get them back in one order, in which they are told apart."""
-        groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in self._workers])
-        for rank, of_rank in enumerate(self._comm):
-            for comm in of_rank:
-                if comm.node >= 0:
-                    groups[comm.step, comm.node][rank].append(comm)
-        for first, *others in groups.values():
-            sizes = sorted(self._least_size(comm.parameter) for comm in first)
-            if len(sizes) > 1 and all(b >= a * _SAME_SIZE for a, b in pairwise(sizes)):
-                continue
-            order = [comm.parameter for comm in sorted(first, key=lambda comm: comm.end_us)]
-            for other in others:
-                if len(other) != len(order):
-                    continue
-                for comm, parameter in zip(sorted(other, key=lambda comm: comm.end_us), order, strict=True):
-                    self._assign(comm, parameter)
-
-    def _assign(self, comm: Comm, parameter: int) -> None:
-        comm.parameter = parameter
-        self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
+    def _assign(self, found: Iterable[tuple[Comm, int]]) -> None:
+        for comm, parameter in found:
+            comm.parameter = parameter
+            self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
 
     def _number_collectives(self) -> dict[int, int]:
         """Number of the collective of each communication event: those of one key in one step on all workers."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, lsq_linear
 
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import active_count
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte, polling_share
+from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte, polling_share, polls
 
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
@@ -29,11 +29,13 @@ _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absol
 _USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
 _USUAL_DISPATCH_US = 300.0
 _USUAL_COPY_US, _ENOUGH_COPIED_BYTES = 0.17e-3, 1e6  # per byte, and how much must have been copied to know better
-# Of MPI's transfers on a limited link, over their bytes' time at TCP's goodput: from 2 Gbit/s to 500 Mbit/s a byte of VGG-16's
-# gradients took 16.4 ns more, and the wire needs 12.5. Gloo's take no longer than the wire.
-_MPI_WIRE_FACTOR = 1.3
+# MPI's transfers on a limited link take once or twice their wire's time: a rank that sends already tells its peer to send behind
+# its own bytes, so that one direction follows the other unless both begin together. What they take where no recording tells:
+_USUAL_TURNS = (1.6, 1.15)  # while main streams run, and in the tail; as good as so many observations:
+_TURNS_WEIGHT = 10
 SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
 _FEW = 5  # fewer samples than this say nothing
+_LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know its time per byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,8 @@ class CommCosts:
         Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
     poll_share
         Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
-    wire_factor
-        What the wire's time per byte is multiplied with at another rate.
+    turns_busy, turns_tail
+        Wire times that a transfer takes where it waits by polling: 1 if both directions are used at once, 2 if one after the other.
     residual_pct
         Standard deviation of measured over fitted duration of a step's transfers.
     """
@@ -80,7 +82,8 @@ class CommCosts:
     collective_cpu_us: float
     residual_pct: float
     poll_share: float = 0.0
-    wire_factor: float = 1.0
+    turns_busy: float = 1.0
+    turns_tail: float = 1.0
 
 
 def wire_us_per_byte(rate_bps: float | None, ranks: int) -> float:
@@ -110,9 +113,16 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     main_left_us = _main_ends_us(trace, spans["step"]) - spans["start_us"]
     begun_busy = (main_left_us > 0).astype(np.float64)
     share = np.clip(main_left_us / duration, 0.0, 1.0)
+    wire = wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit_transfer(
-        size, duration, begun_busy, share, wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu, concurrency
+        size, duration, begun_busy, share, wire, cpu, concurrency
     )
+    turns = (1.0, 1.0)
+    if polls(trace):
+        beta_busy, beta_tail = _mean_betas(
+            size, duration - np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail), share, max(wire, cpu)
+        )
+        turns = _turns(beta_busy, beta_tail, wire, saturation(size), share)
     latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail)
     fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
@@ -133,7 +143,8 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         collective_cpu_us=COLLECTIVE_CPU_US,
         residual_pct=float(np.std(by_step)) * 100,
         poll_share=polling_share(trace, graph.steps),
-        wire_factor=_MPI_WIRE_FACTOR if trace.meta.knobs.get("HOROVOD_CONTROLLER") == "mpi" else 1.0,
+        turns_busy=turns[0],
+        turns_tail=turns[1],
     )
 
 
@@ -150,12 +161,14 @@ def at_cluster(
     volume = _volume(wanted[1]) / _volume(recorded[1])
     messages = max(wanted[1] - 1, 1) / max(recorded[1] - 1, 1)
     cpu = costs.cpu_us * volume
-    old_wire, new_wire = (costs.wire_factor * wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
+    old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
     old_floor, new_floor = costs.cpu_us, cpu
-    extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
-    extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
-    beta_tail = max(new_wire, new_floor) + max(extra_tail, 0.0) * volume
-    beta_busy = max(new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
+    extra_tail, extra_busy = 0.0, 0.0
+    if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the turns
+        extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
+        extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
+    beta_tail = max(costs.turns_tail * new_wire, new_floor) + max(extra_tail, 0.0) * volume
+    beta_busy = max(costs.turns_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     return replace(
         costs,
         alpha_busy_us=costs.alpha_busy_us * messages,
@@ -212,11 +225,38 @@ def fit_transfer(
     # Robust: a transfer that the machine disturbed counts linearly, not by its square.
     fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
-    if (1 - busy).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known
+    large = saturation(size)  # a few bytes say nothing of the time per byte
+    if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known
         beta_tail = floor
-    if busy.sum() < _FEW / 2:
+    if (busy * large).sum() < _FEW / 2:
         beta_busy = max(beta_tail, wire, cpu * (1 + concurrency))
     return alpha_busy, alpha_more, alpha_tail, max(beta_busy, beta_tail), beta_tail
+
+
+def _mean_betas(size: Floats, moving_us: Floats, busy: Floats, floor: float) -> tuple[float, float]:
+    """(busy, tail) time per byte of transfers that take now once, now twice the wire's time: means, so that sums agree.
+
+    Least squares of ``moving_us = size (busy beta_busy + (1 - busy) beta_tail)`` with weights 1 / size. Where nearly no byte moved
+    in one of both states, the mean is all that is known.
+    """
+    seen = np.array([(size * busy).sum(), (size * (1 - busy)).sum()])
+    if seen.min() < _LEAST_SEEN * seen.sum():
+        mean = max(float(moving_us.sum() / size.sum()), floor)
+        return mean, mean if seen[1] > seen[0] else floor
+    root = np.sqrt(np.maximum(size, 1.0))
+    design = np.stack([busy * root, (1 - busy) * root], axis=1)
+    found = lsq_linear(design, moving_us / root, bounds=(floor, np.inf)).x
+    return max(float(found[0]), float(found[1])), float(found[1])
+
+
+def _turns(beta_busy: float, beta_tail: float, wire: float, large: Floats, busy: Floats) -> tuple[float, float]:
+    """Wire times per transfer, (busy, tail): as observed, leaning to usual values where few large transfers were."""
+    if wire <= 0:
+        return _USUAL_TURNS
+    counts = (float((large * busy).sum()), float((large * (1 - busy)).sum()))
+    found = zip((beta_busy, beta_tail), counts, _USUAL_TURNS, strict=True)
+    turns_busy, turns_tail = ((beta / wire * n + usual * _TURNS_WEIGHT) / (n + _TURNS_WEIGHT) for beta, n, usual in found)
+    return turns_busy, turns_tail
 
 
 def _main_ends_us(trace: Trace, step: Floats) -> Floats:

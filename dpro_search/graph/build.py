@@ -9,7 +9,8 @@ from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats,
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step, scaled, without_overhead
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release, reachable, topological_order
-from dpro_search.graph.share import communication_shares
+from dpro_search.graph.share import communication_shares, polls
+from dpro_search.graph.step_memory import StepMemory, step_memory
 
 _PLAUSIBLE = (0.6, 1.3)
 
@@ -51,6 +52,8 @@ def build_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_prof
         profiles=tuple(part.profile(order) for part in parts),
         steps=np.array(sampled, dtype=np.int64),
         unplaced=unplaced,
+        nodes=trace.graphs[trace.graph_of_rank[0]],
+        memory=_memory(trace, sampled, parts[0].kinds),
     )
     validate(graph)
     return graph
@@ -162,8 +165,9 @@ class _RankPart:
             divided.append((node, posts, work, ratio))
             self._ran[node] = True
             self.posted_us[i] = posts - begin
-        # In a step with a low ratio others took the core. What all steps have in common, the kernel's work for the network, stays.
-        usual = float(np.median([ratio for _, _, _, ratio in divided]))
+        # In a step with a low ratio others took the core. What all steps have in common, the kernel's work for the network, stays;
+        # but a rank that polls is charged for that itself, and what its clocks lack was never its own.
+        usual = 1.0 if polls(trace) else float(np.median([ratio for _, _, _, ratio in divided]))
         for i, (node, posts, work, ratio) in enumerate(divided):
             work = scaled(work, ratio / usual)
             np.add.at(self.work_us[i], node, work.work_us)
@@ -211,6 +215,27 @@ class _RankPart:
         """Nodes that need a node."""
         destination = np.repeat(np.arange(len(self.names)), np.diff(self._graph.input_ptr))
         return np.unique(destination[self._graph.input_idx == node])
+
+
+def _memory(trace: Trace, steps: tuple[int, ...], kinds: Ints) -> StepMemory | None:
+    """Buffers of the step that takes the most, of all ranks that run rank 0's graph."""
+    graph = trace.graphs[trace.graph_of_rank[0]]
+    if graph.tensors is None:
+        return None
+    index = {name: i for i, name in enumerate(graph.name)}
+    node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)
+    events = trace.events.select(
+        np.isin(trace.events.kind, (EventKind.OP, EventKind.COMM)) & (node_of_name[trace.events.name] >= 0)
+    )
+    spans = []
+    for rank in (rank for rank, number in enumerate(trace.graph_of_rank) if number == trace.graph_of_rank[0]):
+        for step in steps:
+            mine = (events.rank == rank) & (events.step == step)
+            begin, end = np.full(len(graph.name), np.inf), np.full(len(graph.name), -np.inf)
+            np.minimum.at(begin, node_of_name[events.name[mine]], events.start_us[mine])
+            np.maximum.at(end, node_of_name[events.name[mine]], events.end_us[mine])
+            spans.append((begin, end))
+    return step_memory(graph, kinds, spans, [tensor.size_bytes for tensor in trace.tensors])
 
 
 def _first_posts(events: Events, count: int, rank: int, step: int, trace: Trace) -> Floats:

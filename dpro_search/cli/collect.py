@@ -22,6 +22,7 @@ class Comm(StrEnum):
 
     HOROVOD = "horovod"
     DDP = "ddp"
+    FSDP = "fsdp"
     KVSTORE = "kvstore"
     BYTEPS = "byteps"
 
@@ -61,12 +62,13 @@ def collect(
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job
     from dpro_search.collect.mxnet_job import record_kvstore_job
-    from dpro_search.collect.torch_job import record_ddp_job
+    from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job
     from dpro_search.errors import InputError
 
     recorders = {
         (Framework.TENSORFLOW, Comm.HOROVOD): record_job,
         (Framework.PYTORCH, Comm.DDP): record_ddp_job,
+        (Framework.PYTORCH, Comm.FSDP): record_fsdp_job,
         (Framework.MXNET, Comm.KVSTORE): record_kvstore_job,
         (Framework.MXNET, Comm.BYTEPS): record_byteps_job,
         (Framework.MXNET, Comm.HOROVOD): record_mxnet_horovod_job,

@@ -1,38 +1,44 @@
-"""Raw files of a recorded PyTorch DistributedDataParallel job -> `Trace`.
+"""Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`torch_files.py` reads the files, `torch_events.py` makes a rank's events.
+`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events.
 
 What the events are, on each rank and in each profiled step:
 
 * OP: the outermost operators of each thread, named ``annotation/operator`` where one of PyTorch's annotations is around them.
   In the backward pass these are the autograd engine's functions; AccumulateGrad holds the copy of a gradient into its bucket.
-* COMM: a gradient, from when it is in its bucket to the completion of the bucket. ``TensorInfo.node`` names the bucket; tensors
-  are in the order in which gradients become ready.
-* COLLECTIVE: a bucket's all-reduce, or a broadcast of buffers, from its post to its completion on the rank.
-* ALLREDUCE: the part of it after the last rank's Gloo thread has taken it up: without waiting for others.
+  Where FSDP works inside of one, and waits there, it is what the function consists of.
+* COMM: a gradient, from when it is in its bucket (or is posted with its unit) to the completion of the collective.
+  ``TensorInfo.node`` names the bucket or unit; DDP's tensors are in the order in which gradients become ready.
+* COLLECTIVE: a bucket's all-reduce, a unit's ``all_gather of UNIT`` or ``reduce_scatter of UNIT``, or what else was posted, from
+  its post to its completion on the rank. Bytes are those of the whole tensor; Gloo executes a reduce-scatter as an all-reduce.
+* SYNC (FSDP): the main thread's wait for a collective.
+* ALLREDUCE: the part of a collective after the last rank's Gloo thread has taken it up: without waiting for others.
 
 The executed graph of a rank is that of its execution trace: outermost operators and their true dependencies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import aligned, joined, overhead_pct, read_json, shifted, steps_of
-from dpro_search.collect.torch_events import BUCKET, RankPart
+from dpro_search.collect.torch_events import BUCKET, DdpEvents
 from dpro_search.collect.torch_files import FORMAT as FORMAT
-from dpro_search.collect.torch_files import DdpFacts, RawRank, TorchJobFile, read_rank
+from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
+from dpro_search.collect.torch_files import RawRank, TorchJobFile, read_rank
+from dpro_search.collect.torch_fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
+from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
 
 
 def assemble_ddp(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
+    """Build the trace of a DistributedDataParallel job from its raw folder.
 
     Raises
     ------
@@ -41,33 +47,43 @@ def assemble_ddp(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
+    return _assembled(raw, FORMAT)
+
+
+def assemble_torch(raw: Path) -> Trace:
+    """Build the trace of either kind of job; raises what `assemble_ddp` does."""
+    return _assembled(raw, *_KINDS)
+
+
+def _assembled(raw: Path, *formats: str) -> Trace:
     job = read_json(raw / "job.json", TorchJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
-    if job.format != FORMAT:
-        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {FORMAT}")
+    if job.format not in formats:
+        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {' or '.join(formats)}")
     if job.ranks < 1:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; record the job again")
-    ranks = [read_rank(raw / f"rank{r}") for r in range(job.ranks)]
+    kind = _KINDS[job.format]
+    ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]
     base_ns = ranks[0].hook.steps[0][0]
     steps = steps_of([rank.hook for rank in ranks], base_ns)
-    tensors = _tensors(ranks[0].ddp)
+    tensors = kind.tensors(ranks[0])
     names: dict[str, int] = {}
-    parts = [RankPart(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(ranks)]
-    events = _numbered(joined([part.events for part in parts]))
+    parts = [kind.events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(ranks)]
+    events = _numbered(joined([part.events() for part in parts]))
     clock = aligned(events, tuple(rank.hook.machine for rank in ranks), [rank.origin_residual_us for rank in ranks])
     events, steps = shifted(events, steps, clock)
     graphs, graph_of_rank = _graphs(ranks)
     trace = Trace(
         meta=TraceMeta(
             framework="pytorch",
-            comm="ddp",
-            format=FORMAT,
+            comm=kind.comm,
+            format=job.format,
             ranks=job.ranks,
             hosts=tuple(rank.hook.host for rank in ranks),
             cores=tuple(rank.hook.core for rank in ranks),
             rate_bps=job.rate_bps,
             clock=clock,
             versions=ranks[0].hook.versions,
-            knobs=_knobs(ranks[0].ddp),
+            knobs=kind.knobs(ranks[0]),
             peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in ranks),
             dropped=_dropped(ranks),
             warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
@@ -85,8 +101,19 @@ def assemble_ddp(raw: Path) -> Trace:
     return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
 
 
-def _tensors(ddp: DdpFacts) -> tuple[TensorInfo, ...]:
+@dataclass(frozen=True)
+class _Kind:
+    """What differs between the kinds of jobs."""
+
+    comm: str
+    tensors: Callable[[RawRank], tuple[TensorInfo, ...]]
+    knobs: Callable[[RawRank], dict[str, str]]
+    events: Callable[..., RankEvents]
+
+
+def _ddp_tensors(rank: RawRank) -> tuple[TensorInfo, ...]:
     """Gradients in the order in which they become ready; their nodes are their buckets."""
+    ddp = rank.ddp
     bucket_of = {index: number for number, bucket in enumerate(ddp.buckets) for index in bucket}
     order = ddp.ready_order if sorted(ddp.ready_order) == sorted(bucket_of) else list(bucket_of)
     return tuple(
@@ -101,12 +128,20 @@ def _tensors(ddp: DdpFacts) -> tuple[TensorInfo, ...]:
     )
 
 
-def _knobs(ddp: DdpFacts) -> dict[str, str]:
+def _ddp_knobs(rank: RawRank) -> dict[str, str]:
     """DDP's arguments, and the hook that reduces in its place."""
+    ddp = rank.ddp
     switches = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
     found = {"bucket_cap_mb": f"{ddp.bucket_cap_bytes / 2**20:g}"}
     found |= {name: "1" for name in switches if getattr(ddp, name)}
     return found | ({"comm_hook": ddp.comm_hook} if ddp.comm_hook else {})
+
+
+_KINDS = {
+    FORMAT: _Kind("ddp", _ddp_tensors, _ddp_knobs, DdpEvents),
+    FSDP_FORMAT: _Kind("fsdp", fsdp_tensors, fsdp_knobs, FsdpEvents),
+}
+FORMATS = tuple(_KINDS)
 
 
 def _graphs(ranks: Sequence[RawRank]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from dpro_search.collect.readers.kineto_cpu import HostSpans
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -27,6 +28,7 @@ _GZIP = b"\x1f\x8b"
 _EVALUATE = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, each an operator of its own
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COLLECTIVE = "c10d::"
+_PARTED = re.compile("_(allgather|reduce_scatter)_base_")  # of two tensors, the whole and this rank's part of it
 _WRITTEN = re.compile(r"\(\w+!")  # a schema marks the arguments that it writes: "Tensor(a!) self"
 _DTYPE = re.compile(r"Tensor\(([^()]*)\)")
 _BACKWARD_SCOPE = 1  # of RecordFunction: a function of the autograd engine
@@ -147,7 +149,7 @@ class ExecutionTrace:
         return tuple(
             PostedCollective(
                 name=node.name.removeprefix(_COLLECTIVE).rstrip("_"),
-                size_bytes=sum(use.size_bytes for use in node.inputs),
+                size_bytes=_moved_bytes(node),
                 dtype=node.inputs[0].dtype if node.inputs else "",
                 op=place[owner],
             )
@@ -177,17 +179,23 @@ class ExecutionTrace:
         return tuple(found)
 
 
-def read_execution_trace(path: Path, profile: Path) -> ExecutionTrace:
-    """Read one rank's execution trace, and what lies in what from the profile of the same step; both gzipped or not.
+def _moved_bytes(collective: ExecutionNode) -> int:
+    """Of a gathering or scattering collective, the whole of which each rank has a part; else all tensors."""
+    sizes = [use.size_bytes for use in collective.inputs]
+    return max(sizes, default=0) if _PARTED.search(collective.name) else sum(sizes)
+
+
+def read_execution_trace(path: Path, spans: HostSpans) -> ExecutionTrace:
+    """Read one rank's execution trace, gzipped or not; what lies in what is taken from the spans of the same rank's profile.
 
     Raises
     ------
     InputError
-        A file is missing.
+        The file is missing.
     TraceFormatError
-        One is cut off, damaged, or no file of PyTorch's.
+        It is cut off, damaged, or no file of PyTorch's.
     """
-    content = _decoded(path, _File, "execution trace")
+    content = _decoded(path)
     dropped: defaultdict[str, int] = defaultdict(int)
     nodes: dict[int, ExecutionNode] = {}  # by function
     for record in content.nodes:
@@ -202,35 +210,28 @@ def read_execution_trace(path: Path, profile: Path) -> ExecutionTrace:
         else:
             nodes[function] = _node(record, attributes, function)
     return ExecutionTrace(
-        nodes=tuple(nodes[function] for function in sorted(nodes)), outermost=_outermost(profile), dropped=dict(dropped)
+        nodes=tuple(nodes[function] for function in sorted(nodes)), outermost=_outermost(spans), dropped=dict(dropped)
     )
 
 
-def _outermost(profile: Path) -> dict[int, int]:
+def _outermost(spans: HostSpans) -> dict[int, int]:
     """The function of the outermost operator around each operator that the profile shares with an execution trace."""
-    spans = [
-        (span.tid, span.ts, -span.dur, span.args.function)
-        for span in _decoded(profile, _Profile, "profile").traceEvents
-        if span.cat == "cpu_op" and span.args is not None and isinstance(span.args.function, int) and span.args.function > 0
-    ]
-    found: dict[int, int] = {}
-    thread: int | str = -1
-    end, outer = -np.inf, 0
-    for tid, start, minus_length, function in sorted(spans, key=lambda span: (str(span[0]), *span[1:])):
-        if tid != thread or start >= end:
-            thread, end, outer = tid, start - minus_length, function
-        found[function] = outer
-    return found
+    known = spans.is_op & (spans.function > 0)
+    rows = np.flatnonzero(known)
+    first = spans.outermost(known)[rows]
+    # Sorted by thread and start: each lies in the last outermost one up to it.
+    around = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))]
+    return dict(zip(spans.function[rows].tolist(), spans.function[around].tolist(), strict=True))
 
 
-def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
+def _decoded(path: Path) -> _File:
     if not path.is_file():
         raise InputError(f"{path}: missing: the job ended before the last of its profiled steps")
     raw = path.read_bytes()
     try:
-        return msgspec.json.decode(gzip.decompress(raw) if raw[:2] == _GZIP else raw, type=kind)
+        return msgspec.json.decode(gzip.decompress(raw) if raw[:2] == _GZIP else raw, type=_File)
     except (msgspec.MsgspecError, EOFError, OSError, zlib.error, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"{path}: not a whole {what} of PyTorch ({error}); record the job again") from error
+        raise TraceFormatError(f"{path}: not a whole execution trace of PyTorch ({error}); record the job again") from error
 
 
 class _Attribute(msgspec.Struct, gc=False):
@@ -254,25 +255,6 @@ class _Record(msgspec.Struct):
 
 class _File(msgspec.Struct):
     nodes: list[_Record]
-
-
-class _SpanArguments(msgspec.Struct, rename={"function": "Record function id"}):
-    function: Any = 0
-
-
-class _Span(msgspec.Struct):
-    cat: str = ""
-    tid: int | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
-    args: _SpanArguments | None = None
-
-
-class _Profile(msgspec.Struct):
-    traceEvents: list[_Span]  # noqa: N815 (Kineto's name)
-
-
-_Content = TypeVar("_Content", _File, _Profile)
 
 
 def _node(record: _Record, attributes: dict[str, Any], function: int) -> ExecutionNode:

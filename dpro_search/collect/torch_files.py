@@ -1,7 +1,8 @@
-"""The raw files of a recorded PyTorch DistributedDataParallel job: ``job.json`` and, in ``rank{r}/``, what each rank wrote.
+"""The raw files of a recorded distributed PyTorch job: ``job.json`` and, in ``rank{r}/``, what each rank wrote.
 
-``hook.json`` has step times and what DDP says of itself, ``kineto.json.gz`` the profile of some steps, and ``execution.json.gz``,
-which recordings with older versions of PyTorch lack, the execution trace of the last of these.
+``hook.json`` has step times and what DistributedDataParallel, or the units of a fully sharded model, say of themselves,
+``kineto.json.gz`` the profile of some steps, and ``execution.json.gz``, which recordings with older versions of PyTorch lack, the
+execution trace of the last of these.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_t
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "pytorch-ddp"
+FSDP_FORMAT = "pytorch-fsdp"
 _MARK = "dpro_search.step"
+_LARGEST = 2**48  # bytes; more are damaged
 
 
-class DdpParameter(msgspec.Struct):
-    """A parameter that DDP reduces."""
+class TorchParameter(msgspec.Struct):
+    """A parameter whose gradient is communicated; the whole of it where ranks have parts."""
 
     name: str
     dtype: str
@@ -38,7 +41,7 @@ class DdpFacts(msgspec.Struct, kw_only=True):
     world_size: int
     threads: int
     backend: str
-    parameters: list[DdpParameter]
+    parameters: list[TorchParameter]
     buffer_bytes: list[int]
     find_unused_parameters: bool = False
     static_graph: bool = False
@@ -47,11 +50,48 @@ class DdpFacts(msgspec.Struct, kw_only=True):
     ready_order: list[int] = []  # indices of the parameters as their gradients became ready in an early step
 
 
+class FsdpUnit(msgspec.Struct, kw_only=True):
+    """Modules whose parameters are communicated together.
+
+    Attributes
+    ----------
+    name
+        Of the module within the model; empty for the model itself, which has what is in no other unit.
+    parameters
+        Indices of its parameters.
+    ranks
+        How many ranks its parameters are divided among.
+    gathered_bytes
+        Of all its parameters as they are gathered, with padding and in the type of element that the forward pass uses.
+    reshards
+        Whether its parameters are given up after the forward pass and gathered again for the backward pass.
+    asynchronous
+        Whether its all-gathers are waited for where the parameters are needed, not where they are posted.
+    """
+
+    name: str
+    parameters: list[int]
+    ranks: int
+    gathered_bytes: int
+    reshards: bool = True
+    asynchronous: bool = False
+
+
+class FsdpFacts(msgspec.Struct, kw_only=True):
+    """What a model that ``fully_shard`` divided into units says of itself."""
+
+    units: list[FsdpUnit]
+    world_size: int
+    backend: str
+    parameters: list[TorchParameter]
+
+
 class TorchHookFile(RankFile, kw_only=True):
     """``hook.json`` of one rank; a mark is [ns before, ns after] the annotation at the start of a profiled step."""
 
     marks: list[tuple[int, int]]
-    ddp: DdpFacts | None
+    ddp: DdpFacts | None = None
+    fsdp: FsdpFacts | None = None
     other_models: int = 0
 
 
@@ -68,7 +108,7 @@ class TorchJobFile(msgspec.Struct, kw_only=True):
 
 def read_torch_hook(path: Path) -> TorchHookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return read_json(path, TorchHookFile, "this rank ran no DistributedDataParallel module, or its process was killed")
+    return read_json(path, TorchHookFile, "this rank ran no distributed module, or its process was killed")
 
 
 @dataclass(frozen=True)
@@ -77,31 +117,67 @@ class RawRank:
 
     folder: Path
     hook: TorchHookFile
-    ddp: DdpFacts
     spans: HostSpans
     origin_ns: float  # epoch time of the spans' zero
     origin_residual_us: float
     execution: ExecutionTrace | None
 
+    @property
+    def ddp(self) -> DdpFacts:
+        """Of a DistributedDataParallel job."""
+        assert self.hook.ddp is not None
+        return self.hook.ddp
 
-def read_rank(folder: Path) -> RawRank:
-    """Read a rank's folder; raises `InputError` or `TraceFormatError` that name the file."""
+    @property
+    def fsdp(self) -> FsdpFacts:
+        """Of a fully sharded job."""
+        assert self.hook.fsdp is not None
+        return self.hook.fsdp
+
+    @property
+    def backend(self) -> str:
+        """What moves the bytes."""
+        facts = self.hook.ddp or self.hook.fsdp
+        return "" if facts is None else facts.backend
+
+
+def read_rank(folder: Path, kind: str = FORMAT) -> RawRank:
+    """Read a rank's folder of a job of a format; raises `InputError` or `TraceFormatError` that name the file."""
     hook = read_torch_hook(folder / "hook.json")
     if not hook.steps:
-        raise InputError(f"{folder}/hook.json: no training step was seen; a step begins with a DistributedDataParallel's forward")
-    ddp = hook.ddp
-    if ddp is None or not hook.marks:
+        raise InputError(
+            f"{folder}/hook.json: no training step was seen; one begins with the forward of a DistributedDataParallel or "
+            "of a fully_shard-ed module"
+        )
+    if hook.marks and kind == FORMAT and hook.fsdp is not None:
+        raise InputError(f"{folder}/hook.json: the model was divided by fully_shard; record it with --comm fsdp")
+    if hook.marks and kind == FSDP_FORMAT and hook.ddp is not None:
+        raise InputError(f"{folder}/hook.json: the model is a DistributedDataParallel; record it with --comm ddp")
+    if not hook.marks or (hook.ddp is None and hook.fsdp is None):
         raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
-    indices = [index for bucket in ddp.buckets for index in bucket]
-    if not indices or sorted(indices) != sorted(set(indices)) or not 0 <= min(indices) <= max(indices) < len(ddp.parameters):
-        raise TraceFormatError(f"{folder}/hook.json: ddp.buckets does not name each parameter at most once; record the job again")
-    if any(parameter.size_bytes < 0 for parameter in ddp.parameters):
-        raise TraceFormatError(f"{folder}/hook.json: ddp.parameters has a negative size; record the job again")
+    _check_facts(folder, hook)
+    if hook.fsdp is not None and any(unit.ranks != hook.fsdp.world_size for unit in hook.fsdp.units):
+        raise InputError(f"{folder}/hook.json: a unit is sharded over some of the ranks only; record jobs that shard over all")
     profile, execution = folder / "kineto.json.gz", folder / "execution.json.gz"
     spans = read_host_spans(profile)
     origin_ns, residual_us = _origin(folder, hook, spans)
-    executed = read_execution_trace(execution, profile) if execution.is_file() else None
-    return RawRank(folder, hook, ddp, spans, origin_ns, residual_us, executed)
+    executed = read_execution_trace(execution, spans) if execution.is_file() else None
+    return RawRank(folder, hook, spans, origin_ns, residual_us, executed)
+
+
+def _check_facts(folder: Path, hook: TorchHookFile) -> None:
+    """Raise `TraceFormatError` where parameters are in two places or in none, or a size is impossible."""
+    found = [("ddp.buckets", hook.ddp.buckets, hook.ddp.parameters)] if hook.ddp is not None else []
+    if hook.fsdp is not None:
+        found.append(("fsdp.units", [unit.parameters for unit in hook.fsdp.units], hook.fsdp.parameters))
+    for what, members, parameters in found:
+        indices = [index for own in members for index in own]
+        if not indices or sorted(indices) != sorted(set(indices)) or not 0 <= min(indices) <= max(indices) < len(parameters):
+            raise TraceFormatError(f"{folder}/hook.json: {what} does not name each parameter at most once; record the job again")
+        if any(not 0 <= parameter.size_bytes < _LARGEST for parameter in parameters):
+            raise TraceFormatError(f"{folder}/hook.json: a parameter has an impossible size; record the job again")
+    if hook.fsdp is not None and any(not 0 <= unit.gathered_bytes < _LARGEST for unit in hook.fsdp.units):
+        raise TraceFormatError(f"{folder}/hook.json: a unit has an impossible size; record the job again")
 
 
 def _origin(folder: Path, hook: TorchHookFile, spans: HostSpans) -> tuple[float, float]:

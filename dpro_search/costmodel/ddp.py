@@ -1,8 +1,8 @@
-"""What Gloo's collectives cost a PyTorch DistributedDataParallel job on CPU ranks, fitted on one trace.
+"""What Gloo's collectives cost a PyTorch job on CPU ranks (DistributedDataParallel, or fully sharded), fitted on one trace.
 
 The terms are those of a ring all-reduce beside computing ranks (see `costmodel/horovod.py`): a latency, and a time per byte, each
-for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: DDP's copies into and out of
-the buckets are the main thread's own work.
+for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: copies around collectives
+are the main thread's own work. An all-gather counts as an all-reduce of half its size.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import least_squares
 
-from dpro_search.collect.trace import EventKind, Events, Floats, Trace
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.costmodel.horovod import CommCosts, saturation, wire_us_per_byte
 from dpro_search.errors import GraphError
-from dpro_search.graph.ddp import DdpGraph, communication_cpu_us, covered, main_waits_us
+from dpro_search.graph.ddp import DdpGraph
+from dpro_search.graph.fsdp import FsdpGraph, moved_share
+from dpro_search.graph.main_thread import communication_cpu_us, covered, main_waits_us
 
 COLLECTIVE_CPU_US = 600.0  # core time of an all-reduce beside its bytes: what recordings with 2 and with 40 buckets agree on
 _LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
@@ -33,11 +35,22 @@ def fit_ddp_costs(trace: Trace, graph: DdpGraph) -> CommCosts:
     GraphError
         The sampled steps hold no collective.
     """
-    rows = [_periods(trace, int(step)) for step in graph.steps]
+    moved = float(graph.gradient_bytes.sum() + graph.forward_bytes.sum())
+    return _costs(trace, graph.steps, moved, int(graph.bucket_of.max()) + 1 + len(graph.forward_bytes))
+
+
+def fit_fsdp_costs(trace: Trace, graph: FsdpGraph) -> CommCosts:
+    """The same of a fully sharded job; sizes are those of all-reduces that move as many bytes."""
+    return _costs(trace, graph.steps, float(graph.moved_bytes.sum()), len(graph.moved_bytes))
+
+
+def _costs(trace: Trace, steps: Ints, moved_bytes: float, collectives: int) -> CommCosts:
+    """`moved_bytes` and `collectives` are those of a step."""
+    rows = [_periods(trace, int(step)) for step in steps]
     size, duration, begun_busy, busy = np.concatenate(rows).T if rows else np.zeros((4, 0))
     if not len(size):
         raise GraphError("the trace has no all-reduce in its profiled steps; record a distributed job")
-    cpu = _cpu_us_per_byte(trace, graph)
+    cpu = _cpu_us_per_byte(trace, moved_bytes, collectives)
     floor = max(wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu)
     design = np.stack([begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size], axis=1)
     fit = _fitted(design, duration, floor)
@@ -85,7 +98,7 @@ def _periods(trace: Trace, step: int) -> Floats:
     mine = trace.events.select((trace.events.step == step) & (trace.events.kind == EventKind.ALLREDUCE))
     if not len(mine):
         return np.zeros((0, 4))
-    start, end, size = _over_ranks(mine)
+    start, end, size = _over_ranks(trace, mine)
     order = np.argsort(start, kind="stable")
     start, end, size = start[order], end[order], size[order]
     latest = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1]))
@@ -102,16 +115,15 @@ def _periods(trace: Trace, step: int) -> Floats:
     return np.array(found)
 
 
-def _over_ranks(transfers: Events) -> tuple[Floats, Floats, Floats]:
+def _over_ranks(trace: Trace, transfers: Events) -> tuple[Floats, Floats, Floats]:
     """Start, first end of all ranks (the others may have seen it late), and bytes of each collective."""
     _, first, row = np.unique(transfers.collective, return_index=True, return_inverse=True)
     end = np.full(len(first), np.inf)
     np.minimum.at(end, row, transfers.end_us)
-    return np.minimum(transfers.start_us[first], end), end, transfers.size_bytes[first].astype(np.float64)
+    share = moved_share(tuple(trace.names[name] for name in transfers.name[first]))
+    return np.minimum(transfers.start_us[first], end), end, transfers.size_bytes[first] * share
 
 
-def _cpu_us_per_byte(trace: Trace, graph: DdpGraph) -> float:
-    moved = float(graph.gradient_bytes.sum() + graph.forward_bytes.sum())
-    collectives = int(graph.bucket_of.max()) + 1 + len(graph.forward_bytes)
+def _cpu_us_per_byte(trace: Trace, moved_bytes: float, collectives: int) -> float:
     spent = float(communication_cpu_us(trace).mean())
-    return max(spent - collectives * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * spent) / max(moved, 1.0)
+    return max(spent - collectives * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * spent) / max(moved_bytes, 1.0)

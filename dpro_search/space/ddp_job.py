@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints, TensorInfo
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.space.cluster import ClusterSpec
 
@@ -70,6 +71,39 @@ class DdpJob:
     def samples(self) -> int:
         """Number of recorded steps whose durations are kept."""
         return len(self.work_us)
+
+    @property
+    def collective_names(self) -> list[str]:
+        """What people call the collectives: buffers that the forward pass synchronises, then buckets."""
+        first = self.first_bucket
+        return [f"buffers {c}" if c < first else f"bucket {c - first}" for c in range(len(self.size_bytes))]
+
+    @property
+    def segment_names(self) -> list[str]:
+        """What people call the segments."""
+        labels, first = self.collective_names, self.first_bucket
+        found = []
+        for action, collective in zip(self.action.tolist(), self.collective.tolist(), strict=True):
+            if action == Action.NONE:
+                found.append(f"copies out of {labels[-1]}, optimizer")
+            elif collective < first:
+                back = "" if action == Action.POST else " back"
+                found.append(f"forward until {labels[collective]}{back}")
+            elif action == Action.POST:
+                found.append(f"{'forward, ' if collective == first else ''}backward until {labels[collective]}")
+            else:
+                found.append("end of backward" if collective == first else f"copies out of {labels[collective - 1]}")
+        return found
+
+    @property
+    def segment_kinds(self) -> list[OpKind]:
+        """`OpKind` of the segments."""
+        kinds = {Action.NONE: OpKind.UPDATE, Action.POST: OpKind.BACKWARD, Action.WAIT: OpKind.BACKWARD}
+        forward = self.collective < self.first_bucket
+        return [
+            OpKind.FORWARD if early and action != Action.NONE else kinds[Action(action)]
+            for action, early in zip(self.action.tolist(), forward.tolist(), strict=True)
+        ]
 
 
 def bucket_assignment(tensors: Sequence[TensorInfo], limits_bytes: Sequence[int]) -> Ints:
@@ -132,9 +166,8 @@ def apply_ddp(
     work = np.concatenate((*posted, copies[:, :, :-1], last), axis=2)
     first, later = np.arange(forward), forward + np.arange(buckets)
     steps = [(Action.POST, first), (Action.WAIT, first), (Action.POST, later), (Action.WAIT, later), (Action.NONE, np.array([-1]))]
-    numbers = {core: i for i, core in enumerate(dict.fromkeys(cluster.cores))}
     return DdpJob(
-        core=np.array([numbers[core] for core in cluster.cores], dtype=np.int64),
+        core=numbered_cores(cluster),
         work_us=np.ascontiguousarray(work[:, profile]),
         action=np.concatenate([np.full(len(which), int(action)) for action, which in steps]),
         collective=np.concatenate([which for _, which in steps]),
@@ -148,3 +181,9 @@ def apply_ddp(
         threads=threads,
         comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
     )
+
+
+def numbered_cores(cluster: ClusterSpec) -> Ints:
+    """Core of each rank, numbered from 0 in the order of the ranks, [ranks]."""
+    numbers = {core: i for i, core in enumerate(dict.fromkeys(cluster.cores))}
+    return np.array([numbers[core] for core in cluster.cores], dtype=np.int64)

@@ -93,15 +93,16 @@ def inception_v3(batch=8, pixels=96):
 
 def vgg16(batch=8, pixels=64):
     """VGG-16 (Simonyan & Zisserman 2014), half the channels, 2,048 hidden units: 10.2 M parameters, most of them in two tensors."""
-    layers, channels = [], 3
+    stages, channels = [], 3
     for width, count in ((32, 2), (64, 2), (128, 3), (256, 3), (256, 3)):
+        layers = []
         for _ in range(count):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
-        layers.append(nn.MaxPool2d(2))
+        stages.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
     features = channels * (pixels // 32) ** 2
     dense = [nn.Linear(features, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, CLASSES)]
-    return nn.Sequential(*layers, nn.Flatten(), *dense), *_images(batch, pixels)
+    return nn.Sequential(*stages, nn.Flatten(), *dense), *_images(batch, pixels)
 
 
 class _Bert(nn.Module):
@@ -140,3 +141,9 @@ def _images(batch, pixels):
 
 
 BUILDERS = {"resnet50": resnet50, "inception_v3": inception_v3, "vgg16": vgg16, "bert": bert}
+
+
+def blocks(model):
+    """The parts of a workload, in the order in which they run, that its parameters are divided into for sharding."""
+    parts = model.encoder.layers if isinstance(model, _Bert) else model
+    return [part for part in parts if any(True for _ in part.parameters())]

@@ -1,6 +1,7 @@
-"""Trains one of the workloads with PyTorch's DistributedDataParallel, as a user's script for torchrun would.
+"""Trains one of the workloads with PyTorch's DistributedDataParallel, or sharded by FSDP, as a user's script for torchrun would.
 
 dpro-search collect --framework pytorch --comm ddp --out T -- python experiments/workloads/torch_train.py --model bert
+dpro-search collect --framework pytorch --comm fsdp --out T -- python experiments/workloads/torch_train.py --model bert --fsdp
 """
 
 import argparse
@@ -12,7 +13,20 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch_models import BUILDERS
+from torch_models import BUILDERS, blocks
+
+
+def sharded(model, prefetch, reshard):
+    """The model with each block as a unit of FSDP, and the rest as one."""
+    from torch.distributed.fsdp import fully_shard
+
+    units = [fully_shard(block, reshard_after_forward=reshard) for block in blocks(model)]
+    fully_shard(model)
+    if prefetch:
+        model._set_unshard_async_op(True)  # else a CPU rank waits for each all-gather where it begins
+        for unit, following in zip([model, *units], units):
+            unit.set_modules_to_forward_prefetch([following])
+    return model
 
 
 def main():
@@ -22,13 +36,19 @@ def main():
     parser.add_argument("--batch", type=int, help="samples per rank (default: the workload's own)")
     parser.add_argument("--bucket-cap-mb", type=float, help="DDP's largest bucket (default: PyTorch's own)")
     parser.add_argument("--bucket-view", action="store_true", help="gradients are views of their buckets")
+    parser.add_argument("--fsdp", action="store_true", help="shard each block with FSDP instead of DistributedDataParallel")
+    parser.add_argument("--prefetch", action="store_true", help="FSDP gathers a block's parameters while the one before computes")
+    parser.add_argument("--no-reshard", action="store_true", help="FSDP keeps parameters from the forward to the backward pass")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
     torch.manual_seed(options.seed)
     model, inputs, labels = BUILDERS[options.model](**({"batch": options.batch} if options.batch else {}))
-    parallel = DistributedDataParallel(model, bucket_cap_mb=options.bucket_cap_mb, gradient_as_bucket_view=options.bucket_view)
+    if options.fsdp:
+        parallel = sharded(model, options.prefetch, not options.no_reshard)
+    else:
+        parallel = DistributedDataParallel(model, bucket_cap_mb=options.bucket_cap_mb, gradient_as_bucket_view=options.bucket_view)
     if options.model == "bert":
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     else:

@@ -41,7 +41,7 @@ def test_a_replay_has_the_facts_of_the_contract(trace):
 
 def test_knobs_are_set_one_after_the_other(trace):
     slow = replayed(trace, changes=("rate=5mbit",))["predicted_iteration_us"]
-    both = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=0"))["predicted_iteration_us"]
+    both = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=1"))["predicted_iteration_us"]
     assert replayed(trace)["predicted_iteration_us"] < slow
     assert both != slow
     assert replayed(trace, changes=("ranks=4", "cores=2"))["predicted_iteration_us"] > 0
@@ -50,7 +50,7 @@ def test_knobs_are_set_one_after_the_other(trace):
 
 def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     plan = tmp_path / "plan.json"
-    plan.write_bytes(Plan(fusion_threshold_bytes=1).to_json())
+    plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())
     assert (
         replayed(trace, plan=plan)["predicted_iteration_us"]
         == replayed(trace, changes=("bucket_cap_bytes=1",))["predicted_iteration_us"]
@@ -118,7 +118,7 @@ def test_a_replay_is_written_beside_the_measured_step(trace, tmp_path):
 
 
 def test_a_changed_replay_is_written_alone(trace, tmp_path):
-    replayed(trace, changes=("bucket_cap_bytes=0",), perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
+    replayed(trace, changes=("bucket_cap_bytes=1",), perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
     assert processes(tmp_path / "p.json") == {"predicted rank 0", "predicted rank 1"}
     assert "bucket 13@0" in (tmp_path / "t.csv").read_text()
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpro_search.collect.readers.kineto_cpu import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.collect.trace import EventKind, NodeGraph
@@ -22,14 +23,14 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import apply_ddp
 
 RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
-PROFILE = RAW / "rank0" / "kineto.json.gz"
+SPANS = read_host_spans(RAW / "rank0" / "kineto.json.gz")
 WHOLE = gzip.decompress((RAW / "rank0" / "execution.json.gz").read_bytes())
 
 
 @pytest.fixture(scope="module", params=[0, 1])
 def executed(request: pytest.FixtureRequest) -> ExecutionTrace:
     folder = RAW / f"rank{request.param}"
-    return read_execution_trace(folder / "execution.json.gz", folder / "kineto.json.gz")
+    return read_execution_trace(folder / "execution.json.gz", read_host_spans(folder / "kineto.json.gz"))
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_what_is_left_out_is_counted(executed):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"execution\.json\.gz: missing"):
-        read_execution_trace(tmp_path / "execution.json.gz", PROFILE)
+        read_execution_trace(tmp_path / "execution.json.gz", SPANS)
 
 
 @pytest.mark.parametrize("share", [0, 0.2, 0.5, 0.99])
@@ -137,7 +138,7 @@ def test_a_file_that_is_cut_off_is_named(raw, share):
 def used(path: Path) -> None:
     """Read a file, and all that is made of it."""
     with contextlib.suppress(DproSearchError):
-        executed = read_execution_trace(path, PROFILE)
+        executed = read_execution_trace(path, SPANS)
         total = len(json.loads(path.read_bytes())["nodes"])
         assert len(executed.nodes) + sum(executed.dropped.values()) == total
         assert (np.diff(executed.graph.input_ptr) >= 0).all()

@@ -1,10 +1,10 @@
-"""Records a PyTorch DistributedDataParallel job from inside each rank's process, without a line added to the training script.
+"""Records a PyTorch job (DistributedDataParallel, or fully_shard) from inside each rank, without a line added to its script.
 
 Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK_OUT, _MODE, _WARMUP, _UNTRACED, _TRACED).
 
-A training step begins with the first forward of a DistributedDataParallel module after an optimizer's step (or, where no optimizer
+A training step begins with the first forward of the distributed module after an optimizer's step (or, where no optimizer
 of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
-Written: hook.json (step times, CPU time per group of threads, DDP's buckets and their parameters, versions), the profiler's
+Written: hook.json (step times, CPU time per group of threads, DDP's buckets or FSDP's units, versions), the profiler's
 kineto.json.gz, and execution.json.gz, the execution trace of the last profiled step: its times are not used, for it adds to every
 operator. Standard library and the framework only; Python 3.8 and later.
 """
@@ -19,6 +19,7 @@ import shutil
 import sys
 import time
 
+import dpro_search_fsdp
 from dpro_search_process import AfterImport, ThreadClock, machine
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
@@ -32,7 +33,11 @@ def install():
     """Arrange for the patches to be applied when the framework's modules have been imported."""
     global _RECORDER
     _RECORDER = _Recorder()
-    callbacks = {"torch.distributed.distributed_c10d": _patch_process_groups, "torch.nn.parallel.distributed": _patch_forward}
+    callbacks = {
+        "torch.distributed.distributed_c10d": _patch_process_groups,
+        "torch.nn.parallel.distributed": _patch_forward,
+        "torch.distributed.fsdp._fully_shard._fsdp_state": lambda module: dpro_search_fsdp.patch(module, _RECORDER),
+    }
     sys.meta_path.insert(0, AfterImport(callbacks))
 
 
@@ -55,7 +60,7 @@ def _patch_forward(module):
 
     @functools.wraps(original)
     def forward(self, *args, **kwargs):
-        _RECORDER.forward_begins(self)
+        _RECORDER.forward_begins(self, "ddp", _facts, lambda: self.require_backward_grad_sync)
         return original(self, *args, **kwargs)
 
     module.DistributedDataParallel.forward = forward
@@ -75,7 +80,7 @@ class _Recorder:
         self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
         self._marks = []  # [ns before, ns after] each step's mark in the profile
         self._facts = None
-        self._model = None  # the module whose forward begins the steps
+        self._model = self._kind = self._facts_of = None  # the module whose forward begins the steps, and what it says of itself
         self._other_models = set()
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
         self._profiler = None
@@ -86,20 +91,24 @@ class _Recorder:
         os.makedirs(self._out, exist_ok=True)
         atexit.register(self.write)
 
-    def forward_begins(self, model):
-        """Begin a step if this forward is the first of one."""
+    def forward_begins(self, model, kind, facts_of, communicates):
+        """Begin a step if this forward is the first of one.
+
+        `kind` is what hook.json calls the facts that `facts_of` the model says; `communicates` says whether its backward pass does.
+        """
         import torch
 
         if not torch.is_grad_enabled() or not model.training:
             return
         if self._model is None:
-            self._model = model
+            self._model, self._kind, self._facts_of = model, kind, facts_of
             self._listen_to_optimizers()
         if model is not self._model:
             self._other_models.add(id(model))
             return
         begins = not self._steps or self._optimizer_stepped or (not self._optimizer_seen and self._communicated)
-        self._communicated = model.require_backward_grad_sync
+        if not self._optimizer_seen:
+            self._communicated = communicates()
         if begins:
             self._optimizer_stepped = False
             self._begin_step()
@@ -121,7 +130,7 @@ class _Recorder:
 
         index = len(self._steps)
         if index in self._facts_at:
-            self._facts = _facts(self._model)
+            self._facts = self._facts_of(self._model)
         if self._records and index == self._first_traced:
             self._peak_rss_bytes = _peak_rss_bytes()  # the profile's own memory is none of the job's
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -179,7 +188,9 @@ class _Recorder:
             "marks": self._marks,
             "peak_rss_bytes": self._peak_rss_bytes or _peak_rss_bytes(),
             "versions": _versions(),
-            "ddp": self._facts,
+            "ddp": None,
+            "fsdp": None,
+            self._kind: self._facts,
             "other_models": len(self._other_models),
         }
         path = os.path.join(self._out, "hook.json")

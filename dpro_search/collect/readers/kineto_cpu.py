@@ -6,6 +6,7 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,6 +32,8 @@ class HostSpans:
         Number of the thread within the process, [n].
     start_us, end_us
         Microseconds after `base_ns`, nanoseconds of the epoch, [n].
+    function
+        Number of an operator's call, which an execution trace of the same step has as well; 0: none, [n].
     dropped
         Records that were left out, by reason.
     """
@@ -41,6 +44,7 @@ class HostSpans:
     thread: Ints
     start_us: Floats
     end_us: Floats
+    function: Ints
     base_ns: int
     dropped: dict[str, int]
 
@@ -62,6 +66,10 @@ class HostSpans:
         return found
 
 
+class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function id"}):
+    function: Any = 0
+
+
 class _Record(msgspec.Struct, gc=False):
     ph: str
     name: str = ""
@@ -69,6 +77,7 @@ class _Record(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str = 0
+    args: _Arguments | None = None
 
 
 class _Profile(msgspec.Struct):
@@ -115,6 +124,7 @@ def read_host_spans(path: Path) -> HostSpans:
         thread=thread[order],
         start_us=start[order],
         end_us=end[order],
+        function=np.array([_function(record) for record in kept], dtype=np.int64)[order],
         base_ns=profile.baseTimeNanoseconds,
         dropped=dropped,
     )
@@ -131,3 +141,8 @@ def _reason_to_drop(record: _Record) -> str | None:
     if not (abs(record.ts) < 1e15 and 0 <= record.dur < 1e15):
         return "impossible times"
     return None
+
+
+def _function(record: _Record) -> int:
+    number = 0 if record.args is None else record.args.function
+    return number if isinstance(number, int) and 0 < number < 2**63 else 0

@@ -1,4 +1,4 @@
-"""What an iteration of a DistributedDataParallel job waited for: the compute of a rank, a late rank, a collective."""
+"""What an iteration of a PyTorch job waited for: the compute of a rank, a late rank, a collective."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from dpro_search.replay import critical_path as ops_path
-from dpro_search.replay.ddp.ops import collective_names
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.ddp_job import DdpJob
 
@@ -52,7 +51,7 @@ def _segments(job: DdpJob, ops: Timeline) -> Iterator[Segment]:
     ranks, collectives = len(job.core), len(job.size_bytes)
     first_part = len(ops.graph) - ranks * collectives
     posted_us = ops.times.start_us[first_part:].reshape(ranks, collectives)
-    names = collective_names(job)
+    names = job.collective_names
     path = ops_path.critical_path(ops)
     late: list[tuple[int, float, float, str]] = []  # rank, from when to when it kept the others waiting, and for what
     for step in path:

@@ -1,4 +1,4 @@
-"""One replayed iteration of a DistributedDataParallel job as a `Timeline` of ops: for Perfetto, tables, and the critical path.
+"""One replayed iteration of a PyTorch job as a `Timeline` of ops: for Perfetto, tables, and the critical path.
 
 The ops of a rank are its program's segments on its main thread, and its parts of the collectives beside it; each has the times that
 the machine gave it. A part waits (`moved_us - start_us`) for the other ranks' posts, and for a free thread.
@@ -31,11 +31,11 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
     builder = GraphBuilder()
     main = builder.add_devices(np.arange(ranks), OrderPolicy.PROGRAM, "main thread of rank {0}", (range(ranks),))
     beside = builder.add_devices(np.arange(ranks), OrderPolicy.UNBOUNDED, "Gloo of rank {0}", (range(ranks),))
-    labels, names = collective_names(job), _segment_names(job)
+    labels, names = job.collective_names, job.segment_names
     work = builder.add_ops(
         np.broadcast_to(main[:, None], (ranks, segments)),
         work_us[:, :, 1] - work_us[:, :, 0],
-        kind=_kinds(job),
+        kind=[int(kind) for kind in job.segment_kinds],
         name="{1}@{0}",
         axes=(range(ranks), names),
     )
@@ -66,40 +66,7 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
     )
 
 
-def collective_names(job: DdpJob) -> list[str]:
-    """What people call the collectives: buffers that the forward pass synchronises, then buckets."""
-    first = job.first_bucket
-    return [f"buffers {c}" if c < first else f"bucket {c - first}" for c in range(len(job.size_bytes))]
-
-
 def _places(job: DdpJob, action: Action) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """The segment at whose end each collective is posted, or waited for, [collectives]."""
     rows = np.flatnonzero(job.action == action)
     return rows[np.argsort(job.collective[rows], kind="stable")]
-
-
-def _segment_names(job: DdpJob) -> list[str]:
-    labels, first = collective_names(job), job.first_bucket
-    last = len(job.size_bytes) - 1
-    found = []
-    for action, collective in zip(job.action.tolist(), job.collective.tolist(), strict=True):
-        if action == Action.NONE:
-            found.append(f"copies out of {labels[last]}, optimizer")
-        elif collective < first:
-            found.append(
-                f"forward until {labels[collective]}" if action == Action.POST else f"forward until {labels[collective]} back"
-            )
-        elif action == Action.POST:
-            found.append(f"{'forward, ' if collective == first else ''}backward until {labels[collective]}")
-        else:
-            found.append("end of backward" if collective == first else f"copies out of {labels[collective - 1]}")
-    return found
-
-
-def _kinds(job: DdpJob) -> list[int]:
-    of_action = {Action.NONE: OpKind.UPDATE, Action.POST: OpKind.BACKWARD, Action.WAIT: OpKind.BACKWARD}
-    forward = job.collective < job.first_bucket
-    return [
-        int(OpKind.FORWARD if early and action != Action.NONE else of_action[Action(action)])
-        for action, early in zip(job.action.tolist(), forward.tolist(), strict=True)
-    ]

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
-
-import numpy as np
+from typing import Any, Self
 
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.horovod import CommCosts
-from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
-from dpro_search.replay.ddp.timeline import DdpTimeline, replay_ddp
-from dpro_search.replay.job_predictor import JobPredictor
+from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, refuse_unknown
 
 DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none
 
 
-class DdpPredictor(JobPredictor):
-    """Prices of plans, deterministic by seed. A plan's `fusion_threshold_bytes` is DDP's ``bucket_cap_mb``.
+class DdpPredictor(ProgramPredictor):
+    """Prices of plans, deterministic by seed: of a plan's `bucket_cap_bytes`, DDP's ``bucket_cap_mb``.
 
     Attributes
     ----------
@@ -32,7 +27,9 @@ class DdpPredictor(JobPredictor):
         What the predictions are made of.
     """
 
+    core_times = ("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us")
     _model_error = (0.05, 0.09)  # of docs/validation.md: nine in ten errors were smaller
+    graph: DdpGraph
 
     def __init__(
         self,
@@ -43,10 +40,7 @@ class DdpPredictor(JobPredictor):
         seed: int = 0,
         bucket_cap_bytes: int = DEFAULT_CAP_BYTES,
     ) -> None:
-        super().__init__(cluster, peak_rss_bytes, seed)
-        self.graph = graph
-        self.costs = costs
-        self.tensors = graph.tensors
+        super().__init__(graph, costs, cluster, peak_rss_bytes, seed)
         self._bucket_cap_bytes = bucket_cap_bytes
         self._first_bucket_bytes: int | None = None
 
@@ -63,50 +57,28 @@ class DdpPredictor(JobPredictor):
     def at(
         self,
         *,
-        graph: DdpGraph | None = None,
+        graph: Any = None,
         costs: CommCosts | None = None,
         cluster: ClusterSpec | None = None,
         first_bucket_bytes: int | None = None,
-    ) -> DdpPredictor:
+    ) -> Self:
         """A predictor of a changed job; a new cluster, or size of the first bucket, holds in every prediction.
 
         PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
         """
-        changed = copy.copy(self)
-        changed.graph, changed.costs, changed._wanted = graph or self.graph, costs or self.costs, cluster or self._wanted
+        changed = super().at(graph=graph, costs=costs, cluster=cluster)
         if first_bucket_bytes is not None:
             changed._first_bucket_bytes = first_bucket_bytes
         return changed
 
-    def faster(self, factor: float, rank: int | None = None) -> DdpPredictor:
-        """A predictor of the job with all core times of a rank (of all ranks if None) multiplied by a factor.
-
-        Raises `InputError` if the rank does not exist.
-        """
-        if rank is not None and not 0 <= rank < self.graph.ranks:
-            raise InputError(f"rank {rank}: the trace has ranks 0 to {self.graph.ranks - 1}")
-        scale = np.full(self.graph.ranks, factor) if rank is None else np.where(np.arange(self.graph.ranks) == rank, factor, 1.0)
-        names = ("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us")
-        columns = {name: getattr(self.graph, name) for name in names}
-        scaled = {name: values * scale.reshape((1, -1) + (1,) * (values.ndim - 2)) for name, values in columns.items()}
-        return self.at(graph=replace(self.graph, **scaled))
-
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
-        if plan.cycle_time_us is not None or plan.tensor_groups is not None:
-            raise InputError("plan: DistributedDataParallel has no cycle time and no exact groups; set its bucket size")
-        limits = [self._first_bucket_bytes, plan.fusion_threshold_bytes]
+        refuse_unknown(plan, ("bucket_cap_bytes",), "a DistributedDataParallel job")
+        limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
         named = [limit for limit in limits if limit is not None]
         return apply_ddp(self.graph, self.costs, self.cluster, bucket_limits_bytes=named, cluster=cluster or self._wanted)
-
-    def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, iterations: int = 32) -> DdpTimeline:
-        """The replay of a plan."""
-        return replay_ddp(self.job(plan, cluster), iterations=iterations, seed=self._seed)
-
-    def _replayed(self, job: DdpJob, seed: int | np.random.SeedSequence) -> DdpTimeline:
-        return replay_ddp(job, seed=seed)
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
         return self._first_bucket_bytes is None and super()._is_recorded(plan, cluster)

@@ -1,22 +1,26 @@
-"""What-if questions about a DistributedDataParallel job: the forms are those of `replay/what_if.py`."""
+"""What-if questions about a PyTorch job: the forms are those of `replay/what_if.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
 from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.errors import InputError
 from dpro_search.replay.ddp.predictor import DdpPredictor
+from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.replay.what_if import Question, parse_question
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, Prediction
 
 _MIB = 2**20
 _BUCKETS_MIB = (1, 5, 25, 100)  # largest buckets that `gains` asks for
+_Predictor = TypeVar("_Predictor", bound=ProgramPredictor)
 
 
-def asked(predictor: DdpPredictor, question: Question) -> DdpPredictor:
+def asked(predictor: _Predictor, question: Question) -> _Predictor:
     """The predictor of the job as the question would have it.
 
     Raises
@@ -36,19 +40,23 @@ def asked(predictor: DdpPredictor, question: Question) -> DdpPredictor:
 
 def gains(predictor: DdpPredictor) -> list[dict[str, float | str]]:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
+    changed = {f"bucket_cap_mb={mib}": predictor.predict(Plan(bucket_cap_bytes=mib * _MIB)) for mib in _BUCKETS_MIB}
+    changed |= {f"first_bucket_mb={mib}": predictor.at(first_bucket_bytes=mib * _MIB).predict(Plan()) for mib in _BUCKETS_MIB}
+    if predictor.graph.compression == 1.0:
+        changed["comm_hook=half"] = predictor.at(graph=replace(predictor.graph, compression=0.5)).predict(Plan())
+    return ranked_gains(predictor, changed)
+
+
+def ranked_gains(predictor: ProgramPredictor, changed: Mapping[str, Prediction]) -> list[dict[str, float | str]]:
+    """The questions that every job raises and those of its own kind with their answers, largest gain first."""
     base_us = predictor.predict(Plan()).iteration_us
     texts = ["compute=0.9", "communication=0"]
     texts += [f"rank{rank}.compute=0.9" for rank in range(predictor.graph.ranks)]
     texts += ["bandwidth=2"] if predictor.cluster.rate_bps is not None else []
-    changed = {text: asked(predictor, parse_question(text)).predict(Plan()).iteration_us for text in texts}
-    for mib in _BUCKETS_MIB:
-        changed[f"bucket_cap_mb={mib}"] = predictor.predict(Plan(fusion_threshold_bytes=mib * _MIB)).iteration_us
-        changed[f"first_bucket_mb={mib}"] = predictor.at(first_bucket_bytes=mib * _MIB).predict(Plan()).iteration_us
-    if predictor.graph.compression == 1.0:
-        halved = predictor.at(graph=replace(predictor.graph, compression=0.5))
-        changed["comm_hook=half"] = halved.predict(Plan()).iteration_us
+    answers = {text: asked(predictor, parse_question(text)).predict(Plan()) for text in texts} | dict(changed)
     found: list[dict[str, float | str]] = [
-        {"what_if": text, "predicted_iteration_us": value_us, "gain_us": base_us - value_us} for text, value_us in changed.items()
+        {"what_if": text, "predicted_iteration_us": answer.iteration_us, "gain_us": base_us - answer.iteration_us}
+        for text, answer in answers.items()
     ]
     return sorted(found, key=lambda row: -float(row["gain_us"]))
 

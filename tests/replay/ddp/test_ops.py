@@ -10,7 +10,7 @@ from ddp_jobs import NONE, POST, WAIT, job
 from dpro_search.replay import replay
 from dpro_search.replay.ddp.critical_path import critical_path
 from dpro_search.replay.ddp.findings import findings
-from dpro_search.replay.ddp.ops import collective_names, iteration_ops
+from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.replay.outputs import perfetto_json, write_csv
 
@@ -36,8 +36,8 @@ def test_the_graph_of_an_iteration_can_be_replayed_and_has_the_times_of_the_mach
 
 
 def test_collectives_of_the_forward_pass_are_told_from_buckets():
-    assert collective_names(job(PROGRAM, SIZES)) == ["buffers 0", "bucket 0", "bucket 1"]
-    assert collective_names(job([*PROGRAM[2:4], (0, WAIT, 1), (0, WAIT, 2)], SIZES)) == ["bucket 0", "bucket 1", "bucket 2"]
+    assert job(PROGRAM, SIZES).collective_names == ["buffers 0", "bucket 0", "bucket 1"]
+    assert job([*PROGRAM[2:4], (0, WAIT, 1), (0, WAIT, 2)], SIZES).collective_names == ["bucket 0", "bucket 1", "bucket 2"]
 
 
 def test_the_path_leads_through_what_was_exposed_and_not_through_what_was_hidden():

@@ -9,7 +9,8 @@ import pytest
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
-from dpro_search.graph.ddp import build_ddp_graph, main_waits_us
+from dpro_search.graph.ddp import build_ddp_graph
+from dpro_search.graph.main_thread import main_waits_us
 from dpro_search.replay.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 
@@ -69,13 +70,13 @@ def test_slower_compute_takes_longer(predictor):
 
 
 def test_many_buckets_cost_their_latencies(predictor):
-    each = predictor.predict(Plan(fusion_threshold_bytes=0)).iteration_us
-    assert each > predictor.predict(Plan(fusion_threshold_bytes=10**9)).iteration_us
+    each = predictor.predict(Plan(bucket_cap_bytes=1)).iteration_us
+    assert each > predictor.predict(Plan(bucket_cap_bytes=10**9)).iteration_us
 
 
-@pytest.mark.parametrize("plan", [Plan(cycle_time_us=1000.0), Plan(tensor_groups=(("9.bias",),))])
+@pytest.mark.parametrize("plan", [Plan(cycle_time_us=1000.0), Plan(fusion_threshold_bytes=1), Plan(tensor_groups=(("9.bias",),))])
 def test_plans_that_ddp_cannot_follow_are_refused(predictor, plan):
-    with pytest.raises(InputError, match="bucket size"):
+    with pytest.raises(InputError, match="it knows bucket_cap_bytes"):
         predictor.predict(plan)
 
 

@@ -1,0 +1,161 @@
+"""One rank's part of a fully sharded job (``fully_shard``) -> events on the job's clock; see `torch_assemble` for what they are."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.assembly import event_columns
+from dpro_search.collect.torch_files import FsdpUnit, RawRank
+from dpro_search.collect.torch_spans import RankEvents, inside, labels
+from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
+
+ROOT = "the root"  # the unit of the model itself
+AGAIN = " for backward"  # ends the name of an all-gather of what was given up after the forward pass
+_ANNOTATION = "FSDP::"
+_UNIT = r"(?: \((?P<unit>[^()]*)\))?(?: \[.*\])?"
+_COPY_OUT = re.compile(rf"FSDP::all_gather_copy_out{_UNIT}")
+# Posts, by the innermost annotation around them.
+_GATHER = re.compile(rf"FSDP::all_gather{_UNIT}/c10d::_allgather_base_")
+_SCATTER = re.compile(rf"FSDP::post_backward_reduce{_UNIT}/c10d::_reduce_scatter_base_")
+
+
+class FsdpEvents(RankEvents):
+    """Collectives of units, the main thread's waits for them, and gradients, each with the reduce-scatter of its unit."""
+
+    def __init__(
+        self, rank: RawRank, number: int, base_ns: int, steps: Steps, tensors: tuple[TensorInfo, ...], names: dict[str, int]
+    ) -> None:
+        super().__init__(rank, number, base_ns, steps, tensors, names)
+        units = {unit.name: unit for unit in rank.fsdp.units}
+        posted = labels(rank.spans, self._posts)
+        self._gathered, self._scattered = (
+            [_unit(units, pattern.fullmatch(label)) for label in posted] for pattern in (_GATHER, _SCATTER)
+        )
+        backward = np.zeros(len(posted), dtype=np.bool_)
+        for annotation in ("FSDP::pre_backward", "FSDP::backward_prefetch"):
+            held = ~rank.spans.is_op & rank.spans.named(annotation, prefix=True)
+            backward |= inside(rank.spans, self._posts, held)
+        self._again = backward
+
+    def _shown(self) -> npt.NDArray[np.bool_]:
+        """Outermost ops but Gloo's own; of those around FSDP's own work, which hold waits, what they consist of."""
+        spans = self._spans
+        own = ~spans.is_op & spans.named(_ANNOTATION, prefix=True)
+        around = np.zeros(len(spans), dtype=np.bool_)
+        for thread in np.unique(spans.thread[own]):
+            rows = np.flatnonzero(spans.is_op & (spans.thread == thread))
+            begun = np.sort(spans.start_us[own & (spans.thread == thread)])
+            around[rows] = np.searchsorted(begun, spans.end_us[rows]) > np.searchsorted(begun, spans.start_us[rows])
+        moving = np.zeros(len(spans), dtype=np.bool_)
+        moving[self._runs] = True
+        rows = np.flatnonzero(spans.is_op)
+        around[rows] |= inside(spans, rows, moving)  # copies of Gloo's own
+        shown = spans.outermost(spans.is_op & ~around)
+        shown[self._posts] = False  # the beginning of a collective, and mostly of the wait for it
+        return shown
+
+    def _communication(self, step: int) -> list[Events]:
+        mine = np.flatnonzero(self._step[self._posts] == step)
+        names, believed, foreign = self._posted_names(mine), np.zeros(len(mine), dtype=np.int64), 0
+        for place, post in enumerate(mine):
+            gathered, scattered = self._gathered[post], self._scattered[post]
+            unit = gathered or scattered
+            if unit is None:
+                foreign += 1
+                continue
+            what = "reduce_scatter" if gathered is None else "all_gather"
+            names[place] = f"{what} of {unit.name or ROOT}{AGAIN if gathered is not None and self._again[post] else ''}"
+            believed[place] = unit.gathered_bytes
+        executed = self._executed_bytes(mine)
+        if executed is None and foreign:
+            self._warn(f"{foreign} collectives beside those of units in step {step}: their sizes are not known")
+        sizes = believed if executed is None else executed
+        return [self._gradients(step, mine), self._waits(step, mine), *self._collectives(step, mine, names, sizes)]
+
+    def _gradients(self, step: int, mine: Ints) -> Events:
+        """From the post of their unit's reduce-scatter to its end; none where the unit has none in the step."""
+        unit_of = np.array([tensor.node for tensor in self._tensors])
+        scatter = np.full(len(self._tensors), -1, dtype=np.int64)
+        for place, post in enumerate(mine):
+            unit = self._scattered[post]
+            if unit is not None:
+                scatter[unit_of == (unit.name or ROOT)] = place
+        reduced = np.flatnonzero(scatter >= 0)
+        which = mine[scatter[reduced]]
+        return event_columns(
+            name=self._numbers(["fsdp gradient"])[0],
+            kind=EventKind.COMM,
+            rank=self._number,
+            step=step,
+            tensor=reduced,
+            collective=scatter[reduced],
+            size_bytes=np.array([self._tensors[i].size_bytes for i in reduced], dtype=np.int64),
+            start_us=self._spans.start_us[self._posts[which]] + self._shift_us,
+            end_us=self._spans.end_us[self._runs[which]] + self._shift_us,
+        )
+
+    def _waits(self, step: int, mine: Ints) -> Events:
+        """From when the main thread had nothing else to do to when it went on; of no length where the collective had ended."""
+        spans, posts, runs = self._spans, self._posts[mine], self._runs[mine]
+        begin = spans.start_us[posts].copy()
+        copies = self._copies_out(step)
+        for place, post in enumerate(mine):
+            unit = self._gathered[post]
+            if unit is not None and copies[unit.name]:
+                needed_us = copies[unit.name].pop(0)
+                begin[place] = max(needed_us, begin[place]) if unit.asynchronous else begin[place]
+        # Gloo's thread may be seen to end a collective after the main thread, which it woke, has gone on.
+        goes_on = np.append(np.sort(spans.start_us[spans.thread == spans.thread[posts[0]]]), np.inf)
+        next_us = goes_on[np.searchsorted(goes_on[:-1], np.maximum(begin, spans.end_us[posts]), side="right")]
+        return event_columns(
+            name=self._numbers(["wait for a collective"])[0],
+            kind=EventKind.SYNC,
+            rank=self._number,
+            step=step,
+            collective=np.arange(len(mine)),
+            start_us=begin + self._shift_us,
+            end_us=np.maximum(np.minimum(spans.end_us[runs], next_us), begin) + self._shift_us,
+        )
+
+    def _copies_out(self, step: int) -> defaultdict[str, list[float]]:
+        """When the parameters of each unit were needed in a step, in order: then those that came are copied to their places."""
+        spans = self._spans
+        unit_of_name = {i: found["unit"] or "" for i, name in enumerate(spans.names) if (found := _COPY_OUT.fullmatch(name))}
+        rows = np.flatnonzero(~spans.is_op & (self._step == step) & np.isin(spans.name, list(unit_of_name)))
+        needed: defaultdict[str, list[float]] = defaultdict(list)
+        for row in rows:
+            needed[unit_of_name[int(spans.name[row])]].append(float(spans.start_us[row]))
+        return needed
+
+
+def fsdp_tensors(rank: RawRank) -> tuple[TensorInfo, ...]:
+    """The parameters' gradients, unit by unit; their nodes are the units."""
+    return tuple(
+        TensorInfo(
+            name=rank.fsdp.parameters[index].name,
+            node=unit.name or ROOT,
+            dtype=rank.fsdp.parameters[index].dtype,
+            shape=rank.fsdp.parameters[index].shape,
+            size_bytes=rank.fsdp.parameters[index].size_bytes,
+        )
+        for unit in rank.fsdp.units
+        for index in unit.parameters
+    )
+
+
+def fsdp_knobs(rank: RawRank) -> dict[str, str]:
+    """How the model was sharded."""
+    units = rank.fsdp.units
+    return {
+        "units": str(len(units)),
+        "resharding_units": str(sum(unit.reshards for unit in units)),
+        "prefetch": str(int(any(unit.asynchronous for unit in units))),
+    }
+
+
+def _unit(units: dict[str, FsdpUnit], found: re.Match[str] | None) -> FsdpUnit | None:
+    return None if found is None else units.get(found["unit"] or "")

@@ -1,0 +1,158 @@
+"""What the profile of a rank of any PyTorch job says: its ops, and its collectives from their posts to their ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.assembly import event_columns, joined, step_of
+from dpro_search.collect.readers.kineto_cpu import HostSpans
+from dpro_search.collect.torch_files import RawRank
+from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
+from dpro_search.errors import TraceFormatError
+
+FUNCTION = "autograd::engine::evaluate_function: "
+_POST, _RUN = "c10d::", "gloo:"  # what posts a collective, and its execution by a thread of Gloo
+
+
+class RankEvents(ABC):
+    """Events of one rank but the transfers, on the job's clock; collectives are numbered within their step.
+
+    A kind of job says which ops it shows (`_shown`) and what its communication is (`_communication`).
+    """
+
+    def __init__(
+        self, rank: RawRank, number: int, base_ns: int, steps: Steps, tensors: tuple[TensorInfo, ...], names: dict[str, int]
+    ) -> None:
+        self._rank, self._number, self._names, self._tensors = rank, number, names, tensors
+        self._spans = spans = rank.spans
+        self._shift_us = (rank.origin_ns - base_ns) / 1e3
+        self._posts, self._runs = _posts_and_runs(rank)
+        self._outer = self._shown()
+        self._step = step_of(steps, number, spans.start_us + self._shift_us)
+        self._threads = {int(thread): i for i, thread in enumerate(_threads(spans, self._outer))}
+        traced = set(steps.index[(steps.rank == number) & steps.traced].tolist())
+        self._seen = sorted(traced & set(self._step[self._posts].tolist()))
+        self.warnings: list[str] = []
+        if rank.hook.other_models:
+            self._warn(f"{rank.hook.other_models} more distributed modules; steps are the first one's")
+
+    def events(self) -> Events:
+        """All events of the rank."""
+        return joined([self._ops(), *(part for step in self._seen for part in self._communication(step))])
+
+    @abstractmethod
+    def _shown(self) -> npt.NDArray[np.bool_]:
+        """Which spans become ops; those of a thread do not overlap, [spans]."""
+
+    @abstractmethod
+    def _communication(self, step: int) -> list[Events]:
+        """Gradients and collectives of a step."""
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(f"rank {self._number}: {text}")
+
+    def _numbers(self, labels: list[str]) -> Ints:
+        return np.array([self._names.setdefault(label, len(self._names)) for label in labels], dtype=np.int64)
+
+    def _ops(self) -> Events:
+        spans, ops = self._spans, np.flatnonzero(self._outer)
+        return event_columns(
+            name=self._numbers(labels(spans, ops)),
+            kind=EventKind.OP,
+            rank=self._number,
+            stream=np.array([self._threads[int(thread)] for thread in spans.thread[ops]], dtype=np.int64),
+            start_us=spans.start_us[ops] + self._shift_us,
+            end_us=spans.end_us[ops] + self._shift_us,
+            step=self._step[ops],
+        )
+
+    def _collectives(self, step: int, which: Ints, names: list[str], size_bytes: Ints) -> list[Events]:
+        """Each from its post to its end, and from its post to when a thread of Gloo took it up."""
+        spans, posts, runs = self._spans, self._posts[which], self._runs[which]
+        start_us = spans.start_us[posts] + self._shift_us
+        same: dict[str, Any] = {
+            "rank": self._number, "step": step, "collective": np.arange(len(which)), "size_bytes": size_bytes, "start_us": start_us,
+            "stream": np.array([self._threads[int(thread)] for thread in spans.thread[runs]], dtype=np.int64),
+        }  # fmt: skip
+        taken_us = np.maximum(spans.start_us[runs] + self._shift_us, start_us)
+        end_us = np.maximum(spans.end_us[runs] + self._shift_us, taken_us)
+        return [
+            event_columns(name=self._numbers(names), kind=EventKind.COLLECTIVE, end_us=end_us, **same),
+            event_columns(name=self._numbers(["gloo queue"])[0], kind=EventKind.QUEUE, end_us=taken_us, **same),
+        ]
+
+    def _posted_names(self, which: Ints) -> list[str]:
+        """What c10d calls the collectives of posts: "allreduce"."""
+        spans = self._spans
+        return [spans.names[name].removeprefix(_POST).rstrip("_") for name in spans.name[self._posts[which]]]
+
+    def _executed_bytes(self, which: Ints) -> Ints | None:
+        """What the step of the execution trace moved with each collective of a step; None where it posted others."""
+        if self._rank.execution is None:
+            return None
+        executed = self._rank.execution.collectives
+        if self._posted_names(which) != [collective.name for collective in executed]:
+            return None
+        return np.array([collective.size_bytes for collective in executed], dtype=np.int64)
+
+
+def labels(spans: HostSpans, ops: Ints) -> list[str]:
+    """Names of ops, after the innermost annotation around each."""
+    around = np.full(len(spans), -1, dtype=np.int64)
+    open_spans: list[int] = []
+    wanted = np.zeros(len(spans), dtype=np.bool_)
+    wanted[ops] = True
+    asynchronous = spans.named(_RUN, prefix=True)
+    thread = -1
+    for i in np.flatnonzero(wanted | (~spans.is_op & ~asynchronous)):
+        if spans.thread[i] != thread:
+            thread, open_spans = int(spans.thread[i]), []
+        while open_spans and spans.end_us[open_spans[-1]] <= spans.start_us[i]:
+            open_spans.pop()
+        if wanted[i]:
+            around[i] = open_spans[-1] if open_spans else -1
+        else:
+            open_spans.append(int(i))
+    found = []
+    for i in ops:
+        name = spans.names[spans.name[i]]
+        label = "backward/" + name.removeprefix(FUNCTION) if name.startswith(FUNCTION) else name
+        found.append(label if around[i] < 0 else f"{spans.names[spans.name[around[i]]]}/{label}")
+    return found
+
+
+def inside(spans: HostSpans, rows: Ints, holders: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which rows begin within one of the marked, disjoint spans of their thread."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    for thread in np.unique(spans.thread[rows]):
+        mine, held = np.flatnonzero(spans.thread[rows] == thread), np.flatnonzero(holders & (spans.thread == thread))
+        if len(held):
+            at = np.searchsorted(spans.start_us[held], spans.start_us[rows[mine]], side="right") - 1
+            found[mine] = (at >= 0) & (spans.start_us[rows[mine]] < spans.end_us[held[np.maximum(at, 0)]])
+    return found
+
+
+def _threads(spans: HostSpans, outer: npt.NDArray[np.bool_]) -> Ints:
+    """Threads that ran ops or collectives, the one with most ops first."""
+    found, counts = np.unique(spans.thread[outer], return_counts=True)
+    first = found[np.argsort(-counts, kind="stable")]
+    return np.concatenate((first, np.setdiff1d(np.unique(spans.thread), first)))
+
+
+def _posts_and_runs(rank: RawRank) -> tuple[Ints, Ints]:
+    """Rows of the posts and of the runs of collectives, pair by pair in the order of posting."""
+    spans = rank.spans
+    posts = np.flatnonzero(spans.is_op & spans.named(_POST, prefix=True))
+    runs = np.flatnonzero(~spans.is_op & spans.named(_RUN, prefix=True))
+    posts = posts[np.argsort(spans.start_us[posts], kind="stable")]
+    runs = runs[np.argsort(spans.start_us[runs], kind="stable")]
+    if len(posts) != len(runs):
+        raise TraceFormatError(
+            f"{rank.folder}: {len(posts)} collectives were posted in the profiled steps, Gloo ran {len(runs)}; "
+            f"the backend is '{rank.backend}': only gloo can be recorded, with CUDA tensors import the profile instead"
+        )
+    return posts, runs

@@ -1,0 +1,222 @@
+"""`Trace` of a PyTorch job whose model ``fully_shard`` divided -> `FsdpGraph`: what each rank's main thread does in a step.
+
+Each unit of the model gathers its parameters before its forward pass, gives most of them up after it, gathers them again before its
+backward pass, and reduce-scatters its gradients after it. All of this is the main thread's program: posts of collectives, waits for
+them, and copies before and after. Core time is that of `graph/main_thread.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, TensorInfo, Trace
+from dpro_search.errors import GraphError
+from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
+
+# Of the bytes that an all-reduce of the same tensor moves on each link: a ring gathers in p - 1 of its 2 (p - 1) steps.
+GATHER_SHARE = 0.5
+_GATHER, _SCATTER, _AGAIN, _ROOT = "all_gather of ", "reduce_scatter of ", " for backward", "the root"  # in names of collectives
+
+
+class Mark(enum.IntEnum):
+    """An instant in the program of a main thread, of one of its collectives."""
+
+    COPY_IN = 0  # a gather: copying of this rank's part to where it is sent from begins
+    POST = 1
+    WAIT = 2
+    COPY_OUT = 3  # a gather: copying of the parameters to their places begins
+    READY = 4  # a gather: they are in their places
+
+
+class Purpose(enum.IntEnum):
+    """What a collective is for."""
+
+    FORWARD = 0  # gathers parameters that the rank has not
+    BACKWARD = 1  # gathers again what was given up after the forward pass
+    SCATTER = 2  # reduces gradients
+    OTHER = 3  # the script's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpGraph:
+    """One step of a job, a sample per profiled step; times are core time of a rank's main thread in microseconds.
+
+    Attributes
+    ----------
+    tensors
+        Gradients, unit by unit.
+    labels
+        What people call the C collectives, in the order of posting, [C].
+    purpose, size_bytes
+        Of each collective: `Purpose`, and bytes of the whole tensor, [C].
+    moved_bytes
+        Of an all-reduce that moves as many bytes on each link, [C]. Gloo executes a reduce-scatter as an all-reduce.
+    lag
+        Time until the last rank had what a collective brought, over that until the first had it. The directions of a link are
+        not in step, and a rank goes on when it has its own part; but the next collective waits for all.
+    mark, collective
+        The program of every rank: `Mark`, and of which collective, [S].
+    work_us
+        Core time from the mark before to this one, [samples, ranks, S].
+    after_us
+        From the last mark to the next step: the rest of the backward pass, optimizer and script, [samples, ranks].
+    steps
+        Index in the trace of each sample's step, [samples].
+    ops
+        Events that this was made of.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    labels: tuple[str, ...]
+    purpose: Ints
+    size_bytes: Floats
+    moved_bytes: Floats
+    lag: float
+    mark: Ints
+    collective: Ints
+    work_us: Floats
+    after_us: Floats
+    steps: Ints
+    ops: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of recorded ranks."""
+        return int(self.after_us.shape[1])
+
+    def __len__(self) -> int:
+        return self.ops
+
+
+def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> FsdpGraph:
+    """The graph of a job, with costs from the given profiled steps (all of them if None).
+
+    Parameters
+    ----------
+    with_profiler
+        Keep what profiling added: for comparisons with profiled steps.
+
+    Raises
+    ------
+    GraphError
+        A rank was not profiled, or the profiled steps or the ranks differ in what they communicate.
+    """
+    sampled = sampled_steps(trace, steps)
+    times = core_times(trace, with_profiler=with_profiler)
+    parts = [[_StepPart(trace, rank, step, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
+    first = parts[0][0]
+    if not first.names:
+        raise GraphError("the trace has no collective in its profiled steps; record a distributed job")
+    for step, row in zip(sampled, parts, strict=True):
+        for rank, part in enumerate(row):
+            if part.program != first.program:
+                raise GraphError(
+                    f"rank {rank} communicated otherwise in step {step} than rank 0 in step {sampled[0]}; record alike steps"
+                )
+    return FsdpGraph(
+        tensors=trace.tensors,
+        labels=_labels(first.names),
+        purpose=np.array([_purpose(name) for name in first.names], dtype=np.int64),
+        size_bytes=first.size_bytes,
+        moved_bytes=first.size_bytes * moved_share(first.names),
+        lag=_lag(trace, sampled),
+        mark=first.mark,
+        collective=first.collective,
+        work_us=np.array([[part.work_us for part in row] for row in parts]),
+        after_us=np.array([[part.after_us for part in row] for row in parts]),
+        steps=np.array(sampled, dtype=np.int64),
+        ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
+    )
+
+
+def moved_share(names: tuple[str, ...]) -> Floats:
+    """Bytes that collectives of these names move, over those of an all-reduce of the same size, [names]."""
+    return np.array([GATHER_SHARE if name.startswith(_GATHER) else 1.0 for name in names])
+
+
+class _StepPart:
+    """One rank in one step, divided at its marks."""
+
+    def __init__(self, trace: Trace, rank: int, step: int, time: CoreTime) -> None:
+        mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
+        whole = mine.select(mine.kind == EventKind.COLLECTIVE)
+        whole = whole.select(np.argsort(whole.collective, kind="stable"))
+        waits = mine.select(mine.kind == EventKind.SYNC)
+        waits = waits.select(np.argsort(waits.collective, kind="stable"))
+        if not np.array_equal(waits.collective, whole.collective):
+            raise GraphError(f"rank {rank} did not wait for each of its collectives in step {step}; record the job again")
+        self.names = tuple(trace.names[name] for name in whole.name)
+        self.size_bytes = whole.size_bytes.astype(np.float64)
+        instants = [(float(start), Mark.POST, number) for number, start in enumerate(whole.start_us)]
+        instants += [(float(start), Mark.WAIT, number) for number, start in enumerate(waits.start_us)]
+        instants += _copies(trace, time.ops, self.names)
+        instants.sort()
+        self.mark = np.array([mark for _, mark, _ in instants], dtype=np.int64)
+        self.collective = np.array([number for *_, number in instants], dtype=np.int64)
+        used_us = time.used_us(np.array([instant for instant, *_ in instants]))
+        self.work_us = np.diff(used_us, prepend=0.0)
+        self.after_us = float(time.core_us[-1] - used_us[-1]) if len(used_us) else 0.0
+
+    @property
+    def program(self) -> tuple[object, ...]:
+        """Equal where the same was done."""
+        return self.names, self.size_bytes.tolist(), self.mark.tolist(), self.collective.tolist()
+
+
+def _copies(trace: Trace, ops: Events, names: tuple[str, ...]) -> list[tuple[float, Mark, int]]:
+    """When parameters were copied: of each gather the beginning of the copy in, and beginning and end of the copy out."""
+    gathers: defaultdict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(names):
+        if name.startswith(_GATHER):
+            gathers[name.removeprefix(_GATHER).removesuffix(_AGAIN)].append(number)
+    found: list[tuple[float, Mark, int]] = []
+    for unit, numbers in gathers.items():
+        around = "" if unit == _ROOT else f" ({unit})"
+        copied_in = _named(trace, ops, f"FSDP::all_gather{around}/fsdp::all_gather_copy_in")
+        copied_out = _named(trace, ops, f"FSDP::all_gather_copy_out{around}/fsdp::split_with_sizes_copy")
+        if len(copied_in) == len(copied_out) == len(numbers):
+            for number, before, after in zip(numbers, copied_in, copied_out, strict=True):
+                found += [
+                    (float(ops.start_us[before]), Mark.COPY_IN, number),
+                    (float(ops.start_us[after]), Mark.COPY_OUT, number),
+                    (float(ops.end_us[after]), Mark.READY, number),
+                ]
+    return found
+
+
+def _named(trace: Trace, ops: Events, wanted: str) -> Ints:
+    number = trace.names.index(wanted) if wanted in trace.names else -1
+    rows: npt.NDArray[np.int64] = np.flatnonzero(ops.name == number)
+    return rows
+
+
+def _lag(trace: Trace, steps: tuple[int, ...]) -> float:
+    moved = trace.events.select((trace.events.kind == EventKind.ALLREDUCE) & np.isin(trace.events.step, steps))
+    numbers, row = np.unique(moved.collective, return_inverse=True)
+    begun, first, last = np.full((3, len(numbers)), [[np.inf], [np.inf], [-np.inf]])
+    np.minimum.at(begun, row, moved.start_us)
+    np.minimum.at(first, row, moved.end_us)
+    np.maximum.at(last, row, moved.end_us)
+    return float((last - begun).sum() / max((first - begun).sum(), 1.0))
+
+
+def _purpose(name: str) -> Purpose:
+    if name.startswith(_GATHER):
+        return Purpose.BACKWARD if name.endswith(_AGAIN) else Purpose.FORWARD
+    return Purpose.SCATTER if name.startswith(_SCATTER) else Purpose.OTHER
+
+
+def _labels(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for people; those that come more than once in a step are counted."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        label = name.replace("all_gather", "all-gather", 1).replace("reduce_scatter", "reduce-scatter", 1)
+        seen[label] += 1
+        found.append(label if seen[label] == 1 else f"{label}, {seen[label]}")
+    return tuple(found)

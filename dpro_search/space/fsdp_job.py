@@ -1,0 +1,172 @@
+"""``apply_fsdp(graph, ...) -> FsdpJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
+
+The machine is that of DistributedDataParallel jobs (`space/ddp_job.py`): a program of core time, posts and waits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.ddp_job import GLOO_THREADS, Action, DdpJob, numbered_cores
+
+_ACTION = {Mark.POST: Action.POST, Mark.WAIT: Action.WAIT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpJob(DdpJob):
+    """A job with the names of its collectives, and how many segments of its program are the forward pass's."""
+
+    labels: tuple[str, ...]
+    forward_segments: int
+
+    @property
+    def collective_names(self) -> list[str]:
+        """What people call the collectives."""
+        return list(self.labels)
+
+    @property
+    def segment_names(self) -> list[str]:
+        """What people call the segments."""
+        forms = {Action.POST: "{0} until {1}", Action.WAIT: "{0} until {1} is back", Action.NONE: "end of backward, optimizer"}
+        return [
+            forms[Action(action)].format("forward" if number < self.forward_segments else "backward", self.labels[collective])
+            for number, (action, collective) in enumerate(zip(self.action.tolist(), self.collective.tolist(), strict=True))
+        ]
+
+    @property
+    def segment_kinds(self) -> list[OpKind]:
+        """`OpKind` of the segments."""
+        segments, forward = len(self.action), self.forward_segments
+        return [OpKind.FORWARD] * forward + [OpKind.BACKWARD] * (segments - forward - 1) + [OpKind.UPDATE]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A mark of the program and the core time before it, [samples, ranks]."""
+
+    mark: Mark
+    collective: int
+    work_us: Floats
+
+
+def apply_fsdp(
+    graph: FsdpGraph,
+    costs: CommCosts,
+    recorded: ClusterSpec,
+    *,
+    prefetch: bool = False,
+    reshard: bool = True,
+    cluster: ClusterSpec | None = None,
+    threads: int = GLOO_THREADS,
+) -> FsdpJob:
+    """The job on a cluster (the recorded one if None).
+
+    Parameters
+    ----------
+    prefetch
+        Each unit's parameters are gathered while the unit before it computes, and waited for only where they are needed:
+        asynchronous all-gathers, and ``set_modules_to_forward_prefetch`` of the next unit.
+    reshard
+        False: units keep their parameters after the forward pass (``reshard_after_forward=False``).
+    """
+    cluster = cluster or recorded
+    program = [
+        _Step(Mark(mark), collective, graph.work_us[:, :, place])
+        for place, (mark, collective) in enumerate(zip(graph.mark.tolist(), graph.collective.tolist(), strict=True))
+    ]
+    last = _Step(Mark.WAIT, -1, graph.after_us)
+    if not reshard:
+        program, last = _kept(program, last, set(np.flatnonzero(graph.purpose == Purpose.BACKWARD).tolist()))
+    if prefetch:
+        program = list(_awaited_late(program, graph))
+        program = _posted_early(program, graph)
+    program, last = _joined(program, last)
+    order = [step.collective for step in program if step.mark == Mark.POST]
+    number = {collective: place for place, collective in enumerate(order)}
+    profile = np.arange(cluster.ranks) % graph.ranks
+    behind = (Purpose.BACKWARD, Purpose.SCATTER)
+    backward = (place for place, step in enumerate(program) if graph.purpose[step.collective] in behind)
+    return FsdpJob(
+        core=numbered_cores(cluster),
+        work_us=np.ascontiguousarray(np.stack([step.work_us for step in [*program, last]], axis=2)[:, profile]),
+        action=np.array([*(int(_ACTION[step.mark]) for step in program), int(Action.NONE)], dtype=np.int64),
+        collective=np.array([*(number[step.collective] for step in program), -1], dtype=np.int64),
+        size_bytes=graph.moved_bytes[order] * graph.lag,
+        is_broadcast=np.zeros(len(order), dtype=np.bool_),
+        threads=threads,
+        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
+        labels=tuple(graph.labels[collective] for collective in order),
+        forward_segments=next(backward, len(program)),
+    )
+
+
+def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[list[_Step], _Step]:
+    """Without some gathers and the copies that belong to them; what was computed beside stays."""
+    copied = {step.collective for step in program if step.mark == Mark.COPY_IN}
+    found: list[_Step] = []
+    carried = np.zeros_like(last.work_us)
+    for step in program:
+        if step.collective not in dropped:
+            found.append(replace(step, work_us=step.work_us + carried))
+            carried = np.zeros_like(carried)
+        elif step.mark not in (Mark.POST, Mark.READY) or step.collective not in copied:  # before these: the copies
+            carried = carried + step.work_us
+    return found, replace(last, work_us=last.work_us + carried)
+
+
+def _awaited_late(program: Sequence[_Step], graph: FsdpGraph) -> Iterator[_Step]:
+    """With the wait for each gather where its parameters are copied to their places."""
+    copied = {step.collective for step in program if step.mark == Mark.COPY_OUT}
+    carried = np.zeros_like(graph.after_us)
+    for step in program:
+        if step.mark == Mark.WAIT and step.collective in copied:
+            carried = carried + step.work_us
+            continue
+        work_us, carried = step.work_us + carried, np.zeros_like(carried)
+        if step.mark == Mark.COPY_OUT:
+            yield _Step(Mark.WAIT, step.collective, work_us)
+            work_us = np.zeros_like(work_us)
+        yield replace(step, work_us=work_us)
+
+
+def _posted_early(program: list[_Step], graph: FsdpGraph) -> list[_Step]:
+    """With each gather of the forward pass, and the copy before it, where the parameters of the one before are in their places."""
+    order = [step.collective for step in program if step.mark == Mark.POST]
+    for before, gather in pairwise(order):
+        if graph.purpose[before] != Purpose.FORWARD or graph.purpose[gather] != Purpose.FORWARD:
+            continue
+        place = {(step.mark, step.collective): i for i, step in enumerate(program)}
+        begin, posted, ready = (place.get(key, -1) for key in ((Mark.COPY_IN, gather), (Mark.POST, gather), (Mark.READY, before)))
+        if begin < 0 or posted != begin + 1 or not 0 <= ready < begin:
+            continue
+        following = program[posted + 1]
+        program = [
+            *program[: ready + 1],
+            replace(program[begin], work_us=np.zeros_like(graph.after_us)),
+            program[posted],
+            *program[ready + 1 : begin],
+            replace(following, work_us=following.work_us + program[begin].work_us),
+            *program[posted + 2 :],
+        ]
+    return program
+
+
+def _joined(program: Sequence[_Step], last: _Step) -> tuple[list[_Step], _Step]:
+    """Posts and waits only."""
+    found: list[_Step] = []
+    carried = np.zeros_like(last.work_us)
+    for step in program:
+        carried = carried + step.work_us
+        if step.mark in _ACTION:
+            found.append(replace(step, work_us=carried))
+            carried = np.zeros_like(carried)
+    return found, replace(last, work_us=last.work_us + carried)

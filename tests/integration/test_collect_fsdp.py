@@ -1,0 +1,99 @@
+"""Recording a real two-rank job that ``fully_shard`` divides, without a line added to its script."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro_search.collect.job import Schedule
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_ddp_job
+from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.fsdp import Purpose, build_fsdp_graph
+from dpro_search.replay.fsdp.predictor import FsdpPredictor
+from dpro_search.space.plan import Plan
+
+pytestmark = pytest.mark.integration
+
+TRAIN = Path(__file__).parents[2] / "experiments" / "workloads" / "torch_train.py"
+JOB = Path(__file__).with_name("fsdp_job.py")
+SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
+
+
+@pytest.fixture(scope="module")
+def torch_python() -> str:
+    """Python of the environment with PyTorch."""
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    interpreter = root / "torch" / "bin" / "python"
+    if not interpreter.is_file():
+        pytest.skip(f"no PyTorch environment at {interpreter}; build it with scripts/make_env.sh torch")
+    return str(interpreter)
+
+
+def spec(python: str, *how: object) -> JobSpec:
+    return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2))
+
+
+def purposes(trace: Trace) -> list[int]:
+    return np.bincount(build_fsdp_graph(trace).purpose, minlength=4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("how", "gathers", "again", "scatters"),
+    [
+        ("plain", 4, 3, 4),
+        ("prefetch", 4, 3, 4),
+        ("keep", 4, 0, 4),
+        ("grouped", 3, 2, 3),
+        ("accumulate", 8, 6, 4),
+        ("by-hand,prefetch", 4, 3, 4),
+    ],
+)
+def test_steps_units_and_collectives_are_found_in_jobs_of_all_shapes(torch_python, tmp_path, how, gathers, again, scatters):
+    trace = record_fsdp_job(spec(torch_python, how), tmp_path / "t", schedule=SCHEDULE)
+    assert trace.meta.warnings == ()
+    assert trace.steps.index[trace.steps.rank == 0].tolist() == list(range(13))  # 14 steps ran, the last has no successor
+    assert len(trace.tensors) == 8
+    assert (trace.events.kind == EventKind.COMM).sum() == 2 * 3 * 8
+    assert purposes(trace) == [gathers, again, scatters, 0]
+    assert len(trace.graph_of_rank) == 2
+    assert FsdpPredictor.from_trace(trace).predict(Plan()).iteration_us > 0
+
+
+def test_the_blocks_of_a_workload_are_its_units(torch_python, tmp_path):
+    command = (torch_python, str(TRAIN), "--model", "vgg16", "--batch", "2", "--steps", "14", "--fsdp")
+    trace = record_fsdp_job(JobSpec(command=command, ranks=2, cores=default_cores(2)), tmp_path / "t", schedule=SCHEDULE)
+    assert purposes(trace) == [8, 8, 8, 0]
+    assert build_fsdp_graph(trace).size_bytes[Purpose.FORWARD] > 0
+    assert sum(tensor.size_bytes for tensor in trace.tensors) > 40e6
+
+
+def test_the_recorder_changes_no_number(torch_python, tmp_path):
+    raw = tmp_path / "raw"
+    record_fsdp_job(spec(torch_python, "prefetch"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
+    plain = subprocess.run(
+        [
+            torch_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29518",
+            "--log-dir", tmp_path / "logs", "--redirects=3", JOB, "prefetch",
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert plain.returncode == 0, plain.stderr
+    losses = [
+        {line for path in folder.rglob(name) for line in path.read_text().splitlines() if "0x" in line}
+        for folder, name in ((raw, "log"), (tmp_path / "logs", "stdout.log"))
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2  # each rank has its own batch
+
+
+def test_a_job_is_timed_without_the_profiler(torch_python):
+    assert (time_ddp_job(spec(torch_python, "plain"), warmup=3).iteration_us > 0).all()
+
+
+def test_a_sharded_job_is_not_taken_for_another(torch_python, tmp_path):
+    with pytest.raises(InputError, match="record it with --comm fsdp"):
+        record_ddp_job(spec(torch_python, "plain"), tmp_path / "t", schedule=SCHEDULE)

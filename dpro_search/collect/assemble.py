@@ -37,6 +37,7 @@ from dpro_search.collect.horovod_phases import (
 from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, read_horovod_timeline
 from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
+from dpro_search.collect.tensors import allocator_report, with_tensors
 from dpro_search.collect.trace import (
     EventKind,
     Events,
@@ -82,6 +83,7 @@ class _Rank:
     graph: NodeGraph
     comm_nodes: tuple[CommNode, ...]
     origin_residual_us: float
+    misfits: int  # ops whose inputs are others in the profile than in the graph
 
 
 def assemble(raw: Path) -> Trace:
@@ -94,8 +96,8 @@ def assemble(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged.
     """
-    if read_json(raw / "job.json", _JobFormat, NO_JOB).format == torch_assemble.FORMAT:
-        return torch_assemble.assemble_ddp(raw)
+    if read_json(raw / "job.json", _JobFormat, NO_JOB).format in torch_assemble.FORMATS:
+        return torch_assemble.assemble_torch(raw)
     job = read_job(raw / "job.json")
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
@@ -124,6 +126,7 @@ def assemble(raw: Path) -> Trace:
             versions=found[0].hook.versions,
             knobs=job.knobs,
             peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
+            allocator=allocator_report([rank.profile.memory for rank in found]),
             dropped=_dropped(found, timeline),
             warnings=_warnings(found, timeline),
             idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
@@ -152,7 +155,8 @@ def _read_rank(folder: Path) -> _Rank:
         raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
     graph, comm_nodes = read_partition_graph(folder / "run_metadata.pb")
     profile, residual_us = epoch_origin(read_xplane(folder / "xplane.pb"), traced)
-    return _Rank(hook, profile, graph, comm_nodes, residual_us)
+    graph, misfits = with_tensors(graph, profile)
+    return _Rank(hook, profile, graph, comm_nodes, residual_us, misfits)
 
 
 def _tensors(rank: _Rank, timeline: HorovodTimeline) -> tuple[tuple[TensorInfo, ...], dict[str, int]]:
@@ -236,9 +240,11 @@ def _shared_graphs(graphs: Sequence[NodeGraph]) -> tuple[tuple[NodeGraph, ...], 
 
 
 def _equal(a: NodeGraph, b: NodeGraph) -> bool:
-    return (
-        a.name == b.name and a.op == b.op and np.array_equal(a.input_idx, b.input_idx) and np.array_equal(a.input_ptr, b.input_ptr)
-    )
+    assert a.tensors is not None
+    assert b.tensors is not None
+    columns = ((a.input_idx, b.input_idx), (a.input_ptr, b.input_ptr), (a.tensors.input_type, b.tensors.input_type))
+    strings = (a.name, a.op, a.tensors.types) == (b.name, b.op, b.tensors.types)
+    return strings and all(np.array_equal(mine, other) for mine, other in columns)
 
 
 def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int]:
@@ -247,6 +253,8 @@ def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int
     for rank in ranks:
         for reason, count in rank.profile.dropped.items():
             found[reason] = found.get(reason, 0) + count
+    misfits = sum(rank.misfits for rank in ranks)
+    found |= {"shapes of ops with other inputs in the graph": misfits} if misfits else {}
     return found | timeline_dropped(timeline)
 
 

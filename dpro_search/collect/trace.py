@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import zipfile
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect._files import written_folder
+from dpro_search.collect._files import DAMAGED, written_folder
+from dpro_search.collect.trace_check import check, read_columns
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 TRACE_VERSION = 1
@@ -112,6 +113,49 @@ class Steps:
         return Steps(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
 
 
+class TensorType(msgspec.Struct, frozen=True, array_like=True):
+    """Element type and shape of a tensor, "float32" and (8, 64)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size; an element of an unknown type is taken for 4 bytes."""
+        return self.elements * _ELEMENT_BYTES.get(self.dtype, 4)
+
+
+_ELEMENT_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
+_ELEMENT_BYTES |= {"int8": 1, "uint8": 1, "bool": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTensors:
+    """The tensors along a graph's edges, and the memory that its nodes take beside them.
+
+    Attributes
+    ----------
+    types
+        The distinct types, in no order.
+    input_port
+        Of each edge, which output of the producing node it is; -1: a control edge. [edges]
+    input_type
+        Of each edge, index into `types`; -1: a control edge, a variable's handle, or not seen. [edges]
+    workspace_bytes
+        Of each node, the most that it took and gave back while it ran; 0 where that is less than the allocator counts. [v]
+    """
+
+    types: tuple[TensorType, ...]
+    input_port: Ints
+    input_type: Ints
+    workspace_bytes: Ints
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeGraph:
     """The executed graph of a rank: v nodes and their inputs (data and control) in CSR form."""
@@ -120,6 +164,7 @@ class NodeGraph:
     op: tuple[str, ...]  # op type, "MatMul"
     input_ptr: Ints  # [v + 1]
     input_idx: Ints  # [edges], indices of the producing nodes
+    tensors: GraphTensors | None = None  # None: the recording says nothing of them
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +175,18 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+
+
+class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the framework's own allocator counted in the profiled steps, of the rank that took the most.
+
+    TensorFlow's on a CPU ("mklcpu") leaves out whatever is smaller than 256 KiB.
+    """
+
+    name: str
+    peak_bytes: int  # most in use, in pieces as the allocator hands them out
+    requested_peak_bytes: int  # the same, but of what was taken in these steps only as much as was asked for
+    least_bytes: int  # least in use: what stays from step to step
 
 
 class CommSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +225,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str = ""
     overhead_pct: float | None = None  # traced over untraced steps
     peak_rss_bytes: int | None = None  # largest of all ranks
+    allocator: AllocatorReport | None = None
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
@@ -216,11 +274,15 @@ class Trace:
             for i, graph in enumerate(self.graphs):
                 columns[f"graph{i}.input_ptr"] = _packed(graph.input_ptr)
                 columns[f"graph{i}.input_idx"] = _packed(graph.input_idx)
+                for column in _TENSOR_COLUMNS if graph.tensors else ():
+                    columns[f"graph{i}.{column}"] = _packed(getattr(graph.tensors, column))
             strings = _Strings(
                 names=self.names,
                 tensors=self.tensors,
                 graph_of_rank=self.graph_of_rank,
-                graphs=tuple(_GraphStrings(name=g.name, op=g.op) for g in self.graphs),
+                graphs=tuple(
+                    _GraphStrings(name=g.name, op=g.op, types=g.tensors.types if g.tensors else None) for g in self.graphs
+                ),
             )
             columns["strings"] = np.frombuffer(msgspec.json.encode(strings), dtype=np.uint8)
             np.savez_compressed(tmp / "trace.npz", **columns)  # type: ignore[arg-type]
@@ -250,11 +312,10 @@ class Trace:
                     f"{folder}/meta.json: trace version {version}, this program reads {TRACE_VERSION}; record it again"
                 )
             meta = msgspec.json.decode(raw, type=TraceMeta)
-        except msgspec.MsgspecError as error:
+        except DAMAGED as error:
             raise TraceFormatError(f"{folder}/meta.json: {error}") from error
         try:
-            with np.load(folder / "trace.npz", allow_pickle=False) as data:
-                columns = {key: data[key] for key in data.files}
+            columns = read_columns(folder / "trace.npz")
             strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
             events = Events(**{f.name: _widened(columns[f"events.{f.name}"]) for f in fields(Events)})
             steps = Steps(**{f.name: _widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
@@ -268,12 +329,13 @@ class Trace:
                     op=g.op,
                     input_ptr=_widened(columns[f"graph{i}.input_ptr"]),
                     input_idx=_widened(columns[f"graph{i}.input_idx"]),
+                    tensors=_tensors(g, columns, f"graph{i}"),
                 )
                 for i, g in enumerate(strings.graphs)
             )
-        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, OSError, *DAMAGED) as error:
             raise TraceFormatError(f"{folder}/trace.npz: damaged or cut off ({error}); record it again") from error
-        return Trace(
+        trace = Trace(
             meta=meta,
             names=strings.names,
             events=events,
@@ -283,6 +345,11 @@ class Trace:
             graph_of_rank=strings.graph_of_rank,
             dependencies=dependencies,
         )
+        try:
+            check(trace)
+        except ValueError as error:
+            raise TraceFormatError(f"{folder}/trace.npz: does not fit together ({error}); record it again") from error
+        return trace
 
 
 class _Version(msgspec.Struct):
@@ -292,6 +359,7 @@ class _Version(msgspec.Struct):
 class _GraphStrings(msgspec.Struct, frozen=True):
     name: tuple[str, ...]
     op: tuple[str, ...]
+    types: tuple[TensorType, ...] | None = None
 
 
 class _Strings(msgspec.Struct, frozen=True):
@@ -299,6 +367,20 @@ class _Strings(msgspec.Struct, frozen=True):
     tensors: tuple[TensorInfo, ...]
     graph_of_rank: tuple[int, ...]
     graphs: tuple[_GraphStrings, ...]
+
+
+_TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")
+
+
+def _tensors(graph: _GraphStrings, columns: dict[str, npt.NDArray[Any]], prefix: str) -> GraphTensors | None:
+    if graph.types is None:
+        return None
+    found = GraphTensors(types=graph.types, **{name: _widened(columns[f"{prefix}.{name}"]) for name in _TENSOR_COLUMNS})
+    edges = len(columns[f"{prefix}.input_idx"])
+    lengths = [len(found.input_port), len(found.input_type), len(found.workspace_bytes)]
+    if lengths != [edges, edges, len(graph.name)] or found.input_type.max(initial=-1) >= len(graph.types):
+        raise ValueError("the tensors do not fit their graph")
+    return found
 
 
 def _packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Ints, TensorInfo
+from dpro_search.collect.trace import Floats, Ints, NodeGraph, TensorInfo
 
 if TYPE_CHECKING:
     import networkx
+
+    from dpro_search.graph.step_memory import StepMemory
 
 
 class OpKind(enum.IntEnum):
@@ -106,6 +108,11 @@ class DataflowGraph:
         Index in the trace of each sample's step, [steps].
     unplaced
         What the trace has but the graph does not, with the reason.
+    nodes
+        Rank 0's graph as it was executed, with the types of its tensors if they were recorded.
+    memory
+        Buffers of rank 0's step, in the order of the recorded step that takes the most; None if the types of its tensors were not
+        recorded.
     """
 
     op_name: tuple[str, ...]
@@ -120,6 +127,8 @@ class DataflowGraph:
     profiles: tuple[RankProfile, ...]
     steps: Ints
     unplaced: Mapping[str, str]
+    nodes: NodeGraph | None = None
+    memory: StepMemory | None = None
 
     @property
     def ranks(self) -> int:

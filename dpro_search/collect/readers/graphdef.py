@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.trace import NodeGraph
+from dpro_search.collect.trace import GraphTensors, NodeGraph
 from dpro_search.errors import TraceFormatError
 
 ALLREDUCE_OPS = ("HorovodAllreduce", "HorovodGroupedAllreduce")
@@ -43,6 +43,8 @@ class CommNode:
 def read_partition_graph(path: Path) -> tuple[NodeGraph, tuple[CommNode, ...]]:
     """Read the graph that was executed and all-reduces, with its all-reduce nodes.
 
+    Of the tensors, only their places among the outputs of their nodes are known.
+
     A `RunMetadata` holds, per function that ran, one partition graph per device. The partitions of the function that
     all-reduces are merged; of several such functions (retraces of one step) the last is taken, for that one still runs.
 
@@ -70,7 +72,7 @@ def _node_graph(nodes: list[Any], path: Path) -> NodeGraph:
     for i, node in enumerate(nodes):
         if index.setdefault(text(node.name), i) != i:
             raise TraceFormatError(f"{path}: two nodes are named '{text(node.name)}'")
-    ptr, idx = [0], []
+    ptr, idx, ports = [0], [], []
     for node in nodes:
         for entry in map(text, node.input):
             source = index.get(producer(entry))
@@ -79,18 +81,33 @@ def _node_graph(nodes: list[Any], path: Path) -> NodeGraph:
                     f"{path}: node '{text(node.name)}' has the input '{entry}', which names no node of the graph"
                 )
             idx.append(source)
+            ports.append(_port(entry))
         ptr.append(len(idx))
     return NodeGraph(
         name=tuple(text(node.name) for node in nodes),
         op=tuple(text(node.op) for node in nodes),
         input_ptr=np.array(ptr, dtype=np.int64),
         input_idx=np.array(idx, dtype=np.int64),
+        tensors=GraphTensors(
+            types=(),
+            input_port=np.array(ports, dtype=np.int64),
+            input_type=np.full(len(ports), -1, dtype=np.int64),
+            workspace_bytes=np.zeros(len(nodes), dtype=np.int64),
+        ),
     )
 
 
 def producer(entry: str) -> str:
     """Node of an input: "^node" (control), "node" (its output 0) or "node:port"."""
     return entry[1:] if entry.startswith("^") else entry.partition(":")[0]
+
+
+def _port(entry: str) -> int:
+    """Which output of its node an input is; -1: a control input, or none that could be."""
+    if entry.startswith("^"):
+        return -1
+    port = entry.partition(":")[2]
+    return (int(port) if port.isdecimal() and len(port) < 10 else -1) if port else 0
 
 
 def _comm_node(node: Any) -> CommNode:

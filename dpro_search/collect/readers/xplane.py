@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.graphdef import ALLREDUCE_OPS
 from dpro_search.collect.readers.protos import parse, text
+from dpro_search.collect.readers.xplane_memory import ALLOCATION, RELEASE, MemoryEvents, memory_events
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -72,16 +73,23 @@ class XPlaneRank:
         `epoch_origin` then finds it from step times.
     nodes, op_types
         Node names and their op types.
+    input_shapes
+        Types and shapes of each node's inputs as the tracer writes them, see `tensor_types`; "" where it did not.
+    memory
+        Pieces that the framework's allocator handed out.
     dropped
         Events that look like ops but are none of the graph's executions, by reason: "eager" (run op by op, outside any graph),
-        "nested" (the same op again, inside its own event); and "unpaired": starts and ends of all-reduces without the other.
+        "nested" (the same op again, inside its own event); "unpaired": starts and ends of all-reduces without the other; and
+        "of another allocator, or without numbers": allocations and releases.
     """
 
     origin_ns: int | None
     nodes: tuple[str, ...]
     op_types: tuple[str, ...]
+    input_shapes: tuple[str, ...]
     ops: OpEvents
     comm: CommEvents
+    memory: MemoryEvents
     annotations: Annotations
     dropped: dict[str, int]
 
@@ -162,13 +170,15 @@ class _Reader:
         self._stat_names = {entry.key: text(entry.value.name) for entry in plane.stat_metadata}
         self._nodes: dict[str, int] = {}
         self._types: list[str] = []
+        self._shapes: dict[int, str] = {}
         self._dropped: dict[str, int] = {}
 
     def result(self, origin_ns: int | None) -> XPlaneRank:
         names = {entry.key: text(entry.value.name) for entry in self._plane.event_metadata}
         op_of = {key: self._node(*match.groups()) for key, name in names.items() if (match := _OP.fullmatch(name))}
         role_of: dict[int, str] = {}
-        annotations, comm_events, op_parts = [], [], []
+        annotations, comm_events, memory_rows, op_parts = [], [], [], []
+        unseen = dict(op_of)
         for line in self._plane.lines:
             base_us = line.timestamp_ns / 1e3
             ops: list[tuple[float, float, int]] = []
@@ -177,6 +187,8 @@ class _Reader:
                 key = event.metadata_id
                 if key in op_of:
                     ops.append((event.offset_ps, event.duration_ps, op_of[key]))
+                    if key in unseen:
+                        self._shapes[unseen.pop(key)] = str(self._stats(event).get("shape", ""))
                     continue
                 if key not in role_of:
                     role_of[key] = self._role(names.get(key, ""), event)
@@ -185,11 +197,15 @@ class _Reader:
                     around[role].append((event.offset_ps, event.duration_ps))
                 elif role in (_ASYNC_START, _ASYNC_DONE):
                     comm_events.append((base_us + event.offset_ps / 1e6, role, self._stats(event)))
+                elif role in (ALLOCATION, RELEASE):
+                    memory_rows.append((base_us + event.offset_ps / 1e6, role == ALLOCATION, self._stats(event)))
                 elif role in (_CALL, _STEP):
                     start_us = base_us + event.offset_ps / 1e6
                     annotations.append((start_us, start_us + event.duration_ps / 1e6, names[key], role == _CALL))
             op_parts.append(self._executed(ops, around, base_us, line.id))
         comm = self._comm(comm_events)
+        memory, left_out = memory_events(memory_rows)
+        self._count("of another allocator, or without numbers", left_out)
         columns = [np.concatenate(column) for column in zip(*op_parts, strict=True)]
         order = np.lexsort((columns[2], columns[1]))
         annotations.sort()
@@ -197,8 +213,10 @@ class _Reader:
             origin_ns=origin_ns,
             nodes=tuple(self._nodes),
             op_types=tuple(self._types),
+            input_shapes=tuple(self._shapes.get(node, "") for node in range(len(self._nodes))),
             ops=OpEvents(node=columns[0][order], start_us=columns[1][order], end_us=columns[2][order], line=columns[3][order]),
             comm=comm,
+            memory=memory,
             annotations=Annotations(
                 name=tuple(name for _, _, name, _ in annotations),
                 is_call=np.array([is_call for _, _, _, is_call in annotations], dtype=np.bool_),
@@ -216,7 +234,7 @@ class _Reader:
 
     def _role(self, name: str, event: Any) -> str:
         """What all events of one name are for the reader; the tracer gives them the same stats, so the first one tells."""
-        if name in (_ASYNC_START, _ASYNC_DONE, _EXECUTOR, _EAGER):
+        if name in (_ASYNC_START, _ASYNC_DONE, _EXECUTOR, _EAGER, ALLOCATION, RELEASE):
             return name
         stats = {self._stat_names.get(stat.metadata_id) for stat in event.stats}
         return next((stat for stat in (_CALL, _STEP) if stat in stats), "")

@@ -1,8 +1,9 @@
-"""How much data is enough, and what the model looks at: a learning curve and permutation importances, from a table of clusters.
+"""How good the model of fused ops is, how much data is enough, and what it looks at: from tables of measured clusters.
 
-    python -m experiments.costmodel.plots TABLE --out DIR
+    python -m experiments.costmodel.plots TABLE... --out DIR
 
-Writes learning_curve.{json,png} and importance.{json,png}. Needs matplotlib for the pictures; the numbers come without it.
+Writes scores.{json,md}, learning_curve.{json,png} and importance.{json,png}. The pictures need matplotlib (the extra "plots"); the
+numbers come without it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.features import FEATURES, feature_matrix
+from dpro_search.costmodel.learned.model_file import FusionModel, FusionModelInfo, distinct
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -27,25 +29,42 @@ SHOWN = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
+    parser.add_argument("tables", metavar="TABLE", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rows = read_table(options.table).measured
+    tables = [read_table(path) for path in options.tables]
+    rows = distinct(tables)
     features = feature_matrix([row.cluster for row in rows])
     fused = np.array([row.fused_us for row in rows])
     groups = np.array([row.model for row in rows])
     options.out.mkdir(parents=True, exist_ok=True)
     curve = learning_curve(features, fused, groups, options.seed)
     importance = permutation_importance(features, fused, groups, options.seed)
-    for name, found in (("learning_curve", curve), ("importance", importance)):
+    info = FusionModel.train(tables).info
+    (options.out / "scores.md").write_text(score_table(info))
+    scores = {"shapes": info.shapes.scores, "times": info.times.scores}
+    for name, found in (("scores", scores), ("learning_curve", curve), ("importance", importance)):
         (options.out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     if importlib.util.find_spec("matplotlib"):
         _draw(curve, importance, options.out)
     else:
-        print("matplotlib is not installed: numbers only (pip install matplotlib)")
+        print("matplotlib is not installed: numbers only (pip install 'dpro-search[plots]')")
     for point in curve:
         print(f"{point['rows']:6d} rows: {point['mape_pct']:.1f} % on left-out models")
+
+
+def score_table(info: FusionModelInfo) -> str:
+    """Scores on left-out models beside the baselines, in Markdown."""
+    head = ("left out", "rows", "error %", "without shapes", "sum", "0.8 sum", "in 90 % int.", "pays: right %", "without shapes")
+    lines = [(*head, "by the sum", "by 0.8 sum", "never"), ("---",) + ("---:",) * 11]
+    for score, blind in zip(info.shapes.scores, info.times.scores, strict=True):
+        coverage = None if score.coverage is None else score.coverage * 100
+        errors = (score.mape_pct, blind.mape_pct, score.sum_mape_pct, score.scaled_sum_mape_pct, coverage)
+        pays = (score.pays_right_pct, blind.pays_right_pct, score.sum_pays_right_pct, score.scaled_sum_pays_right_pct)
+        cells = ["-" if value is None else f"{value:.1f}" for value in (*errors, *pays, score.never_pays_right_pct)]
+        lines.append((score.model, str(score.rows), *cells))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def learning_curve(features: Floats, fused: Floats, groups: np.ndarray[Any, Any], seed: int) -> list[dict[str, Any]]:

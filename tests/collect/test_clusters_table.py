@@ -57,6 +57,17 @@ def test_fused_and_unfused_times_are_without_the_call():
     assert row.noise_us >= 0
 
 
+def test_a_table_of_the_first_version_is_read_but_not_continued(tmp_path):
+    """It lacks what was added since: constants' values, what ops ran as, their times in a step."""
+    table = read_table(REAL)
+    assert table.header.version == 1
+    assert not table.measured[0].cluster.step_op_us
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(gzip.decompress(REAL.read_bytes()))
+    with pytest.raises(InputError, match="version 1 cannot be continued"):
+        TableWriter(path, TableHeader(machine=table.header.machine, versions=table.header.versions, started_at=""))
+
+
 def test_appended_rows_come_back(tmp_path):
     path = written(tmp_path / "t.jsonl", 3)
     assert read_table(path).rows == rows(3)
@@ -117,6 +128,7 @@ def test_another_file_is_refused(tmp_path):
         {"ops": [["Mul", [5], [0]]]},
         {"tensors": [["float32", [-2], "in"]]},
         {"tensors": [["float32", [2], "nowhere"]]},
+        {"step_op_us": [1.0, 2.0]},
         {"ops": []},
     ],
 )
@@ -161,13 +173,14 @@ def test_a_compressed_table_that_ends_early_says_so(tmp_path):
     assert table.measured
 
 
-def chain(*, times=(1.0, 2.0), shape=(4,), second="Neg", inner="inner", attributes=None):
+def chain(*, times=(1.0, 2.0), shape=(4,), second="Neg", inner="inner", attributes=None, axis=(1,)):
     tensors = (
         ClusterTensor("float32", shape, "in"),
         ClusterTensor("float32", shape, inner),
         ClusterTensor("float32", shape, "out"),
+        ClusterTensor("int32", (1,), "const", axis),
     )
-    ops = (ClusterOp("Exp", (0,), (1,), attributes or {}), ClusterOp(second, (1,), (2,)))
+    ops = (ClusterOp("Exp", (0,), (1,), attributes or {}), ClusterOp(second, (1, 3), (2,)))
     return Cluster(ops=ops, tensors=tensors, op_us=times)
 
 
@@ -175,6 +188,9 @@ def test_equal_clusters_have_equal_fingerprints_whatever_their_times():
     assert chain().fingerprint == chain(times=(7.0, 7.0)).fingerprint
 
 
-@pytest.mark.parametrize("change", [{"shape": (5,)}, {"second": "Abs"}, {"inner": "out"}, {"attributes": {"transpose_a": "1"}}])
-def test_another_shape_type_use_or_attribute_is_another_cluster(change):
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": (5,)}, {"second": "Abs"}, {"inner": "out"}, {"attributes": {"transpose_a": "1"}}, {"axis": (0,)}],
+)
+def test_another_shape_type_use_attribute_or_constant_is_another_cluster(change):
     assert chain(**change).fingerprint != chain().fingerprint

@@ -51,6 +51,7 @@ def test_clusters_are_measured_and_a_second_call_goes_on(tensorflow_python, work
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
         assert (facts["rows"], facts["new"]) == (limit, new)
+        assert set(facts["spent_s"]) == {"start", "build", "compile", "calls", "profile", "read"}
     rows = read_table(table).measured
     assert len({row.cluster.fingerprint for row in rows}) == 5
     for row in rows:
@@ -59,6 +60,11 @@ def test_clusters_are_measured_and_a_second_call_goes_on(tensorflow_python, work
         assert row.xla_run_us > 0
         assert sum(row.cluster.op_us) > 0
         assert row.model == "mlp"
+        assert len(row.cluster.step_op_us) == len(row.cluster.ops)
+    found = [row.cluster for row in rows]
+    assert sum(sum(cluster.step_op_us) for cluster in found) > 0
+    assert {op.ran_as for cluster in found for op in cluster.ops} - {""}
+    assert any(tensor.value for cluster in found for tensor in cluster.tensors if tensor.role == "const")
 
 
 def test_a_model_that_ends_its_process_costs_only_itself(tensorflow_python, workloads, tmp_path):

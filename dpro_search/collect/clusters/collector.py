@@ -12,6 +12,7 @@ import platform
 import re
 import select
 import shutil
+import statistics
 import subprocess
 import tempfile
 import time
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,8 +34,16 @@ _WORKER = HOOKS / "dpro_search_cluster_worker.py"
 _READY_S, _MEASURED_S = 300.0, 120.0
 _SKIPS = 300  # clusters in a row that are known already: the model has no others
 _STARTS = 3  # processes in a row that measure nothing: the model cannot be used
-_PART = 60  # clusters of a model before it is the next one's turn, so that an unfinished table has all models
-_FRAMEWORK_NODE = re.compile(r"(input_|constant_|placeholder)|.*_retval_RetVal$|.*:_(Arg|Retval)$", re.I)
+_PART = 150  # clusters of a model before it is the next one's turn, so that an unfinished table has all models
+_FRAMEWORK_NODE = re.compile(r"(input_|constant_|placeholder|cluster_\d)|.*_retval_RetVal$|.*:_(Arg|Retval)$", re.I)
+
+
+class _NodeTime(NamedTuple):
+    us: float
+    op_type: str  # under which it ran
+
+
+_NOT_RUN = _NodeTime(0.0, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +79,7 @@ class Progress:
     measured: int = 0  # in the table
     new: int = 0
     failed: Counter[str] = field(default_factory=Counter)
+    spent_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by what was done: start, build, compile, ...
     model: str = ""
     began_s: float = field(default_factory=time.monotonic)
 
@@ -175,18 +185,21 @@ def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, s
 
 def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _State) -> bool:
     """Let a process measure until there are `wanted` clusters, or it ends; whether its model has no further ones."""
+    started_s = time.monotonic()
     first = process.receive(_READY_S)
     if "ready" not in first:
         state.last_error = first.get("ended", "no answer")
         return False
     batch = first["ready"]
+    step = _node_times(process.scratch / "step", statistics.median)
+    state.progress.spent_s["start"] += time.monotonic() - started_s
     process.send(str(state.next_index[job[0], batch]))
     skipped = 0
     while state.progress.measured < wanted:
         drawn = process.receive(_READY_S)
         if "ops" not in drawn:
             return "exhausted" in drawn
-        cluster = _cluster(drawn, [0.0] * len(drawn["ops"]))
+        cluster = _cluster(drawn)
         if cluster.fingerprint in state.known:
             skipped += 1
             if skipped == _SKIPS:
@@ -196,11 +209,15 @@ def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _St
         skipped = 0
         process.send("measure")
         answer = process.receive(_MEASURED_S)
-        row = _row(answer, drawn, job[0], batch, process.scratch)
+        answered_s = time.monotonic()
+        row = _row(answer, drawn, job[0], batch, step, process.scratch)
+        for what, seconds in answer.get("spent", {}).items():
+            state.progress.spent_s[what] += seconds
+        state.progress.spent_s["read"] += time.monotonic() - answered_s
         state.add(row)
         if "ended" in answer:
             return False
-        _clear(process.scratch)
+        shutil.rmtree(process.scratch / str(row.index), ignore_errors=True)
     process.send("stop")
     return False
 
@@ -263,46 +280,61 @@ class _Process:
             stream.close()
 
 
-def _row(answer: dict[str, Any], drawn: dict[str, Any], model: str, batch: int, scratch: Path) -> Row:
+def _row(answer: dict[str, Any], drawn: dict[str, Any], model: str, batch: int, step: dict[str, _NodeTime], scratch: Path) -> Row:
     index = drawn["index"]
     if "times" not in answer:
         reason = answer.get("ended") or reason_of(answer.get("failed", "no answer"))
         return FailedCluster(model=model, batch=batch, index=index, reason=reason)
     times = answer["times"]
-    unfused, fused = (_node_times(scratch / f"{kind}-{index}") for kind in ("unfused", "fused"))
-    runs = [us for name, us in fused.items() if name.endswith("/xla_run")]
-    if not runs:
+    try:
+        ran = _node_times(scratch / str(index), min)
+    except InputError:
+        return FailedCluster(model=model, batch=batch, index=index, reason="its profile cannot be read")
+    compiled_us = [node.us for name, node in ran.items() if name.endswith("/xla_run")]
+    if not compiled_us:
         return FailedCluster(model=model, batch=batch, index=index, reason="ran without being compiled")
+    members = [ran.pop(name, _NOT_RUN) for name in times["nodes"]]
     return MeasuredCluster(
         model=model,
         batch=batch,
         index=index,
-        cluster=_cluster(drawn, [unfused.pop(name, 0.0) for name in times["nodes"]]),
+        cluster=_cluster(drawn, members, [step.get(name, _NOT_RUN) for name in times["nodes"]]),
         unfused_min_us=times["unfused_min_us"],
         unfused_median_us=times["unfused_median_us"],
         fused_min_us=times["fused_min_us"],
         fused_median_us=times["fused_median_us"],
         call_min_us=times["call_min_us"],
-        xla_run_us=round(sum(runs), 2),
-        other_us=round(sum(us for name, us in unfused.items() if not _FRAMEWORK_NODE.match(name)), 2),
+        xla_run_us=round(sum(compiled_us), 2),
+        other_us=round(sum(node.us for name, node in ran.items() if not _FRAMEWORK_NODE.match(name)), 2),
         compile_s=times["compile_s"],
     )
 
 
-def _cluster(drawn: dict[str, Any], op_us: Sequence[float]) -> Cluster:
-    return msgspec.convert({"ops": drawn["ops"], "tensors": drawn["tensors"], "op_us": [round(us, 2) for us in op_us]}, Cluster)
+def _cluster(drawn: dict[str, Any], members: Sequence[_NodeTime] = (), in_step: Sequence[_NodeTime] = ()) -> Cluster:
+    """A drawn cluster with the times of its ops; without any, for its fingerprint."""
+    ops = drawn["ops"]
+    ran = members or [_NOT_RUN] * len(ops)
+    return msgspec.convert(
+        {
+            "ops": [[*op, node.op_type] for op, node in zip(ops, ran, strict=True)],
+            "tensors": drawn["tensors"],
+            "op_us": [round(node.us, 2) for node in ran],
+            "step_op_us": [round(node.us, 2) for node in in_step],
+        },
+        Cluster,
+    )
 
 
-def _node_times(folder: Path) -> dict[str, float]:
-    """Least duration of each node in the profiles of a folder, us."""
-    least: dict[str, float] = {}
-    for path in folder.rglob("*.xplane.pb"):
-        profile = read_xplane(path)
-        ops = profile.ops
-        for node, start_us, end_us in zip(ops.node.tolist(), ops.start_us.tolist(), ops.end_us.tolist(), strict=True):
-            name = profile.nodes[node]
-            least[name] = min(least.get(name, float("inf")), end_us - start_us)
-    return least
+def _node_times(folder: Path, of: Callable[[list[float]], float]) -> dict[str, _NodeTime]:
+    """Duration of each node in a profile: the least or the median of its executions."""
+    path = next(folder.rglob("*.xplane.pb"), None)
+    if path is None:
+        raise InputError(f"{folder}: the profiler wrote nothing")
+    profile = read_xplane(path)
+    found: dict[int, list[float]] = defaultdict(list)
+    for node, us in zip(profile.ops.node.tolist(), (profile.ops.end_us - profile.ops.start_us).tolist(), strict=True):
+        found[node].append(us)
+    return {profile.nodes[node]: _NodeTime(of(times), profile.op_types[node]) for node, times in found.items()}
 
 
 def reason_of(error: str) -> str:
@@ -312,12 +344,6 @@ def reason_of(error: str) -> str:
         return f"XLA cannot compile {unsupported.group(1)}"
     first = " ".join(error.split())
     return re.sub(r"\{\{[^}]*\}\}|'[^']*'|\d+", "...", first)[:160]
-
-
-def _clear(scratch: Path) -> None:
-    for folder in scratch.iterdir():
-        if folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _header(python: str) -> TableHeader:

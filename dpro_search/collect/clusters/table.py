@@ -19,41 +19,70 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError, TraceVersionError
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
+_READ_VERSIONS = (1, 2)  # 1: ops without `ran_as`, constants without values, fewer attributes
 ROLES = ("in", "const", "variable", "inner", "out")
 
 
 class ClusterOp(msgspec.Struct, frozen=True, array_like=True):
-    """An op of a cluster."""
+    """An op of a cluster.
+
+    Attributes
+    ----------
+    type
+        TensorFlow's, as the step's graph has it before it is optimized.
+    inputs, outputs
+        Tensors, in the order of the op's arguments and results.
+    attributes
+        All that are not as the op's definition has them, but types, shapes and names: strides, padding, transposed operands, an
+        einsum's equation, kept axes.
+    ran_as
+        Type under which the framework ran it by itself: of a fused or replaced op, the new one's. Empty where it did not run
+        by itself, or where that was not written (version 1).
+    """
 
     type: str
-    inputs: tuple[int, ...]  # tensors, in the order of the op's arguments
+    inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    attributes: dict[str, str] = {}  # what decides the op's work beside shapes: transposed operands, strides, an einsum's equation
+    attributes: dict[str, str] = {}
+    ran_as: str = ""
 
 
 class ClusterTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that ops of a cluster read or write.
 
-    `role`: "in" (made outside), "const", "variable" (read or written in place), "inner", or "out" (needed outside).
+    `role`: "in" (made outside), "const", "variable" (read or written in place), "inner", or "out" (needed outside). `value`: the
+    elements of a small constant, such as the axes of a reduction; empty for anything else.
     """
 
     dtype: str
     shape: tuple[int, ...]
     role: str
+    value: tuple[int | float, ...] = ()
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Ops that run, or would run, as one: k of them, in topological order."""
+    """Ops that run, or would run, as one: k of them, in topological order.
+
+    Attributes
+    ----------
+    op_us
+        Least time of each op by itself, in a function of these ops alone, [k]; 0 where another op did its work.
+    step_op_us
+        Median time of each in a whole training step, as a trace of a job has it, [k]; empty where that was not measured.
+    """
 
     ops: tuple[ClusterOp, ...]
     tensors: tuple[ClusterTensor, ...]
-    op_us: tuple[float, ...]  # [k] least time of each op by itself; 0 where another op of the cluster did its work
+    op_us: tuple[float, ...]
+    step_op_us: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ops or len(self.op_us) != len(self.ops):
             raise ValueError(f"{len(self.ops)} ops with {len(self.op_us)} times")
-        if not all(0 <= us < float("inf") for us in self.op_us):
+        if len(self.step_op_us) not in (0, len(self.ops)):
+            raise ValueError(f"{len(self.ops)} ops with {len(self.step_op_us)} times of a step")
+        if not all(0 <= us < float("inf") for us in self.op_us + self.step_op_us):
             raise ValueError("a time of an op is negative or not finite")
         used = [number for op in self.ops for number in op.inputs + op.outputs]
         if used and not 0 <= min(used) <= max(used) < len(self.tensors):
@@ -181,8 +210,8 @@ def read_table(path: Path) -> ClusterTable:
     head, *lines = data.split(b"\n")
     try:
         version = msgspec.json.decode(head, type=_Version).version
-        if version != TABLE_VERSION:
-            raise TraceVersionError(f"{path}: table version {version}, this program reads {TABLE_VERSION}; collect it again")
+        if version not in _READ_VERSIONS:
+            raise TraceVersionError(f"{path}: table version {version}, this program reads 1 and 2; collect it again")
         header = msgspec.json.decode(head, type=TableHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TraceFormatError(f"{path}, line 1: not a table of measured clusters ({error})") from error
@@ -209,6 +238,8 @@ class TableWriter:
             known = read_table(path)
             if (known.header.machine, known.header.versions) != (header.machine, header.versions):
                 raise InputError(f"{path}: was collected on another machine or with other versions; choose another --out")
+            if known.header.version != TABLE_VERSION:
+                raise InputError(f"{path}: table version {known.header.version} cannot be continued; choose another --out")
             self.rows = known.rows
             end = path.read_bytes().rfind(b"\n") + 1
             with path.open("r+b") as file:

@@ -3,8 +3,11 @@
 Runs inside the measuring process (TensorFlow and the standard library only).
 """
 
+import math
+
 import tensorflow as tf
 from dpro_search_cluster_draw import StepDag
+from tensorflow.python.framework import op_def_registry
 
 SHAPE_OPS = ("Const", "Shape", "ShapeN", "Size", "Rank")  # known before the step runs
 # Not computation, or computation that a cluster cannot hold: what feeds it and what orders it.
@@ -14,8 +17,10 @@ PASSING_OPS = frozenset(["Identity", "IdentityN", "StopGradient", "PreventGradie
 HEAVY_OPS = frozenset(["Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "DepthwiseConv2dNative", "MatMul", "BatchMatMul",
                        "DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter", "BatchMatMulV2",
                        "Einsum"])  # fmt: skip
-TOLD = ("transpose_a", "transpose_b", "adj_x", "adj_y", "equation", "strides", "ksize", "padding", "data_format", "dilations")
+# Attributes that do not decide an op's work: names, seeds, and the number of its inputs, which the wiring has.
+UNTOLD = frozenset(["N", "num_args", "container", "shared_name", "debug_name", "allowed_devices", "message", "seed", "seed2"])
 LARGEST_CONSTANT = 64  # elements of a shape or a permutation; a larger result of SHAPE_OPS is a tensor like others
+MOST_TOLD = 8  # elements of a constant that are written down
 
 
 class StepGraph:
@@ -46,13 +51,14 @@ class StepGraph:
             return loss
 
         function = step.get_concrete_function(inputs, labels)
-        self._keep = (model, optimizer, function)
+        self._keep = (model, optimizer)
+        self._function, self._arguments = function, [inputs, labels]
         graph = function.graph
         definitions = {node.name: node for node in graph.as_graph_def().node}
         ordered = _sorted(graph.get_operations())
         self.nodes = _without_passing([_plain(definitions[op.name]) for op in ordered])
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
-        self.values = self._run(function, [inputs, labels])
+        self.values = self._run(function, self._arguments)
         self.inputs = [[_tensor(entry) for entry in node.input if not entry.startswith("^")] for node in self.nodes]
         self.outputs = [[tensor.name for tensor in op.outputs] for op in ordered]
         self.constants = self._shape_only()
@@ -60,6 +66,10 @@ class StepGraph:
         for i, names in enumerate(self.inputs):
             for name in names:
                 self.consumers.setdefault(name, []).append(i)
+
+    def run(self):
+        """One training step, as the model runs it."""
+        return self._function(*self._arguments)
 
     def _run(self, function, arguments):
         graph = function.graph
@@ -118,10 +128,10 @@ class StepGraph:
         return StepDag(predecessors, neighbours, eligible, [node.op in HEAVY_OPS for node in self.nodes])
 
     def describe(self, members):
-        """(ops, tensors) of a cluster: ops as [type, inputs, outputs, attributes], tensors as [dtype, shape, role].
+        """(ops, tensors) of a cluster: ops as [type, inputs, outputs, attributes], tensors as [dtype, shape, role, elements].
 
         A role is "in" (made outside), "const", "variable" (read or written in place), "out" (needed outside, or by nobody at
-        all) or "inner".
+        all) or "inner". Elements are those of a small constant.
         """
         inside, numbers, tensors, ops = set(members), {}, [], []
 
@@ -131,7 +141,8 @@ class StepGraph:
                 value = self.values[name]
                 if value.dtype == tf.resource:
                     value, role = variable_behind(value), "variable"
-                tensors.append([tf.as_dtype(value.dtype).name, tf.TensorShape(value.shape).as_list(), role])
+                elements = _elements(value) if role == "const" else []
+                tensors.append([tf.as_dtype(value.dtype).name, tf.TensorShape(value.shape).as_list(), role, elements])
             return numbers[name]
 
         for i in members:
@@ -182,19 +193,40 @@ class StepGraph:
 
 
 def _attributes(node):
-    """What decides an op's work beside its shapes, as strings; what is false or all ones goes without saying."""
+    """What decides an op's work beside its shapes, as strings; what is usual, or all ones, goes without saying."""
+    definition = op_def_registry.get(node.op)
+    usual = {attr.name: attr.default_value for attr in definition.attr} if definition else {}
     found = {}
-    for name in TOLD:
-        if name in node.attr:
-            value = node.attr[name]
-            kind = value.WhichOneof("value")
-            if kind == "list" and any(size != 1 for size in value.list.i):
-                found[name] = "x".join(str(size) for size in value.list.i)
-            elif kind == "s" and value.s:
-                found[name] = value.s.decode()
-            elif kind == "b" and value.b:
-                found[name] = "1"
+    for name, value in node.attr.items():
+        if name not in UNTOLD and not name.startswith("_") and value != usual.get(name):
+            text = _text(value)
+            if text:
+                found[name] = text
     return found
+
+
+def _text(value):
+    """An attribute's value; empty for a type, a shape or a function."""
+    kind = value.WhichOneof("value")
+    if kind == "list":
+        numbers = [*value.list.i, *map(int, value.list.b)] + ["%g" % number for number in value.list.f]
+        strings = [text.decode(errors="replace") for text in value.list.s]
+        return "x".join(map(str, numbers)) if any(number != 1 for number in numbers) else ",".join(strings)
+    if kind == "s":
+        return value.s.decode(errors="replace")
+    if kind in ("i", "b"):
+        return str(int(getattr(value, kind)))
+    return "%g" % value.f if kind == "f" else ""
+
+
+def _elements(value):
+    """Elements of a small constant; none of a larger one, and none where one is not a finite number."""
+    if value.shape.num_elements() > MOST_TOLD or not (value.dtype.is_integer or value.dtype.is_floating or value.dtype.is_bool):
+        return []
+    elements = value.numpy().ravel().tolist()
+    if not all(math.isfinite(element) for element in elements):
+        return []
+    return [float(element) if value.dtype.is_floating else int(element) for element in elements]
 
 
 def variable_behind(handle):

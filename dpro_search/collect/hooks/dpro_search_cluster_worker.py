@@ -6,6 +6,8 @@ WORKLOADS.py has `BUILDERS`, which maps a model's name to a function of the keyw
 With it alone, prints the models' names. Otherwise speaks lines of JSON on its standard streams: says that it is "ready", and is
 answered the first index; then says, for each index, which cluster it drew; answered "measure", "skip" or "stop", it measures, and
 says the times or why there are none. One thread. TensorFlow and the standard library only.
+
+Below SCRATCH it leaves XPlane profiles: in "step" of whole training steps, and in "INDEX" of a cluster.
 """
 
 import gc
@@ -14,6 +16,7 @@ import inspect
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -32,16 +35,18 @@ from tensorflow.python.profiler.internal import _pywrap_profiler
 
 LARGEST = 200  # ops
 TRIES = 200  # draws at one index before the graph is given up
-BLOCK_S, FEWEST, MOST = 0.012, 3, 60  # a block of calls: at least so long, or so many
-ROUNDS, MOST_ROUNDS = 2, 6  # A B, A B; further rounds while the least times of the last two differ
-AGREE = 0.04  # by more than this share
-PROFILED = 3  # calls whose ops are timed one by one
+# A block of calls is at least so long, and of at least so many calls, but of fewer where they are long; never of more than MOST.
+BLOCK_S, FEWEST, LONG_S, MOST = 0.012, 3, 0.06, 60
+# A B, A B; further rounds while the least times of the best two differ by more than AGREE, and no more than MOST_S were spent.
+ROUNDS, MOST_ROUNDS, AGREE, MOST_S = 2, 6, 0.04, 1.5
+PROFILED, PROFILED_S = 3, 0.1  # calls whose ops are timed one by one, fewer where they take longer together
+STEPS = 3  # profiled training steps
 
 
 class Worker:
     """The measurements of one model at one batch size."""
 
-    def __init__(self, workloads, model, batch_scale):
+    def __init__(self, workloads, model, batch_scale, scratch):
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.keras.utils.set_random_seed(0)
@@ -52,18 +57,29 @@ class Worker:
         self.name = "%s/%d" % (model, self.batch)
         self.unsupported = set()
         self.dag = self.step.dag(self.unsupported)
+        self.scratch = scratch
+        self.step.run()
+        _profile(os.path.join(scratch, "step"), [self.step.run] * STEPS)
 
     def draw(self, index):
         """Nodes of the cluster of an index: the same ones each time, but for ops that turned out to be unsupported."""
         source = random.Random("%s/%d" % (self.name, index))
         for _ in range(TRIES):
             members = self.dag.draw(source, LARGEST)
-            if members and not self.unsupported & {self.step.nodes[i].op for i in members}:
+            if members:
                 return members
         return None
 
-    def measure(self, index, members, scratch):
-        """Times of a cluster, us, and its XPlane profiles below `scratch`; raises what TensorFlow raises."""
+    def leave_out(self, error):
+        """Draw no more clusters with ops that the compiler does not know, as its error says."""
+        unknown = set(re.findall(r"No registered '(\w+)' OpKernel", error)) - self.unsupported
+        if unknown:
+            self.unsupported |= unknown
+            self.dag = self.step.dag(self.unsupported)
+
+    def measure(self, index, members):
+        """Times of a cluster, us, and what measuring them took, s; raises what TensorFlow raises."""
+        marks = [time.perf_counter()]
         definition, fed, wanted, effects = self.step.part(members)
         owned = [_own(self.step.values[tensor]) for tensor in fed]
         arguments = [value for value, _ in owned]
@@ -76,24 +92,23 @@ class Worker:
                 node.attr["_XlaCluster"].s = b"cluster_%d" % index
         fused = Part(marked, fed, wanted, effects, arguments, optimized=False)
         passed = Part(_passing(definition, fed), fed, (), [], arguments, optimized=True, outputs=len(wanted))
-        started = time.perf_counter()
+        marks.append(time.perf_counter())
         fused.call()
-        compile_s = time.perf_counter() - started
+        marks.append(time.perf_counter())
         for part in (fused, plain, plain, passed, passed):
             part.call()
-        blocks = {"fused": [], "unfused": [], "call": []}
-        for number in range(MOST_ROUNDS):
-            if number >= ROUNDS and all(_settled(blocks[key]) for key in ("unfused", "fused")):
-                break
-            for key, part in (("unfused", plain), ("fused", fused), ("call", passed)):
-                blocks[key].append(part.block())
-        found = {"compile_s": round(compile_s, 3), "nodes": [self.step.nodes[i].name for i in members]}
-        plain.profile(os.path.join(scratch, "unfused-%d" % index))
-        fused.profile(os.path.join(scratch, "fused-%d" % index))
+        blocks = _blocks({"unfused": plain, "fused": fused, "call": passed})
+        marks.append(time.perf_counter())
+        usual_us = min(blocks["unfused"][0]) + min(blocks["fused"][0])
+        calls = max(1, min(PROFILED, int(PROFILED_S * 1e6 / usual_us)))
+        _profile(os.path.join(self.scratch, "%d" % index), [plain.call] * calls + [fused.call] * calls)
+        marks.append(time.perf_counter())
+        spent = [after - before for before, after in zip(marks, marks[1:])]  # noqa: RUF007 - Python 3.8 has no pairwise
+        found = {"compile_s": round(spent[1], 3), "nodes": [self.step.nodes[i].name for i in members]}
         for key, rows in blocks.items():
             found[key + "_min_us"] = [round(min(row), 2) for row in rows]
             found[key + "_median_us"] = [round(statistics.median(row), 2) for row in rows]
-        return found
+        return found, dict(zip(("build", "compile", "calls", "profile"), spent))
 
 
 class Part:
@@ -129,25 +144,40 @@ class Part:
     def block(self):
         """Durations of a block of calls, us."""
         taken, began = [], time.perf_counter()
-        while len(taken) < FEWEST or (time.perf_counter() - began < BLOCK_S and len(taken) < MOST):
+        while True:
             start = time.perf_counter_ns()
             self.call()
             taken.append((time.perf_counter_ns() - start) / 1e3)
-        return taken
+            spent_s = time.perf_counter() - began
+            if spent_s >= LONG_S or len(taken) >= MOST or (spent_s >= BLOCK_S and len(taken) >= FEWEST):
+                return taken
 
-    def profile(self, folder):
-        """Write an XPlane profile of some calls."""
-        session = _pywrap_profiler.ProfilerSession()
-        session.start(folder, {"host_tracer_level": 3, "python_tracer_level": 0, "device_tracer_level": 0})
-        for _ in range(PROFILED):
-            self.call()
-        session.export_to_tb()
+
+def _blocks(parts):
+    """Durations of blocks of calls of each part, in turn, until the least times of the best two rounds agree."""
+    blocks, began = {key: [] for key in parts}, time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        enough = number >= ROUNDS and all(_settled(blocks[key]) for key in ("unfused", "fused"))
+        if enough or (number >= ROUNDS and time.perf_counter() - began > MOST_S):
+            break
+        for key, part in parts.items():
+            blocks[key].append(part.block())
+    return blocks
 
 
 def _settled(blocks):
     """Whether the two least block minima agree."""
     first, second = sorted(min(block) for block in blocks)[:2]
     return second - first <= AGREE * first
+
+
+def _profile(folder, calls):
+    """Write an XPlane profile of some calls."""
+    session = _pywrap_profiler.ProfilerSession()
+    session.start(folder, {"host_tracer_level": 3, "python_tracer_level": 0, "device_tracer_level": 0})
+    for call in calls:
+        call()
+    session.export_to_tb()
 
 
 def _builders(path):
@@ -185,7 +215,10 @@ def main():
     def say(**what):
         out.write(json.dumps(what, separators=(",", ":")) + "\n")
 
-    worker = Worker(workloads, model, batch_scale)
+    worker = Worker(workloads, model, batch_scale, scratch)
+    # What is there now stays: to look through it again after each cluster would take longer than most clusters.
+    gc.collect()
+    gc.freeze()
     say(ready=worker.batch, versions={"tensorflow": tf.__version__, "python": sys.version.split()[0]})
     index = int(sys.stdin.readline() or "0")
     while True:
@@ -200,8 +233,10 @@ def main():
             return
         if answer == "measure":
             try:
-                say(index=index, times=worker.measure(index, members, scratch))
+                times, spent = worker.measure(index, members)
+                say(index=index, times=times, spent=spent)
             except Exception as error:
+                worker.leave_out(str(error))
                 say(index=index, failed="%s: %s" % (type(error).__name__, str(error)[:2000]))
             gc.collect()
         index += 1

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.learned.features import FEATURES
 
 _MOST_POINTS = 300  # of the measured clusters; more would slow predictions down and say little more
 _USUAL = 0.97  # share of the measured clusters that are at home among the others
@@ -33,7 +32,7 @@ class Domain:
 
     @staticmethod
     def fit(features: Floats, seed: int) -> Domain:
-        """The domain of measured clusters, [n, len(FEATURES)]."""
+        """The domain of measured clusters, [n, features]."""
         logs = np.log1p(features)
         centre, spread = logs.mean(axis=0), np.maximum(logs.std(axis=0), 0.1)
         scaled = (logs - centre) / spread
@@ -59,4 +58,4 @@ def _squared(left: Floats, right: Floats) -> Floats:
     """Squared distances between rows, [n, m], by one matrix product."""
     right = right.astype(left.dtype)
     size = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :]
-    return np.asarray(np.maximum(size - 2 * left @ right.T, 0.0) / len(FEATURES))
+    return np.asarray(np.maximum(size - 2 * left @ right.T, 0.0) / left.shape[1])

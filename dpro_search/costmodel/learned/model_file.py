@@ -16,29 +16,23 @@ import dpro_search
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.features import FEATURES, feature_matrix
-from dpro_search.costmodel.learned.regressor import TREE_FEATURES, FusedTimeRegressor
+from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
+from dpro_search.costmodel.learned.regressor import EXPERTS, FusedTimeRegressor, base_terms, tree_features
 from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
-MODEL_VERSION = 1
-_TREES = "xla-fusion.trees.json"
+MODEL_VERSION = 2
 
 
-class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `model.json` says: provenance, scores, and what the trees need beside them."""
+class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimator, but for its trees."""
 
-    version: int = MODEL_VERSION
-    name: str = "xla-fusion"
-    rows: int
     scores: tuple[Score, ...]
-    sources: tuple[TableHeader, ...]  # where the rows were measured
-    trained_at: str
-    versions: dict[str, str]
-    parameters: dict[str, float]
+    parameters: dict[str, float | str]
     features: tuple[str, ...]
-    trees_digest: str  # of the file of the trees
-    base: tuple[float, ...]
+    trees_digests: tuple[str, ...]  # of the files of the trees, one for each expert
+    bases: tuple[tuple[float, ...], ...]
+    weight: float
     residuals: tuple[float, ...]
     domain_centre: tuple[float, ...]
     domain_spread: tuple[float, ...]
@@ -51,15 +45,47 @@ class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return next(score for score in self.scores if score.model == ALL)
 
 
+class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `model.json` says: provenance, scores, and what the trees need beside them."""
+
+    version: int = MODEL_VERSION
+    name: str = "xla-fusion"
+    rows: int
+    sources: tuple[TableHeader, ...]  # where the rows were measured
+    trained_at: str
+    versions: dict[str, str]
+    shapes: EstimatorInfo  # of the estimator that sees shapes
+    times: EstimatorInfo  # of the one that does not
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """Per left-out model, of the estimator that sees shapes."""
+        return self.shapes.scores
+
+    @property
+    def overall(self) -> Score:
+        """The score over all left-out models, likewise."""
+        return self.shapes.overall
+
+
 @dataclass(frozen=True, kw_only=True)
 class FusionModel:
-    """A trained model and what is known about it."""
+    """A trained model and what is known about it.
+
+    Attributes
+    ----------
+    estimator
+        For clusters with shapes, as `feature_matrix` has them.
+    timed
+        For those of a trace, as `timed_matrix` has them.
+    """
 
     info: FusionModelInfo
     estimator: FusedTimeRegressor
+    timed: FusedTimeRegressor
 
     @staticmethod
-    def train(tables: Sequence[ClusterTable], estimator: FusedTimeRegressor | None = None) -> FusionModel:
+    def train(tables: Sequence[ClusterTable]) -> FusionModel:
         """Train on measured clusters, each distinct one counted once.
 
         Raises
@@ -71,38 +97,28 @@ class FusionModel:
         machines = sorted({header.machine for header in headers})
         if len(machines) > 1:
             raise InputError(f"the tables are of different machines ({'; '.join(machines)}): durations do not carry over")
-        distinct: dict[str, MeasuredCluster] = {}
-        for table in tables:
-            for row in table.measured:
-                distinct.setdefault(row.cluster.fingerprint, row)
-        rows = tuple(distinct.values())
-        estimator = estimator or FusedTimeRegressor()
-        fused = np.array([row.fused_us for row in rows])
-        estimator.fit(feature_matrix([row.cluster for row in rows]), fused, np.array([row.model for row in rows]))
-        domain = estimator.domain_
+        rows = distinct(tables)
+        clusters = [row.cluster for row in rows]
+        fused, groups = np.array([row.fused_us for row in rows]), np.array([row.model for row in rows])
+        estimator = FusedTimeRegressor(sees="shapes").fit(feature_matrix(clusters), fused, groups)
+        timed = FusedTimeRegressor(sees="times").fit(timed_matrix([timed_ops(cluster) for cluster in clusters]), fused, groups)
         info = FusionModelInfo(
             rows=len(rows),
-            scores=left_out_scores(rows, estimator),
             sources=headers,
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={"dpro-search": dpro_search.__version__, "xgboost": xgboost.__version__},
-            parameters=estimator.get_params(),
-            features=FEATURES,
-            trees_digest=_digest(_trees(estimator)),
-            base=tuple(estimator.base_.tolist()),
-            residuals=tuple(estimator.scores_.tolist()),
-            domain_centre=tuple(domain.centre.tolist()),
-            domain_spread=tuple(domain.spread.tolist()),
-            domain_points=tuple(map(tuple, domain.points.tolist())),
-            domain_usual=domain.usual,
+            shapes=_described(estimator, rows),
+            times=_described(timed, rows),
         )
-        return FusionModel(info=info, estimator=estimator)
+        return FusionModel(info=info, estimator=estimator, timed=timed)
 
     def save(self, folder: Path) -> None:
         """Write the folder; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
             (tmp / "model.json").write_bytes(msgspec.json.encode(self.info) + b"\n")
-            (tmp / _TREES).write_bytes(_trees(self.estimator))
+            for estimator in (self.estimator, self.timed):
+                for number, trees in enumerate(_trees(estimator)):
+                    (tmp / _trees_file(estimator.sees, number)).write_bytes(trees)
 
     @staticmethod
     def load(folder: Path) -> FusionModel:
@@ -117,40 +133,89 @@ class FusionModel:
         TraceFormatError
             A file is damaged.
         """
-        path = folder / "model.json"
-        info = _decoded(path, _read(path))
-        if info.features != FEATURES:
-            missing = sorted(set(info.features) - set(FEATURES)) + sorted(set(FEATURES) - set(info.features))
-            what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
-            raise InputError(
-                f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'"
-            )
-        trees = _read(folder / _TREES)
-        # XGBoost ends the process on some damaged files, so that none may reach it.
-        if _digest(trees) != info.trees_digest:
-            raise TraceFormatError(f"{folder / _TREES}: damaged or of another model; train it again with 'dpro-search fit'")
-        booster = xgboost.Booster({"nthread": 1})
-        try:
-            booster.load_model(bytearray(trees))
-        except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
-            raise TraceFormatError(f"{folder / _TREES}: damaged or cut off; train it again with 'dpro-search fit'") from error
-        if booster.num_features() != len(TREE_FEATURES):
-            raise InputError(f"{folder / _TREES}: {booster.num_features()} features, expected {len(TREE_FEATURES)}; train it again")
-        estimator = FusedTimeRegressor()
-        estimator.base_, estimator.booster_, estimator.scores_ = np.array(info.base), booster, np.array(info.residuals)
-        estimator.domain_ = Domain(
-            centre=np.array(info.domain_centre),
-            spread=np.array(info.domain_spread),
-            points=np.array(info.domain_points),
-            usual=info.domain_usual,
-        )
-        if estimator.domain_.points.ndim != 2 or estimator.domain_.points.shape[1] != len(FEATURES):
-            raise TraceFormatError(f"{path}: the domain does not fit the features; train it again with 'dpro-search fit'")
-        return FusionModel(info=info, estimator=estimator)
+        info = _decoded(folder / "model.json")
+        return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
 
 
-def _trees(estimator: FusedTimeRegressor) -> bytes:
-    return bytes(estimator.booster_.save_raw("json"))
+def distinct(tables: Sequence[ClusterTable]) -> tuple[MeasuredCluster, ...]:
+    """The measured clusters of some tables, equal ones once."""
+    found: dict[str, MeasuredCluster] = {}
+    for table in tables:
+        for row in table.measured:
+            found.setdefault(row.cluster.fingerprint, row)
+    return tuple(found.values())
+
+
+def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -> EstimatorInfo:
+    domain = estimator.domain_
+    return EstimatorInfo(
+        scores=left_out_scores(rows, estimator),
+        parameters=estimator.get_params(),
+        features=estimator.features,
+        trees_digests=tuple(map(_digest, _trees(estimator))),
+        bases=tuple(tuple(base.tolist()) for base in estimator.bases_),
+        weight=estimator.weight_,
+        residuals=tuple(estimator.scores_.tolist()),
+        domain_centre=tuple(domain.centre.tolist()),
+        domain_spread=tuple(domain.spread.tolist()),
+        domain_points=tuple(map(tuple, domain.points.tolist())),
+        domain_usual=domain.usual,
+    )
+
+
+def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
+    path = folder / "model.json"
+    estimator = FusedTimeRegressor(sees=sees)
+    known = estimator.features
+    if info.features != known:
+        missing = sorted(set(info.features) ^ set(known))
+        what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
+        raise InputError(f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'")
+    count = len(known)
+    shaped = (
+        tuple(map(len, info.bases)) == base_terms(sees)
+        and len(info.trees_digests) == EXPERTS
+        and len(info.residuals) > 0
+        and len(info.domain_points) > 0
+        and all(len(row) == count for row in (info.domain_centre, info.domain_spread, *info.domain_points))
+    )
+    if not shaped:
+        raise TraceFormatError(f"{path}: its parts do not fit the features; train it again with 'dpro-search fit'")
+    estimator.bases_ = [np.array(base) for base in info.bases]
+    estimator.boosters_ = [
+        _booster(folder / _trees_file(sees, i), digest, tree_features(sees)) for i, digest in enumerate(info.trees_digests)
+    ]
+    estimator.weight_, estimator.scores_, estimator.left_out_ = info.weight, np.array(info.residuals), None
+    estimator.domain_ = Domain(
+        centre=np.array(info.domain_centre),
+        spread=np.array(info.domain_spread),
+        points=np.array(info.domain_points),
+        usual=info.domain_usual,
+    )
+    return estimator
+
+
+def _booster(path: Path, digest: str, features: int) -> xgboost.Booster:
+    trees = _read(path)
+    # XGBoost ends the process on some damaged files, so that none may reach it.
+    if _digest(trees) != digest:
+        raise TraceFormatError(f"{path}: damaged or of another model; train it again with 'dpro-search fit'")
+    booster = xgboost.Booster({"nthread": 1})
+    try:
+        booster.load_model(bytearray(trees))
+    except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
+        raise TraceFormatError(f"{path}: damaged or cut off; train it again with 'dpro-search fit'") from error
+    if booster.num_features() != features:
+        raise InputError(f"{path}: {booster.num_features()} features, expected {features}; train it again")
+    return booster
+
+
+def _trees_file(sees: str, number: int) -> str:
+    return f"{sees}-{number}.trees.json"
+
+
+def _trees(estimator: FusedTimeRegressor) -> list[bytes]:
+    return [bytes(booster.save_raw("json")) for booster in estimator.boosters_]
 
 
 def _digest(data: bytes) -> str:
@@ -161,7 +226,8 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _decoded(path: Path, data: bytes) -> FusionModelInfo:
+def _decoded(path: Path) -> FusionModelInfo:
+    data = _read(path)
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version != MODEL_VERSION:

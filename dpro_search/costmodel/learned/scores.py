@@ -1,4 +1,8 @@
-"""How good a model of fused durations is on whole models that it was not trained on, beside two baselines."""
+"""How good a model of fused durations is on whole models that it was not trained on, beside three baselines.
+
+The baselines are the sum of the members' times, 0.8 of it (what dPRO's simulation takes for a fused op), and the answer that fusing
+never pays.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,11 @@ import numpy.typing as npt
 from dpro_search.collect.clusters.table import MeasuredCluster
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.features import FEATURES, feature_matrix
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, conformal_quantile, widening
 from dpro_search.errors import InputError
 
 COVERAGE = 0.9
-SCALED_SUM = 0.8  # of the members' time: what dPRO's simulation takes for a fused op
+SCALED_SUM = 0.8
 ALL = "all"
 
 
@@ -35,6 +38,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     sum_pays_right_pct: float | None
     scaled_sum_mape_pct: float
     scaled_sum_pays_right_pct: float | None
+    never_pays_right_pct: float | None  # of the answer that fusing never pays
 
 
 def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegressor) -> tuple[Score, ...]:
@@ -54,7 +58,6 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
     names = sorted(set(groups.tolist()))
     if estimator.left_out_ is None:
         raise InputError("the measured clusters are of one model: scores on left-out models need at least two")
-    features = feature_matrix([row.cluster for row in rows])
     fused = np.array([row.fused_us for row in rows])
     errors, distance = estimator.left_out_
     relative = np.abs(errors) / widening(distance)
@@ -66,13 +69,14 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
             inside[mine] = relative[mine] <= conformal_quantile(np.sort(relative[~mine]), COVERAGE)
     refused = Domain.refuses(distance)
     predicted = fused * np.exp(errors)
-    members = features[:, FEATURES.index("members_us")]
+    members = np.array([sum(row.cluster.op_us) for row in rows])
 
     def score(name: str, chosen: npt.NDArray[np.bool_]) -> Score:
         picked = [rows[int(i)] for i in np.flatnonzero(chosen)]
         error = np.abs(predicted[chosen] / fused[chosen] - 1) * 100
         answered = inside[chosen & ~refused]
-        right = [_pays_right_pct(picked, guess[chosen]) for guess in (predicted, members, SCALED_SUM * members)]
+        never = np.full(len(rows), np.inf)
+        right = [_pays_right_pct(picked, guess[chosen]) for guess in (predicted, members, SCALED_SUM * members, never)]
         return Score(
             model=name,
             rows=len(picked),
@@ -86,6 +90,7 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
             sum_pays_right_pct=right[1],
             scaled_sum_mape_pct=float(np.abs(SCALED_SUM * members[chosen] / fused[chosen] - 1).mean()) * 100,
             scaled_sum_pays_right_pct=right[2],
+            never_pays_right_pct=right[3],
         )
 
     return (*(score(name, groups == name) for name in names), score(ALL, np.ones(len(rows), bool)))

@@ -1,18 +1,26 @@
-"""What a cost model sees of a cluster: classes of ops, work in floating-point operations, bytes, extent."""
+"""What a cost model sees of a cluster: kinds and classes of ops, work in floating-point operations, bytes, extent."""
 
 import numpy as np
 import pytest
 from costmodel.learned.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
-from dpro_search.costmodel.learned.features import FEATURES, cluster_features, feature_matrix
-from dpro_search.costmodel.learned.op_classes import CLASSES, class_of, flops
+from dpro_search.costmodel.learned.features import (
+    CLASS_US,
+    FEATURES,
+    TIMED_FEATURES,
+    cluster_features,
+    feature_matrix,
+    timed_matrix,
+    timed_ops,
+)
+from dpro_search.costmodel.learned.op_classes import KINDS, class_of, flops, is_strided, kind_of
 
 
-def one(op_type, inputs, output, role="out"):
+def one(op_type, inputs, output, role="out", **attributes):
     """A cluster of one op that takes tensors of the given shapes."""
     tensors = [ClusterTensor("float32", tuple(shape), "in") for shape in inputs] + [ClusterTensor("float32", tuple(output), role)]
-    op = ClusterOp(op_type, tuple(range(len(inputs))), (len(inputs),))
+    op = ClusterOp(op_type, tuple(range(len(inputs))), (len(inputs),), attributes)
     return Cluster(ops=(op,), tensors=tuple(tensors), op_us=(5.0,))
 
 
@@ -27,6 +35,7 @@ def features_of(cluster):
         ("MatMul", [(16, 8), (16, 32)], (8, 32), 2 * 8 * 16 * 32),  # the first operand transposed
         ("BatchMatMulV2", [(4, 6, 8, 16), (4, 6, 16, 32)], (4, 6, 8, 32), 2 * 24 * 8 * 16 * 32),
         ("Conv2D", [(2, 10, 10, 3), (3, 3, 3, 7)], (2, 8, 8, 7), 2 * 2 * 8 * 8 * 7 * 27),
+        ("_MklNativeFusedConv2D", [(2, 10, 10, 3), (3, 3, 3, 7), (7,)], (2, 8, 8, 7), 2 * 2 * 8 * 8 * 7 * 27),
         ("Conv2DBackpropInput", [(4,), (3, 3, 3, 7), (2, 8, 8, 7)], (2, 10, 10, 3), 2 * 2 * 8 * 8 * 7 * 27),
         ("Conv2DBackpropFilter", [(2, 10, 10, 3), (4,), (2, 8, 8, 7)], (3, 3, 3, 7), 2 * 2 * 8 * 8 * 7 * 27),
         ("DepthwiseConv2dNative", [(2, 10, 10, 5), (3, 3, 5, 1)], (2, 8, 8, 5), 2 * 2 * 8 * 8 * 5 * 9),
@@ -39,15 +48,61 @@ def test_work_of_an_op(op_type, inputs, output, expected):
     assert flops(cluster, cluster.ops[0]) == pytest.approx(expected)
 
 
-def test_a_reduction_that_keeps_the_innermost_axis_is_by_columns():
-    by_columns, by_rows = one("Sum", [(64, 10)], (10,)), one("Sum", [(64, 10)], (64,))
-    assert class_of(by_columns, by_columns.ops[0]) == "column_reduction"
-    assert class_of(by_rows, by_rows.ops[0]) == "row_reduction"
+def test_work_of_an_einsum_follows_its_equation():
+    cluster = one("Einsum", [(8, 64, 6, 32), (8, 48, 6, 32)], (8, 6, 64, 48), equation="BTNH,BSNH->BNTS")
+    assert flops(cluster, cluster.ops[0]) == 2 * 8 * 64 * 48 * 6 * 32
 
 
-def test_an_unknown_op_type_is_other():
-    cluster = one("FancyNewOp", [(3,)], (3,))
-    assert class_of(cluster, cluster.ops[0]) == "other"
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "output", "expected"),
+    [
+        ("Sum", [(64, 10)], (10,), "column_reduction"),  # keeps the innermost axis
+        ("Sum", [(64, 10)], (64,), "row_reduction"),
+        ("Conv2D", [(2, 8, 8, 3), (1, 1, 3, 7)], (2, 8, 8, 7), "pointwise_conv"),
+        ("Conv2D", [(2, 8, 8, 3), (3, 3, 3, 7)], (2, 8, 8, 7), "spatial_conv"),
+        ("Conv2DBackpropFilter", [(2, 8, 8, 3), (4,), (2, 8, 8, 7)], (1, 1, 3, 7), "pointwise_filter_grad"),
+        ("FancyNewOp", [(3,)], (3,), "other"),
+    ],
+)
+def test_a_class_is_finer_than_a_kind_where_shapes_decide(op_type, inputs, output, expected):
+    cluster = one(op_type, inputs, output)
+    assert class_of(cluster, cluster.ops[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("op_type", "kind"),
+    [
+        ("_FusedMatMul", "matmul"),
+        ("_MklNativeFusedMatMul", "matmul"),
+        ("_MklNativeConv2DBackpropFilterWithBias", "conv_filter_grad"),
+        ("_FusedBatchNormEx", "norm"),
+        ("FusedBatchNormGradV3", "norm_grad"),
+        ("_MklRelu", "elementwise"),
+        ("FancyNewOp", "other"),
+    ],
+)
+def test_an_op_that_the_framework_fused_counts_as_what_it_begins_with(op_type, kind):
+    assert kind_of(op_type) == kind
+
+
+def test_a_gradient_of_a_convolution_that_skips_pixels_is_told_by_its_shapes():
+    skipping = one("Conv2DBackpropInput", [(4,), (3, 3, 3, 7), (2, 4, 4, 7)], (2, 8, 8, 3))
+    whole = one("Conv2DBackpropInput", [(4,), (3, 3, 3, 7), (2, 8, 8, 7)], (2, 8, 8, 3))
+    assert is_strided(skipping, skipping.ops[0])
+    assert not is_strided(whole, whole.ops[0])
+
+
+def test_the_time_of_a_fused_product_is_the_product_s():
+    """The framework ran all three as one kernel, and noted it under the last one's name."""
+    tensors = (
+        *(ClusterTensor("float32", shape, "in") for shape in ((8, 16), (16, 32), (32,))),
+        *(ClusterTensor("float32", (8, 32), role) for role in ("inner", "inner", "out")),
+    )
+    ops = (ClusterOp("MatMul", (0, 1), (3,)), ClusterOp("BiasAdd", (3, 2), (4,)), ClusterOp("Relu", (4,), (5,)))
+    found = features_of(Cluster(ops=ops, tensors=tensors, op_us=(0.0, 0.0, 9.0)))
+    assert (found["matmul_us"], found["matmul_count"], found["elementwise_us"], found["elementwise_count"]) == (9, 1, 0, 0)
+    apart = features_of(Cluster(ops=ops, tensors=tensors, op_us=(7.0, 1.0, 1.0)))
+    assert (apart["matmul_us"], apart["elementwise_us"], apart["ops"]) == (7, 2, 3)
 
 
 def test_bytes_are_counted_once_a_tensor_and_by_where_they_are_needed():
@@ -70,8 +125,14 @@ def test_features_of_real_clusters_are_finite_and_add_up():
     column = {name: matrix[:, i] for i, name in enumerate(FEATURES)}
     assert np.isfinite(matrix).all()
     assert (matrix >= 0).all()
-    np.testing.assert_allclose(sum(column[f"{kind}_us"] for kind in CLASSES), column["members_us"])
-    np.testing.assert_array_equal(sum(column[f"{kind}_count"] for kind in CLASSES), column["ops"])
+    for names in ([f"{kind}_us" for kind in KINDS], CLASS_US):
+        np.testing.assert_allclose(sum(column[name] for name in names), column["members_us"])
+    np.testing.assert_array_equal(sum(column[f"{kind}_count"] for kind in KINDS), column["ops"])
+
+
+def test_what_a_trace_knows_is_the_first_part_of_what_is_known_with_shapes():
+    timed = timed_matrix([timed_ops(cluster) for cluster in clusters()])
+    np.testing.assert_array_equal(timed, feature_matrix(clusters())[:, : len(TIMED_FEATURES)])
 
 
 def test_few_ops_of_real_training_steps_are_of_an_unknown_type():

@@ -9,7 +9,7 @@ from costmodel.learned.clusters import clusters, model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.learned.features import feature_matrix
+from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
 from dpro_search.costmodel.learned.model_file import FusionModel
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
@@ -27,16 +27,22 @@ def changed(folder, tmp_path, **fields):
     copy = tmp_path / "changed"
     copy.mkdir()
     (copy / "model.json").write_bytes(msgspec.json.encode(info))
-    (copy / "xla-fusion.trees.json").write_bytes((folder / "xla-fusion.trees.json").read_bytes())
+    for path in folder.glob("*.trees.json"):
+        (copy / path.name).write_bytes(path.read_bytes())
     return copy
 
 
 def test_a_loaded_model_predicts_what_the_saved_one_did(folder):
-    features = feature_matrix(clusters())
-    saved, loaded = model().estimator.predict_interval(features), FusionModel.load(folder).estimator.predict_interval(features)
-    np.testing.assert_allclose(loaded.us, saved.us)
-    np.testing.assert_allclose(loaded.high_us, saved.high_us)
-    np.testing.assert_array_equal(loaded.origin, saved.origin)
+    timed = timed_matrix([timed_ops(cluster) for cluster in clusters()])
+    reread = FusionModel.load(folder)
+    for before, after, features in (
+        (model().estimator, reread.estimator, feature_matrix(clusters())),
+        (model().timed, reread.timed, timed),
+    ):
+        saved, loaded = before.predict_interval(features), after.predict_interval(features)
+        np.testing.assert_allclose(loaded.us, saved.us)
+        np.testing.assert_allclose(loaded.high_us, saved.high_us)
+        np.testing.assert_array_equal(loaded.origin, saved.origin)
 
 
 def test_it_says_where_its_rows_were_measured_and_how_good_it_is(folder):
@@ -57,10 +63,10 @@ def test_another_version_is_refused(folder, tmp_path):
 
 
 def test_missing_features_are_named(folder, tmp_path):
-    features = list(model().info.features)
+    features = list(model().info.shapes.features)
     features[0] = "something_else"
     with pytest.raises(InputError, match="something_else"):
-        FusionModel.load(changed(folder, tmp_path, features=features))
+        FusionModel.load(changed(folder, tmp_path, shapes=msgspec.to_builtins(model().info.shapes) | {"features": features}))
 
 
 def test_an_existing_model_is_not_overwritten(folder):
@@ -74,7 +80,7 @@ def test_a_missing_model_is_said_to_be_missing(tmp_path):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(["model.json", "xla-fusion.trees.json"]), cut=st.floats(0, 0.999))
+@given(name=st.sampled_from(["model.json", "shapes-1.trees.json", "times-0.trees.json"]), cut=st.floats(0, 0.999))
 def test_a_file_that_is_cut_off_is_refused_in_one_line(folder, tmp_path_factory, name, cut):
     copy = tmp_path_factory.mktemp("cut")
     for path in folder.iterdir():
@@ -90,7 +96,8 @@ def test_a_file_that_is_cut_off_is_refused_in_one_line(folder, tmp_path_factory,
 @given(data=st.data())
 def test_a_flipped_byte_in_the_description_never_crashes(folder, tmp_path_factory, data):
     copy = tmp_path_factory.mktemp("flipped")
-    (copy / "xla-fusion.trees.json").write_bytes((folder / "xla-fusion.trees.json").read_bytes())
+    for path in folder.glob("*.trees.json"):
+        (copy / path.name).write_bytes(path.read_bytes())
     raw = bytearray((folder / "model.json").read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     (copy / "model.json").write_bytes(raw)

@@ -1,16 +1,20 @@
 """What an all-reduce costs: one formula for each algorithm, its constants fitted to measured points.
 
-Every algorithm sends a number of messages one after the other, moves bytes over the busiest link, and adds bytes up. The three
+Every algorithm sends a number of messages one after the other, moves bytes over the busiest link, and adds bytes up. The
 counts follow from the algorithm (Thakur, Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005); what a message, a byte on the wire and an added byte cost is fitted. Link and processors work side by side, more or less:
 their times are joined by a norm whose exponent is fitted as well (1: one after the other; large: the slower alone counts).
+
+Ranks may share cores, as on a testbed of many hosts on one machine. Then a core moves and adds the bytes of all its ranks, and
+each message waits for its rank's turn. A link may carry the first bytes at once, however slow it is (a token bucket's burst).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -22,6 +26,9 @@ from dpro_search.errors import InputError
 _LEAST_US = 1e-6  # below, a constant counts as none
 _MOST_OVERLAP = 8.0  # of the norm's exponent: more makes no difference
 _LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
+_BURST_BYTES = 100e3  # where the search for a burst begins
+_BOUNDS = np.log(1e-9), np.log(1e9)  # of every constant, as a logarithm
+_MOST_TRIES = 100
 
 
 class Algorithm(enum.StrEnum):
@@ -31,20 +38,35 @@ class Algorithm(enum.StrEnum):
     RECURSIVE_DOUBLING = "recursive-doubling"
     HALVING_DOUBLING = "halving-doubling"
     TREE = "tree"
+    CHAIN = "chain"  # reduced, then broadcast, along a chain of ranks in segments
     PARAMETER_SERVER = "parameter-server"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an algorithm does for each byte of the tensor: arrays of one shape."""
+    """What an algorithm does, arrays of one shape; bytes are for each byte of the tensor.
+
+    Attributes
+    ----------
+    messages
+        One after the other.
+    wire
+        Bytes on the busiest link.
+    moved, added
+        Bytes that the busiest core moves and adds up.
+    turns
+        Further ranks and servers on that core.
+    """
 
     messages: Floats
     wire: Floats
+    moved: Floats
     added: Floats
+    turns: Floats
 
 
-def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0) -> Counts:
-    """Messages one after the other, bytes on the busiest link and bytes added up, these two for each byte of the tensor.
+def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0, cores: Floats | float = np.inf) -> Counts:
+    """What an algorithm does on a number of ranks.
 
     Parameters
     ----------
@@ -52,6 +74,8 @@ def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0) -
         At least 1, [...]; one rank costs nothing.
     servers
         Of a parameter server, whose links carry what all workers send.
+    cores
+        That all ranks and servers share; infinite: each has its own.
 
     Notes
     -----
@@ -60,23 +84,35 @@ def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0) -
     p = np.asarray(ranks, dtype=np.float64)
     some = p > 1
     p = np.maximum(p, 1.0)
+    together = np.maximum(np.ceil(p / cores), 1.0)
+    turns = together - 1
     rounds = np.ceil(np.log2(p))
     beyond = np.where(2.0 ** np.floor(np.log2(p)) < p, 1.0, 0.0)
     within = np.floor(np.log2(p))
     match algorithm:
         case Algorithm.RING:
-            found = 2 * (p - 1), 2 * (p - 1) / p, (p - 1) / p
+            messages, wire, added = 2 * (p - 1), 2 * (p - 1) / p, (p - 1) / p
         case Algorithm.RECURSIVE_DOUBLING:
-            found = within + 2 * beyond, within + 2 * beyond, within + beyond
+            messages, wire, added = within + 2 * beyond, within + 2 * beyond, within + beyond
         case Algorithm.HALVING_DOUBLING:
             q = 2.0**within
-            found = 2 * within + 2 * beyond, 2 * (q - 1) / q + 2 * beyond, (q - 1) / q + beyond
+            messages, wire, added = 2 * within + 2 * beyond, 2 * (q - 1) / q + 2 * beyond, (q - 1) / q + beyond
         case Algorithm.TREE:
-            found = 2 * rounds, 2 * rounds, rounds
+            messages, wire, added = 2 * rounds, 2 * rounds, rounds
+        case Algorithm.CHAIN:
+            messages, wire, added = 2 * (p - 1), np.full_like(p, 2.0), np.full_like(p, 1.0)
         case Algorithm.PARAMETER_SERVER:
-            share = np.maximum(p / servers, 1.0)
-            found = np.full_like(p, 2.0), 2 * share, p / servers
-    return Counts(messages=np.where(some, found[0], 0.0), wire=np.where(some, found[1], 0.0), added=np.where(some, found[2], 0.0))
+            messages, wire, added = np.full_like(p, 2.0), 2 * np.maximum(p / servers, 1.0), p / servers
+    moved, added = wire * together, added * together
+    if algorithm is Algorithm.PARAMETER_SERVER:
+        serving = np.maximum(np.ceil(np.asarray(servers) / cores), 1.0)
+        shared = np.isfinite(np.broadcast_to(cores, p.shape))
+        # A worker moves the tensor, a server each worker's part of it.
+        moved = np.where(shared, 2 * (together + serving * p / servers), wire)
+        added = serving * p / servers
+        turns = np.where(shared, together + serving - 1, 0.0)
+    found = {"messages": messages, "wire": wire, "moved": moved, "added": added, "turns": turns}
+    return Counts(**{name: np.where(some, column, 0.0) for name, column in found.items()})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,31 +127,55 @@ class Points:
         What a rank's link carries in each direction; infinite where nothing limits it but the processors.
     servers
         Of a parameter server; 1 for all else.
+    cores
+        That all ranks and servers share; infinite where each has its own.
     """
 
     size_bytes: Floats
     ranks: Floats
     link_bytes_per_us: Floats = field(default_factory=lambda: np.array(np.inf))
     servers: Floats = field(default_factory=lambda: np.array(1.0))
+    cores: Floats = field(default_factory=lambda: np.array(np.inf))
 
     def __post_init__(self) -> None:
-        columns = [np.asarray(getattr(self, name), dtype=np.float64) for name in self.__dataclass_fields__]
-        for name, column in zip(self.__dataclass_fields__, np.broadcast_arrays(*columns), strict=True):
+        columns = [np.asarray(getattr(self, name), dtype=np.float64) for name in POINT_COLUMNS]
+        for name, column in zip(POINT_COLUMNS, np.broadcast_arrays(*columns), strict=True):
             object.__setattr__(self, name, column)
         if (
-            (self.size_bytes < 0).any()
-            or (self.ranks < 1).any()
+            not (self.size_bytes >= 0).all()
+            or not (self.ranks >= 1).all()
             or not (self.link_bytes_per_us > 0).all()
-            or (self.servers < 1).any()
+            or not (self.servers >= 1).all()
+            or not (self.cores >= 1).all()
         ):
-            raise InputError("an all-reduce needs sizes of at least 0, at least one rank and server, and links with a rate above 0")
+            raise InputError("an all-reduce needs a size of at least 0, at least one rank, server and core, and a rate above 0")
 
     def __len__(self) -> int:
         return len(self.size_bytes)
 
     def select(self, mask: np.ndarray) -> Points:
         """The points that a mask or index takes."""
-        return Points(**{name: getattr(self, name)[mask] for name in self.__dataclass_fields__})
+        return Points(**{name: getattr(self, name)[mask] for name in POINT_COLUMNS})
+
+    @staticmethod
+    def joined(parts: Sequence[Points]) -> Points:
+        """All points, part after part."""
+        return Points(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in POINT_COLUMNS})
+
+    def matrix(self) -> Floats:
+        """The columns of `POINT_COLUMNS`, [points, 5]."""
+        return np.stack([getattr(self, name) for name in POINT_COLUMNS], axis=1)
+
+    @staticmethod
+    def of_matrix(matrix: Floats) -> Points:
+        """What `matrix` gives, as points; raises `InputError` for another shape or impossible values."""
+        matrix = np.asarray(matrix, dtype=np.float64)
+        if matrix.ndim != 2 or matrix.shape[1] != len(POINT_COLUMNS):
+            raise InputError(f"all-reduces of shape {matrix.shape}, expected [n, {len(POINT_COLUMNS)}] from Points.matrix()")
+        return Points(**dict(zip(POINT_COLUMNS, matrix.T, strict=True)))
+
+
+POINT_COLUMNS = tuple(Points.__dataclass_fields__)
 
 
 class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +190,16 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     wire_factor
         Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
     move_us_per_byte, add_us_per_byte
-        Of the processors, for each byte on the busiest link and for each byte added up.
+        Of the processors, for each byte that the busiest core moves and adds up.
     overlap
         Exponent of the norm that joins link and processors.
+    turn_us
+        Of each message, for each further rank or server on its core.
+    burst_bytes
+        That a limited link carries at once.
+    hiding
+        Exponent of the norm that joins the messages' latencies with the rest: 1 where a message waits for nothing else meanwhile;
+        more where links recover, or other ranks work, while one waits.
     """
 
     algorithm: Algorithm
@@ -142,15 +209,28 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     move_us_per_byte: float
     add_us_per_byte: float
     overlap: float
+    turn_us: float = 0.0
+    burst_bytes: float = 0.0
+    hiding: float = 1.0
+
+    def parts_us(self, points: Points) -> tuple[Floats, Floats, Floats]:
+        """Times of the messages, of the link and of the processors, [points] each; one rank has none."""
+        counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
+        some = points.ranks > 1
+        latency_us = np.where(some, self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us), 0.0)
+        queued_bytes = np.maximum(counted.wire * points.size_bytes - self.burst_bytes, 0.0)
+        wire_us = queued_bytes / points.link_bytes_per_us * self.wire_factor
+        work_us = points.size_bytes * (counted.moved * self.move_us_per_byte + counted.added * self.add_us_per_byte)
+        return latency_us, wire_us, work_us
 
     def predict(self, points: Points) -> Floats:
         """Duration of each all-reduce in us, [points]."""
-        counted = counts(self.algorithm, points.ranks, points.servers)
-        wire_us = counted.wire * points.size_bytes / points.link_bytes_per_us * self.wire_factor
-        work_us = points.size_bytes * (counted.wire * self.move_us_per_byte + counted.added * self.add_us_per_byte)
+        latency_us, wire_us, work_us = self.parts_us(points)
         most_us = np.maximum(np.maximum(wire_us, work_us), _LEAST_US)
         joined_us = most_us * ((wire_us / most_us) ** self.overlap + (work_us / most_us) ** self.overlap) ** (1 / self.overlap)
-        found: Floats = np.where(points.ranks > 1, self.overhead_us + counted.messages * self.message_us + joined_us, 0.0)
+        most_us = np.maximum(np.maximum(latency_us, joined_us), _LEAST_US)
+        total_us = most_us * ((latency_us / most_us) ** self.hiding + (joined_us / most_us) ** self.hiding) ** (1 / self.hiding)
+        found: Floats = np.where(points.ranks > 1, total_us, 0.0)
         return found
 
 
@@ -165,6 +245,21 @@ def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats) ->
     InputError
         There are too few points, or a duration that is no positive number.
     """
+    return _fitted(algorithm, points, duration_us)[0]
+
+
+def fit_best(algorithms: Sequence[Algorithm], points: Points, duration_us: Floats) -> AllReduceCost:
+    """The best fit of several algorithms: for a library that does not tell which one it uses.
+
+    Raises as `fit_all_reduce`.
+    """
+    if len(np.unique(points.ranks)) == 1:  # all formulas are alike: the constants take up what differs
+        return fit_all_reduce(algorithms[0], points, duration_us)
+    return min((_fitted(algorithm, points, duration_us) for algorithm in algorithms), key=lambda found: found[1])[0]
+
+
+def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[AllReduceCost, float]:
+    """The constants, and the loss that is left."""
     duration = np.asarray(duration_us, dtype=np.float64)
     taken = points.ranks > 1
     points, duration = points.select(taken), duration[taken]
@@ -172,10 +267,12 @@ def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats) ->
         raise InputError(f"{algorithm}: {len(duration)} points of at least two ranks; at least 4 are needed to fit an all-reduce")
     if not (np.isfinite(duration) & (duration > 0)).all():
         raise InputError(f"{algorithm}: a measured duration is not a positive number")
+    counted = counts(algorithm, points.ranks, points.servers, points.cores)
     limited = bool(np.isfinite(points.link_bytes_per_us).any())
+    crowded = bool(counted.turns.any())
 
     def cost(constants: Floats) -> AllReduceCost:
-        overhead, message, move, add, wire, overlap = np.exp(constants)
+        overhead, message, move, add, wire, overlap, turn, burst, hiding = np.exp(constants)
         return AllReduceCost(
             algorithm=algorithm,
             overhead_us=float(overhead),
@@ -184,6 +281,9 @@ def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats) ->
             move_us_per_byte=float(move),
             add_us_per_byte=float(add),
             overlap=float(min(1 + overlap, _MOST_OVERLAP)),
+            turn_us=float(turn) if crowded else 0.0,
+            burst_bytes=float(burst) if limited else 0.0,
+            hiding=float(min(1 + hiding, _MOST_OVERLAP)),
         )
 
     logarithm = np.log(duration)
@@ -192,17 +292,18 @@ def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats) ->
         found: Floats = np.log(np.maximum(cost(constants).predict(points), _LEAST_US)) - logarithm
         return found
 
-    counted = counts(algorithm, points.ranks, points.servers)
     quickest = duration.min()
-    per_byte = float(np.median(duration / np.maximum(counted.wire * points.size_bytes, 1.0)))
+    per_byte = float(np.median(duration / np.maximum(counted.moved * points.size_bytes, 1.0)))
     best = None
-    for share in (0.5, 0.05):  # of the shortest call that messages take: the sum is not convex
-        start = np.log([quickest / 2, share * quickest / counted.messages.max(), per_byte, per_byte / 10, 1.05, 1.0])
-        found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=(np.log(1e-9), np.log(1e9)))
+    # Of the shortest call, what messages take, and the burst: the sum is not convex.
+    for share, burst in product((0.5, 0.05), (1.0, _BURST_BYTES) if limited else (1.0,)):
+        message = share * quickest / counted.messages.max()
+        start = np.log([quickest / 2, message, per_byte, per_byte / 10, 1.05, 1.0, message / 10, burst, 0.1])
+        found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS, max_nfev=_MOST_TRIES)
         if best is None or found.cost < best.cost:
             best = found
-    assert best is not None  # both starts end somewhere
-    return cost(best.x)
+    assert best is not None  # all starts end somewhere
+    return cost(best.x), float(best.cost)
 
 
 def hierarchical_us(inner: AllReduceCost, outer: AllReduceCost, points: Points, ranks_per_host: int) -> Floats:
@@ -213,11 +314,12 @@ def hierarchical_us(inner: AllReduceCost, outer: AllReduceCost, points: Points, 
     inner, outer
         Costs within a host and between hosts; the links of `points` are those between hosts.
     """
-    inside = Points(size_bytes=points.size_bytes, ranks=np.minimum(points.ranks, ranks_per_host))
+    inside = Points(size_bytes=points.size_bytes, ranks=np.minimum(points.ranks, ranks_per_host), cores=points.cores)
     between = Points(
         size_bytes=points.size_bytes / ranks_per_host,
         ranks=np.maximum(np.ceil(points.ranks / ranks_per_host), 1.0),
         link_bytes_per_us=points.link_bytes_per_us,
+        cores=points.cores,
     )
     found: Floats = inner.predict(inside) + outer.predict(between)
     return found

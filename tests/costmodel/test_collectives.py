@@ -5,10 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.collectives import Algorithm, AllReduceCost, Points, cheapest, counts, fit_all_reduce, hierarchical_us
+from dpro_search.costmodel.collectives import (
+    Algorithm,
+    AllReduceCost,
+    Points,
+    cheapest,
+    counts,
+    fit_all_reduce,
+    fit_best,
+    hierarchical_us,
+)
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Ring, layered_step
@@ -38,12 +47,30 @@ def cost(algorithm=Algorithm.RING, **constants) -> AllReduceCost:
         (Algorithm.HALVING_DOUBLING, 8, 6, 1.75, 0.875),
         (Algorithm.HALVING_DOUBLING, 5, 6, 3.5, 1.75),
         (Algorithm.TREE, 8, 6, 6, 3),
+        (Algorithm.CHAIN, 4, 6, 2, 1),
         (Algorithm.PARAMETER_SERVER, 4, 2, 8, 4),
     ],
 )
 def test_counts_are_those_of_the_algorithm(algorithm, ranks, messages, wire, added):
     found = counts(algorithm, np.array([ranks]))
     assert (found.messages[0], found.wire[0], found.added[0]) == (messages, wire, added)
+
+
+def test_ranks_that_share_cores_move_more_bytes_for_each_and_wait_for_their_turn():
+    alone, crowded = (counts(Algorithm.RING, np.array([8.0]), cores=cores) for cores in (8, 2))
+    assert (alone.moved, alone.turns) == (alone.wire, 0)
+    assert (crowded.wire, crowded.moved, crowded.added, crowded.turns) == (alone.wire, 4 * alone.moved, 4 * alone.added, 3)
+
+
+def test_bytes_that_workers_and_servers_move_do_not_depend_on_how_many_servers_share_them_but_for_whole_cores():
+    one, two, eight = (counts(Algorithm.PARAMETER_SERVER, np.array([8.0]), servers, cores=2).moved for servers in (1, 2, 8))
+    assert one > two == eight == 16
+
+
+def test_a_burst_passes_a_link_at_once():
+    burst = cost(wire_factor=1.0, burst_bytes=1e5)
+    points = Points(size_bytes=np.array([1e4, 1e6]), ranks=np.array([2, 2]), link_bytes_per_us=np.array(100.0))
+    np.testing.assert_allclose(burst.predict(points), [0.0, 9000.0], atol=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
@@ -63,6 +90,7 @@ def test_the_formula_is_what_the_replay_of_its_messages_takes(algorithm, scheme,
     assert cost(algorithm, message_us=latency_us).predict(points)[0] == pytest.approx(replay(build(job)).iteration_us, rel=1e-6)
 
 
+@settings(deadline=None, max_examples=12)
 @given(
     overhead_us=st.floats(5, 500),
     message_us=st.floats(1, 100),
@@ -131,3 +159,28 @@ def test_nccl_on_eight_gpus_follows_from_two_to_four():
     fitted = fit_all_reduce(Algorithm.RING, points.select(few), duration[few])
     errors = np.abs(fitted.predict(points.select(many)) / duration[many] - 1)
     assert errors.mean() < 0.15
+
+
+def test_what_crowded_cores_and_a_burst_cost_is_met_again():
+    true = cost(
+        overhead_us=100.0, message_us=40.0, turn_us=30.0, move_us_per_byte=1e-3, wire_factor=1.05, burst_bytes=1.3e5, overlap=3.0
+    )
+    size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 15), [2, 3, 4], [60.0, 120.0, 250.0]))
+    points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate, cores=np.array(2))
+    fitted = fit_all_reduce(Algorithm.RING, points, true.predict(points))
+    more = Points(size_bytes=size, ranks=np.array(8), link_bytes_per_us=rate, cores=np.array(2))
+    assert np.abs(fitted.predict(more) / true.predict(more) - 1).mean() < 0.05
+
+
+def test_the_algorithm_that_explains_the_points_best_is_taken():
+    true = cost(Algorithm.CHAIN, message_us=20.0, move_us_per_byte=1e-3)
+    size, ranks = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 9), [2, 4, 8]))
+    points = Points(size_bytes=size, ranks=ranks)
+    assert fit_best((Algorithm.TREE, Algorithm.CHAIN), points, true.predict(points)).algorithm is Algorithm.CHAIN
+
+
+def test_points_survive_as_a_matrix():
+    points = Points(size_bytes=np.array([1.0, 2.0]), ranks=np.array([2, 8]), cores=np.array(2))
+    np.testing.assert_array_equal(Points.of_matrix(points.matrix()).matrix(), points.matrix())
+    with pytest.raises(InputError, match="expected"):
+        Points.of_matrix(np.zeros((2, 3)))

@@ -1,0 +1,149 @@
+"""The backends whose all-reduces can be measured, and how a job of each is started on shaped hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device
+from dpro_search.collect.launch.mpi import run_mpi_job
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
+from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework, run_ranks
+from dpro_search.errors import InputError, MissingCapabilityError
+
+_WORKER = HOOKS / "dpro_search_comm_worker.py"
+_PORT = 29500  # each job has its network namespaces for itself
+_PACKAGES = {
+    "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
+    "setpriv": "install util-linux",
+}
+Launch = Callable[[JobSpec, Path, ShapedHosts, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A backend.
+
+    Attributes
+    ----------
+    modules
+        What its interpreter must import.
+    environment
+        Of `scripts/make_env.sh`, that has them; empty: any Python will do.
+    tool
+        Program that starts its ranks.
+    algorithms
+        That it can be told to use.
+    has_servers
+        Whether it has parameter servers, as many as ranks, on hosts of their own.
+    env
+        Variables of its ranks.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    environment: str = ""
+    tool: str = "setpriv"
+    algorithms: tuple[str, ...]
+    has_servers: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch
+
+    def servers(self, ranks: int) -> int:
+        """Servers beside so many ranks."""
+        return ranks if self.has_servers else 0
+
+    def interpreter(self, given: str | None) -> str:
+        """Python that has the backend: the one given, else that of its environment.
+
+        Raises `MissingCapabilityError` if it is missing or has it not, or what starts the backend's ranks is.
+        """
+        if shutil.which(self.tool) is None:
+            raise MissingCapabilityError(f"{self.name}: {self.tool} is missing; {_PACKAGES[self.tool]}")
+        if not self.environment:
+            return sys.executable
+        root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+        python = given or str(root / self.environment / "bin" / "python")
+        if not Path(python).is_file():
+            raise MissingCapabilityError(
+                f"{self.name}: no interpreter {python}; 'scripts/make_env.sh {self.environment}' builds it; or name one by --python"
+            )
+        require_framework(python, self.modules, self.environment)
+        return python
+
+    def run(self, python: str, ranks: int, hosts: ShapedHosts, folder: Path, timeout_s: float) -> None:
+        """Run the ranks, which follow the orders in `folder`, to their end.
+
+        Raises `JobError` if one failed or they took longer than `timeout_s`.
+        """
+        env = {"OMP_NUM_THREADS": "1", **self.env}
+        spec = JobSpec(command=(python, str(_WORKER), self.name, str(folder)), ranks=ranks, cores=default_cores(ranks), env=env)
+        self.launch(spec, folder, hosts, timeout_s)
+
+
+def _launch_gloo(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+    shared = {
+        "WORLD_SIZE": str(spec.ranks),
+        "MASTER_ADDR": hosts.address(0),
+        "MASTER_PORT": str(_PORT),
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
+    run_ranks(spec, folder, [{**shared, "RANK": str(rank)} for rank in range(spec.ranks)], hosts=hosts, timeout_s=timeout_s)
+
+
+def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+    run_mpi_job(spec, folder, hosts=hosts, timeout_s=timeout_s)
+
+
+def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+    run_with_servers(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts, timeout_s=timeout_s)
+
+
+def _launch_byteps(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+    alone = replace(spec, command=(spec.interpreter, "-c", WITH_OWN_SHM, *spec.command))
+    servers = ServerSpec(count=spec.ranks, code=SERVER_CODE)
+    run_with_servers(alone, folder, servers, hosts=hosts, worker_env=one_device, timeout_s=timeout_s)
+
+
+_FORCED = {
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    # Ranks that share a core let each other run while they wait, as mpirun has them do when it knows that they share it.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+_MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner")
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(name="gloo", modules=("torch",), environment="torch", algorithms=("ring",), launch=_launch_gloo),
+        Backend(name="mpi", tool="mpirun", algorithms=_MPI, env=_FORCED, launch=_launch_mpi),
+        Backend(
+            name="kvstore",
+            modules=("mxnet",),
+            environment="mxnet",
+            algorithms=("push-pull",),
+            has_servers=True,
+            launch=_launch_kvstore,
+        ),
+        Backend(
+            name="byteps",
+            modules=("mxnet", "byteps.mxnet"),
+            environment="mxnet",
+            algorithms=("push-pull",),
+            has_servers=True,
+            launch=_launch_byteps,
+        ),
+    )
+}
+
+
+def backends_named(names: tuple[str, ...]) -> tuple[Backend, ...]:
+    """Backends by name, all if none is named; raises `InputError` for an unknown one."""
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown:
+        raise InputError(f"--backends: '{unknown[0]}' is none of {', '.join(BACKENDS)}")
+    return tuple(BACKENDS[name] for name in names or BACKENDS)

@@ -1,0 +1,269 @@
+"""Measures all-reduces on the real backends over shaped hosts, until a table has all that were asked for.
+
+A job has one backend and one number of ranks; its links' rate is changed while it runs, and rounds alternate between rates, sizes
+and algorithms, so that a disturbance does not fall on one of them alone. Sizes grow: one that would take too long, judged by the
+smaller ones, is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.communication.backends import Backend, backends_named
+from dpro_search.collect.communication.conversation import Answer, Cell, Conversation, Order
+from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
+from dpro_search.collect.job import machine
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
+
+SIZES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
+_CELL_US = 40e3  # timed calls of a cell in a round: so long, or so many
+_FEWEST, _MOST = 1, 30
+_WARM_US = 150e3  # a longer call needs no call before it
+_FIRST_US = 5e3  # guess for the smallest sizes
+_CARRIES = 4  # sizes a measured one tells the time of, and of an order
+_JOB_S, _EDGES_S = 3000.0, 400.0  # of orders to one job; for it to begin, to end its last order, and to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommRequest:
+    """What to measure.
+
+    Attributes
+    ----------
+    backends
+        Names; empty: all that this machine has.
+    ranks, rates_bps, sizes_bytes
+        Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
+    rounds
+        Of every all-reduce.
+    longest_s
+        All-reduces that take longer are left out.
+    python
+        Interpreter that has the backends' framework; None: those of the project's environments.
+    limit
+        Rows in the table, in all; None: no limit.
+    seconds
+        After which no more is begun; None: until all is measured.
+    """
+
+    backends: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = (2, 3, 4, 8)
+    rates_bps: tuple[float | None, ...] = (5e8, 1e9, 2e9)
+    sizes_bytes: tuple[int, ...] = SIZES
+    rounds: int = 3
+    longest_s: float = 10.0
+    python: str | None = None
+    limit: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ranks or min(self.ranks) < 2 or max(self.ranks) > 64:
+            raise InputError("--ranks: an all-reduce needs 2 ranks, and this machine takes no more than 64")
+        if not self.sizes_bytes or any(size < 8 or size % 4 for size in self.sizes_bytes):
+            raise InputError("sizes must be multiples of 4 bytes, from 8 on")
+        if self.rounds < 1 or not self.rates_bps:
+            raise InputError("at least one round and one rate are needed")
+
+
+@dataclass
+class Progress:
+    """State of a collection, for who watches it."""
+
+    rows: int = 0  # in the table
+    new: int = 0  # timed calls of this collection
+    job: str = ""
+    complete: bool = False  # nothing of what was asked for is left
+    skipped: dict[str, str] = field(default_factory=dict)  # backends that this machine has not, with the reason
+    failed: dict[str, str] = field(default_factory=dict)  # jobs that failed, with the reason
+
+
+def collect_communication(request: CommRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+    """Measure all-reduces and write them to the table `out`; goes on where an earlier call stopped.
+
+    Raises
+    ------
+    InputError
+        The table is of another machine or of other versions of a backend.
+    MissingCapabilityError
+        A backend that was named, or a permission, is missing.
+    JobError
+        Nothing could be measured.
+    """
+    progress = Progress()
+    backends = backends_named(request.backends)
+    pythons: dict[str, str] = {}
+    for backend in backends:
+        try:
+            pythons[backend.name] = backend.interpreter(request.python)
+        except MissingCapabilityError as error:
+            if request.backends:
+                raise
+            progress.skipped[backend.name] = str(error)
+    store = _Store(out, request, progress, on_progress)
+    deadline = time.monotonic() + (request.seconds or float("inf"))
+    left = False
+    for backend, ranks in itertools.product(backends, request.ranks):
+        job = _Job(backend, ranks, request, store, deadline)
+        if backend.name not in pythons or not job.has_more():
+            continue
+        if time.monotonic() < deadline:
+            progress.job = f"{backend.name}, {ranks} ranks"
+            on_progress(progress)
+            try:
+                job.run(pythons[backend.name])
+            except JobError as error:
+                progress.failed[progress.job] = str(error)
+        left |= job.has_more()
+    progress.complete = not left and not progress.failed
+    if not progress.rows:
+        reasons = [*progress.failed.values(), *progress.skipped.values()]
+        raise JobError(f"no all-reduce could be measured: {reasons[0] if reasons else 'no time was left'}")
+    return progress
+
+
+class _Store:
+    """The table on disk: what it holds, and what is added."""
+
+    def __init__(self, path: Path, request: CommRequest, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
+        self._path, self._limit = path, request.limit
+        self._progress, self._on_progress = progress, on_progress
+        cores = len(os.sched_getaffinity(0))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._header = CommHeader(machine=machine(), cores=cores, versions={}, started_at=now)
+        self.rows: dict[tuple[str, str, int, float | None, int], AllReduceRow] = {}
+        if path.exists():
+            known = read_comm_table(path)
+            if (known.header.machine, known.header.cores) != (self._header.machine, cores):
+                raise InputError(f"{path}: was collected on another machine ({known.header.machine}); choose another --out")
+            self._header = known.header
+            self.rows = {row.key: row for row in known.rows}
+        progress.rows = len(self.rows)
+
+    @property
+    def room(self) -> float:
+        """Rows that may still be begun."""
+        return float("inf") if self._limit is None else self._limit - len(self.rows)
+
+    def note_version(self, backend: str, version: str) -> None:
+        """Raises `InputError` if the table's rows of a backend are of another version."""
+        if self._header.versions.get(backend, version) != version:
+            known = self._header.versions[backend]
+            raise InputError(f"{self._path}: holds rows of {known}, this is {version}; choose another --out")
+        self._header = msgspec.structs.replace(self._header, versions={**self._header.versions, backend: version})
+
+    def add(self, rows: Sequence[AllReduceRow], calls: int) -> None:
+        """Put rows, new or with a further round, into the table on disk."""
+        self.rows |= {row.key: row for row in rows}
+        write_comm_table(self._path, CommTable(header=self._header, rows=tuple(self.rows.values()), dropped={}))
+        self._progress.rows = len(self.rows)
+        self._progress.new += calls
+        self._on_progress(self._progress)
+
+
+class _Job:
+    """One backend on one number of ranks: which orders it needs, and the run that answers them."""
+
+    def __init__(self, backend: Backend, ranks: int, request: CommRequest, store: _Store, deadline: float) -> None:
+        self._backend, self._ranks, self._request, self._store, self._deadline = backend, ranks, request, store, deadline
+
+    def has_more(self) -> bool:
+        """Whether an order is left to be given."""
+        return next(self._orders(), None) is not None
+
+    def run(self, python: str) -> None:
+        """Start the job, give the orders, and keep the answers; raises `JobError` if the job fails."""
+        servers = self._backend.servers(self._ranks)
+        until = min(self._deadline, time.monotonic() + _JOB_S)
+        with (
+            tempfile.TemporaryDirectory(prefix="dpro-search-comm-", ignore_cleanup_errors=True) as scratch,
+            ShapedHosts(self._ranks + servers) as hosts,
+        ):
+            folder = Path(scratch)
+            talk = Conversation(folder, self._ranks, hosts, self._in_time(until), self._on_ready, self._on_answers)
+            talk.start()
+            try:
+                self._backend.run(python, self._ranks, hosts, folder, until - time.monotonic() + _EDGES_S)
+            finally:
+                talk.end()
+            if talk.error is not None:
+                raise talk.error
+
+    def _in_time(self, until: float) -> Iterator[Order]:
+        """Orders until the time is up."""
+        return itertools.takewhile(lambda _: time.monotonic() < until, self._orders())
+
+    def _orders(self) -> Iterator[Order]:
+        """Round by round, rate by rate, sizes upwards; each order looks at what the ones before it took."""
+        sizes = sorted(self._request.sizes_bytes)
+        parts = [sizes[i : i + _CARRIES] for i in range(0, len(sizes), _CARRIES)]
+        for number in range(1, self._request.rounds + 1):
+            for part, rate_bps in itertools.product(parts, self._request.rates_bps):
+                found = [self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self._backend.algorithms]
+                if cells := self._within_limit([cell for cell in found if cell is not None], rate_bps):
+                    yield Order(rate_bps=rate_bps, cells=cells)
+
+    def _within_limit(self, cells: Sequence[Cell], rate_bps: float | None) -> tuple[Cell, ...]:
+        """Cells of the table's rows, and as many others as it may still take."""
+        kept, room = [], self._store.room
+        for cell in cells:
+            new = self._key(cell.algorithm, cell.size_bytes, rate_bps) not in self._store.rows
+            if not new or room > 0:
+                kept.append(cell)
+                room -= new
+        return tuple(kept)
+
+    def _cell(self, algorithm: str, size_bytes: int, rate_bps: float | None, number: int) -> Cell | None:
+        """The cell's round of a number; None if it was measured, or would take too long."""
+        known = self._store.rows.get(self._key(algorithm, size_bytes, rate_bps))
+        if known is not None and len(known.rounds_us) >= number:
+            return None
+        expected_us = self._expected_us(algorithm, size_bytes, rate_bps)
+        if expected_us > self._request.longest_s * 1e6:
+            return None
+        calls = int(np.clip(_CELL_US / expected_us, _FEWEST, _MOST))
+        return Cell(algorithm=algorithm, size_bytes=size_bytes, warm=int(expected_us < _WARM_US), calls=calls)
+
+    def _expected_us(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> float:
+        """From the next smaller size that was measured; infinite where that is far away."""
+        sizes = sorted(size for size in self._request.sizes_bytes if size <= size_bytes)
+        for position, size in enumerate(reversed(sizes)):
+            row = self._store.rows.get(self._key(algorithm, size, rate_bps))
+            if row is not None:
+                return row.duration_us * size_bytes / size if position <= _CARRIES else float("inf")
+        return _FIRST_US if len(sizes) <= _CARRIES else float("inf")
+
+    def _key(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> tuple[str, str, int, float | None, int]:
+        return self._backend.name, algorithm, self._ranks, rate_bps, size_bytes
+
+    def _on_ready(self, version: str) -> None:
+        self._store.note_version(self._backend.name, version)
+
+    def _on_answers(self, order: Order, answers: Sequence[Answer]) -> None:
+        rows = []
+        for cell, answer in zip(order.cells, answers, strict=True):
+            old = self._store.rows.get(self._key(cell.algorithm, cell.size_bytes, order.rate_bps))
+            rows.append(
+                AllReduceRow(
+                    backend=self._backend.name,
+                    algorithm=cell.algorithm,
+                    ranks=self._ranks,
+                    servers=self._backend.servers(self._ranks),
+                    rate_bps=order.rate_bps,
+                    size_bytes=cell.size_bytes,
+                    rounds_us=(*(old.rounds_us if old else ()), round(float(np.median(answer.durations_us)), 2)),
+                    calls=(old.calls if old else 0) + len(answer.durations_us),
+                    sent_bytes=answer.sent_bytes,
+                )
+            )
+        self._store.add(rows, sum(cell.calls for cell in order.cells))

@@ -1,0 +1,156 @@
+"""Tells the ranks of a running job what to measure, order by order, while the launcher waits for the job: `Conversation`.
+
+Orders and results are files in the job's folder, for the ranks of all backends can read and write those alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.errors import JobError
+
+_POLL_S = 0.005
+_ANSWER_S = 240.0  # an order takes seconds
+_READY_S = 120.0
+_LEAST_PAUSE_S = 0.0003
+_BURST_BYTES, _REFILLED = 128 * 1024, 1.2  # what shaped links up to 2 Gbit/s let pass at once, and a margin
+_MOST_WIRE = 6  # bytes on a link for each byte of the tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One all-reduce to be timed: `warm` calls that do not count, then `calls` that do."""
+
+    algorithm: str
+    size_bytes: int
+    warm: int
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Cells that are measured one after the other behind links of one rate."""
+
+    rate_bps: float | None
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a cell took: durations of its calls, and the most that a host sent in a call."""
+
+    durations_us: tuple[float, ...]
+    sent_bytes: int
+
+
+OnAnswers = Callable[[Order, Sequence[Answer]], None]
+
+
+class Conversation(threading.Thread):
+    """Gives the orders of an iterator, which may look at earlier answers, until it ends; then the job ends.
+
+    Parameters
+    ----------
+    orders
+        Drawn one at a time, each after the one before was answered.
+    on_ready
+        Told the backend's version once all ranks are up.
+    on_answers
+        Told every answer.
+
+    Attributes
+    ----------
+    error
+        What went wrong here, if anything; the job's own failure is the launcher's to report.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        hosts: ShapedHosts,
+        orders: Iterator[Order],
+        on_ready: Callable[[str], None],
+        on_answers: OnAnswers,
+    ) -> None:
+        super().__init__(name="conversation", daemon=True)
+        self._folder, self._ranks, self._hosts, self._orders = folder, ranks, hosts, orders
+        self._on_ready, self._on_answers = on_ready, on_answers
+        self._given = 0
+        self._over = threading.Event()
+        self.error: Exception | None = None
+
+    def end(self) -> None:
+        """The job is over: give no more orders, wait for no more answers."""
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        """Talk until the orders end or the job does."""
+        try:
+            versions = self._awaited("ready", _READY_S)
+            if versions is None:
+                return
+            self._on_ready(versions[0]["version"])
+            for order in self._orders:
+                if not self._give(order):
+                    return
+        except Exception as error:  # the launcher's thread raises it
+            self.error = error
+        finally:
+            with contextlib.suppress(Exception):
+                self._post([])
+
+    def _give(self, order: Order) -> bool:
+        """Whether the order was answered."""
+        self._hosts.set_rate(order.rate_bps)
+        self._post([_line(cell, order.rate_bps) for cell in order.cells])
+        found = self._awaited(f"result-{self._given - 1}", _ANSWER_S)
+        if found is None:
+            return False
+        self._on_answers(order, [_answer([rank[number] for rank in found]) for number in range(len(order.cells))])
+        return True
+
+    def _post(self, cells: list[tuple[str, int, int, int, float]]) -> None:
+        write_file(self._folder / f"order-{self._given}.json", msgspec.json.encode(cells))
+        self._given += 1
+
+    def _awaited(self, name: str, patience_s: float) -> list[Any] | None:
+        """What every rank wrote under a name; None if the job is over. Raises `JobError` if it takes too long."""
+        paths = [self._folder / f"{name}-{rank}.json" for rank in range(self._ranks)]
+        deadline = time.monotonic() + patience_s
+        while not all(path.exists() for path in paths):
+            if self._over.is_set():
+                return None
+            if time.monotonic() > deadline:
+                raise JobError(f"the ranks gave no {name} within {patience_s:.0f} s")
+            time.sleep(_POLL_S)
+        return [msgspec.json.decode(path.read_bytes()) for path in paths]
+
+
+def _line(cell: Cell, rate_bps: float | None) -> tuple[str, int, int, int, float]:
+    """A cell as ranks read it, with the pause between two calls: until the links let as much pass at once as before the first."""
+    spent_bits = 8 * min(_REFILLED * _BURST_BYTES, _MOST_WIRE * cell.size_bytes)
+    pause_s = max(spent_bits / rate_bps, _LEAST_PAUSE_S) if rate_bps else _LEAST_PAUSE_S
+    return cell.algorithm, cell.size_bytes, cell.warm, cell.calls, pause_s
+
+
+def _answer(ranks: Sequence[dict[str, Any]]) -> Answer:
+    """From when the last rank began to when the last had ended, call by call."""
+    begins, ends = ([[span[i] for span in rank["spans_ns"]] for rank in ranks] for i in (0, 1))
+    calls = len(begins[0])
+    durations = [max(rank[i] for rank in ends) - max(rank[i] for rank in begins) for i in range(calls)]
+    return Answer(
+        durations_us=tuple(max(ns, 1) / 1e3 for ns in durations),
+        sent_bytes=max(int(rank["sent_bytes"]) for rank in ranks) // max(calls, 1),
+    )

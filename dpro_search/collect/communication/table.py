@@ -1,0 +1,166 @@
+"""Measured all-reduces, as a table on disk: one JSON object a line, the first says where the rows come from.
+
+A table is small and written whole, so that there is never half a row; a collection that was stopped goes on from the rows it has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import statistics
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+TABLE_VERSION = 1
+KIND = "all-reduces"
+_GZIP = b"\x1f\x8b"
+
+
+class CommHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Provenance of all rows of a table."""
+
+    version: int = TABLE_VERSION
+    kind: str = KIND
+    machine: str
+    cores: int  # which all ranks and servers of a job shared
+    versions: dict[str, str]  # of each backend
+    started_at: str
+
+
+class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One all-reduce: a backend's algorithm among so many ranks, behind links of one rate, of one size.
+
+    Attributes
+    ----------
+    servers
+        Of a parameter server; 0: none.
+    rate_bps
+        Of every rank's and server's link in each direction; None: not limited.
+    rounds_us
+        Median duration of each round's calls: from when the last rank began to when the last rank had ended.
+    calls
+        Timed calls in all rounds.
+    sent_bytes
+        What the busiest rank's host sent in a call, headers and the barrier before the call included.
+    """
+
+    backend: str
+    algorithm: str
+    ranks: int
+    servers: int = 0
+    rate_bps: float | None = None
+    size_bytes: int
+    rounds_us: tuple[float, ...]
+    calls: int
+    sent_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.rounds_us or not all(0 < us < float("inf") for us in self.rounds_us):
+            raise ValueError("a measured duration is missing, not positive or not finite")
+        if self.ranks < 1 or self.size_bytes < 1 or self.servers < 0 or (self.rate_bps is not None and not self.rate_bps > 0):
+            raise ValueError("ranks, servers, bytes or rate are impossible")
+
+    @property
+    def key(self) -> tuple[str, str, int, float | None, int]:
+        """What makes it one row of a table."""
+        return self.backend, self.algorithm, self.ranks, self.rate_bps, self.size_bytes
+
+    @property
+    def duration_us(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.rounds_us)
+
+    @property
+    def spread_pct(self) -> float:
+        """How far the rounds are apart: half their range over the median."""
+        return (max(self.rounds_us) - min(self.rounds_us)) / 2 / self.duration_us * 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommTable:
+    """A table as read. `dropped`: lines that are no rows, by reason."""
+
+    header: CommHeader
+    rows: tuple[AllReduceRow, ...]
+    dropped: dict[str, int]
+
+
+def read_comm_table(path: Path) -> CommTable:
+    """Read a table, compressed (``.gz``) or not.
+
+    Damaged lines are left out and counted.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    TraceFormatError
+        It does not begin as a table does, or is cut off.
+    TraceVersionError
+        It was written by another version.
+    """
+    head, *lines = _content(path).split(b"\n")
+    try:
+        first = msgspec.json.decode(head, type=_Head)
+        if first.kind != KIND:
+            raise TraceFormatError(f"{path}, line 1: a table of {first.kind}, not of {KIND}")
+        if first.version != TABLE_VERSION:
+            raise TraceVersionError(f"{path}: table version {first.version}, this program reads {TABLE_VERSION}; collect it again")
+        header = msgspec.json.decode(head, type=CommHeader)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceFormatError(f"{path}, line 1: not a table of {KIND} ({error})") from error
+    dropped: Counter[str] = Counter()
+    decoder = msgspec.json.Decoder(AllReduceRow)
+    rows: list[AllReduceRow] = []
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            rows.append(decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            dropped["not a row"] += 1
+    return CommTable(header=header, rows=tuple(rows), dropped=dict(dropped))
+
+
+def write_comm_table(path: Path, table: CommTable) -> None:
+    """Write the whole table, compressed if the name ends in ``.gz``; the same rows give the same bytes."""
+    lines: list[Any] = [table.header, *sorted(table.rows, key=_order)]
+    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def is_comm_table(path: Path) -> bool:
+    """Whether a file begins as such a table does; raises `InputError` if it cannot be read."""
+    try:
+        return msgspec.json.decode(_content(path).split(b"\n", 1)[0], type=_Head).kind == KIND
+    except (TraceFormatError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+class _Head(msgspec.Struct):
+    version: int
+    kind: str
+
+
+def _order(row: AllReduceRow) -> tuple[str, str, int, float, int]:
+    return row.backend, row.algorithm, row.ranks, row.rate_bps or float("inf"), row.size_bytes
+
+
+def _content(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceFormatError(f"{path}: damaged or cut off ({error})") from error

@@ -1,0 +1,176 @@
+"""The all-reduces of each backend behind one face: `start(NAME)` joins this process to its job and gives the group.
+
+A group has `rank`, `version`, `prepare(algorithm, size_bytes)`, which gives a function that runs one all-reduce of float32 to its
+end, `barrier()` and `stop()`. Standard library and the backend only; MPI needs no Python package: its library is called as it is.
+"""
+
+import ctypes
+
+_MPI_NUMBERS = {
+    "default": 0,
+    "nonoverlapping": 2,
+    "recursive-doubling": 3,
+    "ring": 4,
+    "segmented-ring": 5,
+    "rabenseifner": 6,
+}
+_IN_PLACE = ctypes.c_void_p(1)  # Open MPI's MPI_IN_PLACE
+
+
+def start(name):
+    """The group of a backend; the launcher's environment says which rank this is."""
+    return {"gloo": Gloo, "mpi": Mpi, "kvstore": KVStore, "byteps": BytePS}[name]()
+
+
+class Gloo:
+    """PyTorch's process group."""
+
+    def __init__(self):
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        self._torch, self._dist = torch, dist
+        self.rank = dist.get_rank()
+        self.version = "torch " + torch.__version__
+
+    def prepare(self, algorithm, size_bytes):
+        tensor = self._torch.empty(size_bytes // 4).fill_(0.0)
+        return lambda: self._dist.all_reduce(tensor)
+
+    def barrier(self):
+        self._dist.barrier()
+
+    def stop(self):
+        self._dist.destroy_process_group()
+
+
+class Mpi:
+    """Open MPI with its all-reduce algorithm forced.
+
+    The variable that forces it is read whenever a communicator is made, so that a process has one communicator for each
+    algorithm. Needs OMPI_MCA_coll_tuned_use_dynamic_rules=1 from the start.
+    """
+
+    def __init__(self):
+        self._mpi = _library("libmpi.so.40", "libmpi.so")
+        self._call("MPI_Init", None, None)
+        # Open MPI's handles are addresses of its own objects.
+        self._world = self._object("ompi_mpi_comm_world")
+        self._float, self._sum = self._object("ompi_mpi_float"), self._object("ompi_mpi_op_sum")
+        rank, length, text = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(8192)
+        self._call("MPI_Comm_rank", self._world, ctypes.byref(rank))
+        self._call("MPI_Get_library_version", text, ctypes.byref(length))
+        self.rank = rank.value
+        self.version = text.value.decode(errors="replace").split(",")[0]
+        self._communicators = self._forced()
+
+    def _forced(self):
+        """A communicator for each algorithm, made in the same order on all ranks."""
+        provided, index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self._call("MPI_T_init_thread", 0, ctypes.byref(provided))
+        self._call("MPI_T_cvar_get_index", b"coll_tuned_allreduce_algorithm", ctypes.byref(index))
+        self._call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(count))
+        made = {}
+        for name, number in _MPI_NUMBERS.items():
+            self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(number)))
+            made[name] = ctypes.c_void_p()
+            self._call("MPI_Comm_dup", self._world, ctypes.byref(made[name]))
+        return made
+
+    def prepare(self, algorithm, size_bytes):
+        buffer = (ctypes.c_char * size_bytes)()
+        ctypes.memset(buffer, 0, size_bytes)
+        arguments = (_IN_PLACE, buffer, size_bytes // 4, self._float, self._sum, self._communicators[algorithm])
+        return lambda: self._call("MPI_Allreduce", *arguments)
+
+    def barrier(self):
+        self._call("MPI_Barrier", self._world)
+
+    def stop(self):
+        self._call("MPI_Finalize")
+
+    def _object(self, name):
+        return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self._mpi, name)))
+
+    def _call(self, function, *arguments):
+        code = getattr(self._mpi, function)(*arguments)
+        if code:
+            raise RuntimeError("%s failed with code %d" % (function, code))
+
+
+class KVStore:
+    """MXNet's parameter server: push and pull of one key."""
+
+    def __init__(self):
+        import mxnet
+
+        self._nd = mxnet.nd
+        self._store = mxnet.kv.create("dist_sync")
+        self.rank = self._store.rank
+        self.version = "mxnet " + mxnet.__version__
+        self._keys = {}
+
+    def prepare(self, algorithm, size_bytes):
+        tensor = self._nd.zeros((size_bytes // 4,))
+        if size_bytes not in self._keys:
+            self._keys[size_bytes] = len(self._keys)
+            self._store.init(self._keys[size_bytes], tensor)
+        key = self._keys[size_bytes]
+
+        def run():
+            self._store.pushpull(key, tensor, out=tensor)
+            tensor.wait_to_read()
+
+        return run
+
+    def barrier(self):
+        self._store._barrier()
+
+    def stop(self):
+        self._nd.waitall()
+
+
+class BytePS:
+    """BytePS under MXNet: push and pull of one tensor, in its partitions."""
+
+    def __init__(self):
+        import byteps.mxnet as bps
+        import mxnet
+
+        self._nd, self._bps = mxnet.nd, bps
+        bps.init()
+        self.rank = bps.rank()
+        self.version = "mxnet " + mxnet.__version__ + ", byteps"
+        self._declared = set()
+        self._meet = self.prepare("", 4)
+
+    def prepare(self, algorithm, size_bytes):
+        tensor = self._nd.zeros((size_bytes // 4,))
+        name = "allreduce_%d" % size_bytes  # of one size always: its keys are made for it
+        if name not in self._declared:
+            self._declared.add(name)
+            self._bps.byteps_declare_tensor(name)
+
+        def run():
+            self._bps.byteps_push_pull(tensor, version=0, priority=0, name=name, is_average=False)
+            tensor.wait_to_read()
+
+        return run
+
+    def barrier(self):
+        self._meet()
+
+    def stop(self):
+        self._nd.waitall()
+        self._bps.shutdown()
+
+
+def _library(*names):
+    for name in names:
+        try:
+            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            failed = error
+    raise failed

@@ -1,0 +1,235 @@
+"""How long an all-reduce takes that was not measured: the formula of its algorithm, corrected by boosted trees, with an interval.
+
+The formula (`costmodel/collectives.py`) carries a prediction beyond the measured sizes, ranks and rates. The trees learn the
+logarithm of what it is wrong by - a protocol that changes with the size, a library that cuts tensors - and count the less, the
+further a point is from what was measured. Intervals are split-conformal: the residuals are those of whole sizes that a fit had not
+seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xgboost
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.collectives import Algorithm, AllReduceCost, Points, fit_best
+from dpro_search.costmodel.learned.regressor import Origin, conformal_quantile
+from dpro_search.errors import InputError
+
+TREE_FEATURES = ("size_octave", "rank_octave", "core_octave", "latency_share", "wire_share", "bytes_per_message_octave")
+_FEWEST, _MOST = 4, 1000  # points that a formula needs, and that its constants are fitted to
+_ENOUGH, _ENOUGH_SIZES = 40, 8  # points, and sizes among them, from which on trees are grown
+_FOLDS = 5
+_AROUND = (2**-0.25, 2**0.25)  # sizes for which the trees are asked
+_REFUSED = 6.0  # octaves of time from the nearest measured point: nothing is said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What was measured: the least and the largest of every column of `POINT_COLUMNS`, [5] each."""
+
+    low: Floats
+    high: Floats
+
+    @staticmethod
+    def of(points: Points) -> Range:
+        """The range of measured points."""
+        matrix = points.matrix()
+        return Range(low=matrix.min(axis=0), high=matrix.max(axis=0))
+
+    def nearest(self, points: Points) -> Points:
+        """The points, each moved into the range."""
+        return Points.of_matrix(np.clip(points.matrix(), self.low, self.high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceTimes:
+    """Predicted durations of n all-reduces, us, with their intervals and origins."""
+
+    us: Floats
+    low_us: Floats
+    high_us: Floats
+    origin: Ints  # Origin
+
+
+class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Duration of an all-reduce on one backend.
+
+    Parameters
+    ----------
+    algorithms
+        What the backend may be doing; the one whose formula fits best is taken.
+    trees, depth, learning_rate
+        Of the boosted trees; no trees: the formula alone.
+    seed
+        Of their random subsamples.
+
+    Attributes
+    ----------
+    cost_ : AllReduceCost
+    booster_ : xgboost.Booster or None
+        None where there were too few points to learn more than the formula's constants.
+    range_ : Range
+    scores_ : array [n], sorted
+        Absolute errors of the logarithm, of each point predicted without its size; empty with points of one size only.
+    left_out_ : array [n] or None
+        Of each point, by a fit without its size: log(predicted / y).
+    formula_left_out_ : array [n] or None
+        Likewise, by the formula alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithms: Sequence[Algorithm] = (Algorithm.RING,),
+        trees: int = 120,
+        depth: int = 4,
+        learning_rate: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        self.algorithms = algorithms
+        self.trees = trees
+        self.depth = depth
+        self.learning_rate = learning_rate
+        self.seed = seed
+
+    def fit(self, X: Floats, y: Floats, groups: npt.NDArray[Any] | None = None) -> AllReduceRegressor:  # noqa: N803
+        """Fit on n measured all-reduces.
+
+        Parameters
+        ----------
+        X
+            `Points.matrix` of them, [n, 5].
+        y
+            Their durations, us, [n].
+        groups
+            What is left out together to learn how wrong predictions are, [n]; None: all points of a size, or single points where
+            there are hardly any sizes.
+
+        Raises
+        ------
+        InputError
+            There are too few points, or impossible ones.
+        """
+        points, y = Points.of_matrix(X), np.asarray(y, dtype=np.float64)
+        self.cost_, self.booster_ = self._fitted(points, y)
+        self.range_ = Range.of(points)
+        self.left_out_ = self.formula_left_out_ = None
+        self.scores_ = np.zeros(0)
+        groups = default_groups(points) if groups is None else groups
+        if len(np.unique(groups)) > 1 and len(y) > _FEWEST:
+            self.formula_left_out_, self.left_out_ = self._left_out(points, y, groups)
+            self.scores_ = np.sort(np.abs(self.left_out_[np.isfinite(self.left_out_)]))
+        return self
+
+    def predict(self, X: Floats) -> Floats:  # noqa: N803
+        """Durations, us, [n]; also of all-reduces outside what was measured."""
+        points = Points.of_matrix(X)
+        return corrected_us(self.cost_, self.booster_, points, self._distance(points))
+
+    def predict_interval(self, X: Floats, coverage: float = 0.9) -> AllReduceTimes:  # noqa: N803
+        """Durations with intervals that hold the true one with the given probability.
+
+        Raises
+        ------
+        InputError
+            All points of the fit had one size, so that nothing is known about others.
+        """
+        if not len(self.scores_):
+            raise InputError("intervals need measurements of at least two sizes of tensors")
+        points = Points.of_matrix(X)
+        distance = self._distance(points)
+        us = corrected_us(self.cost_, self.booster_, points, distance)
+        half = conformal_quantile(self.scores_, coverage) * (1 + distance)
+        refused = distance > _REFUSED
+        origin = np.where(refused, Origin.REFUSED, np.where(distance > 0, Origin.EXTRAPOLATED, Origin.INTERPOLATED))
+        values = [np.where(refused, np.nan, column) for column in (us, us * np.exp(-half), us * np.exp(half))]
+        return AllReduceTimes(us=values[0], low_us=values[1], high_us=values[2], origin=origin.astype(np.int64))
+
+    def _distance(self, points: Points) -> Floats:
+        """How far the formula has to carry: octaves between a point's time and that of the nearest measured one, [n]."""
+        inside = self.range_.nearest(points)
+        here, there = (np.maximum(self.cost_.predict(each), 1e-3) for each in (points, inside))
+        outside = (points.matrix() != inside.matrix()).any(axis=1)
+        return np.where(outside, np.maximum(np.abs(np.log2(here / there)), 1e-6), 0.0)
+
+    def _fitted(self, points: Points, y: Floats) -> tuple[AllReduceCost, xgboost.Booster | None]:
+        few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
+        cost = fit_best(self.algorithms, points.select(few), y[few])
+        if not self.trees or len(y) < _ENOUGH or len(np.unique(points.size_bytes)) < _ENOUGH_SIZES:
+            return cost, None
+        data = xgboost.DMatrix(tree_matrix(cost, points), label=np.log(y / np.maximum(cost.predict(points), 1e-3)))
+        settings = {
+            "max_depth": self.depth,
+            "eta": self.learning_rate,
+            "subsample": 0.8,
+            "min_child_weight": 2,
+            "lambda": 1.0,
+            "objective": "reg:pseudohubererror",
+            "huber_slope": 0.2,
+            "base_score": 0.0,
+            "tree_method": "exact",  # splits half way between two sizes
+            "seed": self.seed,
+            "nthread": 1,
+        }
+        return cost, xgboost.train(settings, data, num_boost_round=self.trees)
+
+    def _left_out(self, points: Points, y: Floats, groups: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        """log(predicted / y) of every point by a fit without its group: the formula's, and that of all, [n] each."""
+        formula, found = np.full(len(y), np.nan), np.full(len(y), np.nan)
+        for out in folds(groups, self.seed):
+            if (~out).sum() < _FEWEST:
+                continue
+            cost, booster = self._fitted(points.select(~out), y[~out])
+            held = points.select(out)
+            formula[out] = np.log(cost.predict(held) / y[out])
+            # Left-out sizes lie between others, or are the formula's and the nearest trees' to carry.
+            found[out] = np.log(corrected_us(cost, booster, held, np.zeros(len(held))) / y[out])
+        return formula, found
+
+
+def corrected_us(cost: AllReduceCost, booster: xgboost.Booster | None, points: Points, distance: Floats) -> Floats:
+    """The formula's times, corrected by the trees: fully where points were measured, half an octave of time away, and so on."""
+    us = cost.predict(points)
+    if booster is None:
+        return us
+    # Trees are steps: a size between two measured ones gets a part of both.
+    around = [replace(points, size_bytes=points.size_bytes * factor) for factor in _AROUND]
+    correction = np.mean([booster.inplace_predict(tree_matrix(cost, each)) for each in around], axis=0)
+    return np.asarray(us * np.exp(correction * 0.5**distance), dtype=np.float64)
+
+
+def tree_matrix(cost: AllReduceCost, points: Points) -> npt.NDArray[np.float32]:
+    """What the trees see of n points, [n, len(TREE_FEATURES)]: all of it finite."""
+    latency_us, wire_us, work_us = cost.parts_us(points)
+    total = np.maximum(latency_us + wire_us + work_us, 1e-3)
+    columns = [
+        np.log2(np.maximum(points.size_bytes, 1.0)),
+        np.log2(points.ranks),
+        np.log2(np.minimum(points.cores, 2.0**20)),
+        latency_us / total,
+        wire_us / total,
+        np.log2(np.maximum(points.size_bytes / points.ranks, 1.0)),
+    ]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def default_groups(points: Points) -> npt.NDArray[Any]:
+    """The size of each point, [n]; its own number where there are fewer than five sizes."""
+    if len(np.unique(points.size_bytes)) >= _FOLDS:
+        return points.size_bytes
+    return np.arange(len(points))
+
+
+def folds(groups: npt.NDArray[Any], seed: int) -> list[npt.NDArray[np.bool_]]:
+    """Which points are left out together, fold by fold: whole groups, drawn at random."""
+    names, row = np.unique(groups, return_inverse=True)
+    count = min(_FOLDS, len(names))
+    fold = np.random.default_rng(seed).permutation(np.arange(len(names)) % count)
+    return [fold[row] == number for number in range(count)]

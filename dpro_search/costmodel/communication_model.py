@@ -1,0 +1,268 @@
+"""A trained model of communication: one regressor for each backend and algorithm, its scores, and its folder on disk.
+
+The folder holds ``communication.json`` and the trees in XGBoost's JSON, a file for each series that has some. Nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xgboost
+
+import dpro_search
+from dpro_search.collect._files import written_folder
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.collectives import POINT_COLUMNS, AllReduceCost, Points
+from dpro_search.costmodel.communication import TREE_FEATURES, AllReduceRegressor, AllReduceTimes, Range
+from dpro_search.costmodel.communication_points import Series
+from dpro_search.costmodel.learned.regressor import conformal_quantile
+from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+MODEL_VERSION = 1
+COVERAGE = 0.9
+_FILE = "communication.json"
+_HALVES = 2  # of the left-out points, that judge each other's intervals
+
+
+class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend and algorithm: constants, scores on sizes left out of the fit, and what was measured.
+
+    Attributes
+    ----------
+    mape_pct, formula_mape_pct
+        Mean error on left-out sizes, of all and of the formula alone; None: there were too few.
+    coverage
+        Share of left-out points inside the 90 % interval, whose width comes from the others.
+    spread_pct
+        Median distance of repeated measurements, to compare with; None: not known.
+    low, high
+        Of every column of `POINT_COLUMNS`; infinite ones are None.
+    residuals
+        Sorted errors of the logarithm, which give the intervals.
+    trees_digest
+        Of the file of the trees; empty: there are none.
+    """
+
+    name: str
+    rows: int
+    sizes: int
+    cost: AllReduceCost
+    mape_pct: float | None
+    formula_mape_pct: float | None
+    coverage: float | None
+    spread_pct: float | None
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    residuals: tuple[float, ...]
+    trees_digest: str = ""
+
+
+class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says."""
+
+    version: int = MODEL_VERSION
+    series: tuple[SeriesInfo, ...]
+    sources: tuple[str, ...]  # what the points come from
+    columns: tuple[str, ...] = POINT_COLUMNS
+    features: tuple[str, ...] = TREE_FEATURES
+    trained_at: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationModel:
+    """Trained regressors by the name of their series, and what is known about them."""
+
+    info: CommunicationInfo
+    regressors: dict[str, AllReduceRegressor]
+
+    @staticmethod
+    def train(series: Sequence[Series], sources: Sequence[str]) -> CommunicationModel:
+        """Train on measured all-reduces; series of one name are taken together.
+
+        Raises
+        ------
+        InputError
+            There is no series, or one with too few points.
+        """
+        if not series:
+            raise InputError("nothing to train on: no measured all-reduce was given")
+        infos, regressors = [], {}
+        for one in Series.joined(series):
+            regressor = AllReduceRegressor(algorithms=one.algorithms)
+            try:
+                regressor.fit(one.points.matrix(), one.duration_us)
+            except InputError as error:
+                raise InputError(f"{one.name}: {error}") from error
+            regressors[one.name] = regressor
+            infos.append(_info(one, regressor))
+        info = CommunicationInfo(
+            series=tuple(infos),
+            sources=tuple(sources),
+            trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions={"dpro-search": dpro_search.__version__, "xgboost": xgboost.__version__},
+        )
+        return CommunicationModel(info=info, regressors=regressors)
+
+    def predict(self, name: str, points: Points) -> AllReduceTimes:
+        """Durations of all-reduces of a series, with 90 % intervals where left-out sizes tell how wide they are.
+
+        Raises
+        ------
+        InputError
+            The model has no such series.
+        """
+        if name not in self.regressors:
+            raise InputError(f"the model knows nothing of '{name}'; it has {', '.join(self.regressors)}")
+        return self.regressors[name].predict_interval(points.matrix(), COVERAGE)
+
+    def fastest(self, names: Sequence[str], points: Points) -> tuple[list[str], Floats]:
+        """The series of several that is predicted fastest at each point, and its time: (names [points], us [points]).
+
+        Raises as `predict`.
+        """
+        unknown = [name for name in names if name not in self.regressors]
+        if unknown or not names:
+            raise InputError(f"the model has no series '{unknown[0] if unknown else ''}'; it has {', '.join(self.regressors)}")
+        times = np.stack([self.regressors[name].predict(points.matrix()) for name in names])
+        return [names[number] for number in times.argmin(axis=0).tolist()], times.min(axis=0)
+
+    def save(self, folder: Path) -> None:
+        """Write the folder; raises `InputError` if it exists already."""
+        with written_folder(folder) as tmp:
+            (tmp / _FILE).write_bytes(msgspec.json.encode(self.info) + b"\n")
+            for number, one in enumerate(self.info.series):
+                booster = self.regressors[one.name].booster_
+                if booster is not None:
+                    (tmp / _trees_name(number)).write_bytes(_trees(booster))
+
+    @staticmethod
+    def load(folder: Path) -> CommunicationModel:
+        """Read a folder written by `save`.
+
+        Raises
+        ------
+        InputError
+            A file is missing, or the model was trained on other features than this program computes.
+        TraceVersionError
+            Written by another version.
+        TraceFormatError
+            A file is damaged.
+        """
+        path = folder / _FILE
+        info = _decoded(path)
+        if (info.columns, info.features) != (POINT_COLUMNS, TREE_FEATURES):
+            raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
+        regressors = {}
+        for number, one in enumerate(info.series):
+            regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,))
+            regressor.cost_ = one.cost
+            regressor.booster_ = _booster(folder / _trees_name(number), one.trees_digest) if one.trees_digest else None
+            regressor.range_ = Range(low=_finite(path, one.low), high=_finite(path, one.high))
+            regressor.scores_ = np.array(one.residuals)
+            regressor.left_out_ = regressor.formula_left_out_ = None
+            regressors[one.name] = regressor
+        return CommunicationModel(info=info, regressors=regressors)
+
+
+def _info(series: Series, regressor: AllReduceRegressor) -> SeriesInfo:
+    left_out, alone = regressor.left_out_, regressor.formula_left_out_
+    known = series.spread_pct[np.isfinite(series.spread_pct)]
+    return SeriesInfo(
+        name=series.name,
+        rows=len(series.duration_us),
+        sizes=len(np.unique(series.points.size_bytes)),
+        cost=regressor.cost_,
+        mape_pct=_mape_pct(left_out),
+        formula_mape_pct=_mape_pct(alone),
+        coverage=_coverage(left_out, series.points),
+        spread_pct=float(np.median(known)) if len(known) else None,
+        low=_or_none(regressor.range_.low),
+        high=_or_none(regressor.range_.high),
+        residuals=tuple(np.round(regressor.scores_, 6).tolist()),
+        trees_digest="" if regressor.booster_ is None else _digest(_trees(regressor.booster_)),
+    )
+
+
+def _mape_pct(errors: Floats | None) -> float | None:
+    """Mean of |predicted / measured - 1|, from errors of the logarithm."""
+    if errors is None or not np.isfinite(errors).any():
+        return None
+    return float(np.abs(np.exp(errors[np.isfinite(errors)]) - 1).mean()) * 100
+
+
+def _coverage(errors: Floats | None, points: Points) -> float | None:
+    """Share of left-out points inside intervals whose width the other half of the sizes gives."""
+    if errors is None:
+        return None
+    sizes, row = np.unique(points.size_bytes, return_inverse=True)
+    half = row % _HALVES if len(sizes) >= _HALVES else np.arange(len(errors)) % _HALVES
+    usable = np.isfinite(errors)
+    inside: list[npt.NDArray[np.bool_]] = []
+    for number in range(_HALVES):
+        mine, others = usable & (half == number), usable & (half != number)
+        if not mine.any() or not others.any():
+            return None
+        inside.append(np.abs(errors[mine]) <= conformal_quantile(np.sort(np.abs(errors[others])), COVERAGE))
+    return float(np.concatenate(inside).mean())
+
+
+def _or_none(values: Floats) -> tuple[float | None, ...]:
+    return tuple(value if np.isfinite(value) else None for value in values.tolist())
+
+
+def _finite(path: Path, values: Sequence[float | None]) -> Floats:
+    if len(values) != len(POINT_COLUMNS):
+        raise TraceFormatError(f"{path}: the range of a series has {len(values)} columns; train it again with 'dpro-search fit'")
+    return np.array([np.inf if value is None else value for value in values])
+
+
+def _trees_name(number: int) -> str:
+    return f"series-{number}.trees.json"
+
+
+def _trees(booster: xgboost.Booster) -> bytes:
+    return bytes(booster.save_raw("json"))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _booster(path: Path, digest: str) -> xgboost.Booster:
+    trees = _read(path)
+    # XGBoost ends the process on some damaged files, so that none may reach it.
+    if _digest(trees) != digest:
+        raise TraceFormatError(f"{path}: damaged or of another model; train it again with 'dpro-search fit'")
+    booster = xgboost.Booster({"nthread": 1})
+    booster.load_model(bytearray(trees))
+    return booster
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _decoded(path: Path) -> CommunicationInfo:
+    data = _read(path)
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != MODEL_VERSION:
+            raise TraceVersionError(f"{path}: model version {version}, this program reads {MODEL_VERSION}; train it again")
+        return msgspec.json.decode(data, type=CommunicationInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceFormatError(f"{path}: damaged or no model of communication ({error})") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error

@@ -1,0 +1,74 @@
+"""`dpro-search fit` on recorded jobs and tables of all-reduces, as a process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, write_comm_table
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.costmodel.communication_model import CommunicationModel
+
+CLUSTERS = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
+
+
+def fit(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "dpro_search.cli", "fit", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def table(path: Path) -> Path:
+    header = CommHeader(machine="m", cores=2, versions={}, started_at="2026-01-01")
+    rows = tuple(
+        AllReduceRow(
+            backend="gloo", algorithm="ring", ranks=2, size_bytes=size, rounds_us=(100 + size / 100,), calls=1, sent_bytes=size
+        )
+        for size in (1024, 4096, 65536, 1 << 20, 1 << 22, 1 << 24)
+    )
+    write_comm_table(path, CommTable(header=header, rows=rows, dropped={}))
+    return path
+
+
+def test_a_trace_and_a_table_give_a_model_with_a_series_each(tmp_path):
+    done = fit(sample_trace_path(), table(tmp_path / "t.jsonl"), "--out", tmp_path / "model", "--json")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)["models"]
+    assert [entry["name"] for entry in entries] == ["gloo in a job", "gloo ring"]
+    for entry in entries:
+        assert entry["rows"] > 0
+        assert entry["mape_pct"] >= 0
+        assert 0 <= entry["coverage"] <= 1
+    loaded = CommunicationModel.load(tmp_path / "model")
+    assert [one.mape_pct for one in loaded.info.series] == [entry["mape_pct"] for entry in entries]
+
+
+def test_people_get_a_table_of_scores(tmp_path):
+    done = fit(table(tmp_path / "t.jsonl"), "--out", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    for word in ("gloo ring", "formula", "ring"):
+        assert word in done.stdout
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
+    measured = table(tmp_path / "t.jsonl")
+    for arguments in (
+        (tmp_path, "--out", tmp_path / "m"),
+        (measured, CLUSTERS, "--out", tmp_path / "m"),
+        (measured, "--out", tmp_path),
+        (measured, "--collect", "comm", "--out", tmp_path / "n"),
+        ("--collect", "comm", "--backends", "smoke", "--out", tmp_path / "n"),
+        ("--collect", "comm", "--ranks", "two", "--out", tmp_path / "n"),
+        ("--collect", "comm", "--ranks", "1", "--out", tmp_path / "n"),
+        ("--collect", "comm", "--rates", "fast", "--out", tmp_path / "n"),
+    ):
+        done = fit(*arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "m").exists()
+
+
+def test_collecting_without_an_interpreter_says_how_to_get_one(tmp_path):
+    done = fit("--collect", "comm", "--backends", "gloo", "--out", tmp_path / "t", "--python", tmp_path / "nothing")
+    assert done.returncode == 1
+    assert "make_env.sh torch" in done.stderr

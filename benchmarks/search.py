@@ -1,11 +1,15 @@
 """Speed of a search, and how near its plans come to the known optimum.
 
-    python benchmarks/search.py [--json] [--only run,workers,any,contiguous] [--trace TRACE]
+    python benchmarks/search.py [--json] [--only PART,...] [--trace TRACE] [--no-coarsen] [--no-symmetry] [--no-partial]
 
 run         ``dpro-search run --trials 500`` as a process of its own: seconds from start to end, peak memory; and plans a second
+ring        Metropolis steps a second on ResNet-50's 161 gradients, 16 workers, ring all-reduces message by message
+ablation    the same job without coarsened view, symmetry or partial replay, at tensor and at op level
 workers     trials a second with 1 and 2 workers, in turn
-any         a small job, all plans of which are priced: how much slower than the best of them is what a sampler finds in 500 trials
+any         a small Horovod job, all plans of which are priced: how much slower than the best are what samplers find in 500 trials
 contiguous  likewise with more tensors, against the best plan that fuses only neighbours; a sampler may find a better one
+small       likewise for the ring: any grouping of 9 tensors, neighbours among 12
+serial      161 gradients, all-reduces one after the other: against the best grouping of neighbours, by dynamic programming
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -27,24 +31,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import search_jobs
+import shortcuts
 from measure import in_turn, machine
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.replay import Predictor
+from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
+from dpro_search.replay.grouping import Shortcuts
 from dpro_search.search import run_search
-from dpro_search.search.samplers import SAMPLERS, make_sampler
-from dpro_search.search.samplers._base import CYCLE_RANGE_US, as_change, rounded_cycle_us
-from dpro_search.search.workers import ProcessPricer
-from dpro_search.space.moves import Grouping, canonical, contiguous_groups
+from dpro_search.search.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
+from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
+from dpro_search.search.samplers._base import as_change
+from dpro_search.space.moves import canonical, contiguous_groups
 from dpro_search.space.plan import Plan
 
-PARTS = ("run", "workers", "any", "contiguous")
+PARTS = ("run", "ring", "ablation", "workers", "any", "contiguous", "small", "serial")
 TRIALS = 500
 SEEDS = 5
 ROUNDS = 3
 TENSORS = {"any": 5, "contiguous": 8}  # 52 and 128 groupings, times 182 cycle times
+SMALL = {"any": 9, "contiguous": 12}  # 21,147 and 2,048 groupings
 SHARED_CORES = (16, 5)  # ranks and cores of a job whose replay is slow: ranks that share cores unevenly do not behave alike
 
 _PROCESSES = len(os.sched_getaffinity(0))
@@ -78,6 +87,23 @@ def plans_per_s(predictor: Predictor, plans: int = 300) -> float:
     return plans / (time.perf_counter() - started)
 
 
+def ring_steps(options: Shortcuts, plans: int = 3000) -> dict[str, Any]:
+    """Metropolis steps a second on the ring, and how many plans a second the replay alone prices of those that they ask for."""
+    job = search_jobs.ring(search_jobs.resnet50())
+    predictor = DataParallelPredictor(job, options)
+    shortcuts.walked(predictor, 50)
+    groupings, steps_per_s = shortcuts.walked(predictor, plans)
+    alone = DataParallelPredictor(job, options)
+    priced_per_s, _ = shortcuts.rate(alone.iteration_us, groupings)
+    return {
+        "tensors": len(predictor.tensors),
+        "workers": job.ranks,
+        "plans": plans,
+        "steps_per_s": steps_per_s,
+        "priced_per_s": priced_per_s,
+    }
+
+
 def workers(predictor: Predictor, trials: int) -> dict[str, Any]:
     """Trials a second with one and with two workers, the start of the workers included."""
 
@@ -103,24 +129,85 @@ def gap(predictor: Predictor, groupings_of: str) -> dict[str, Any]:
     position = {name: i for i, name in enumerate(names)}
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
     groupings = [canonical(grouping, position) for grouping in generated]
-    plans = {as_change(plan, small.recorded) for plan in all_plans(groupings)}
-    all_us = prices_us(small, plans)
-    optimum_us = min(all_us)
+    all_us = prices_us(small, {as_change(plan, small.recorded) for plan in horovod_plans(groupings)}, _PROCESSES)
+    optimum_us = min(all_us.values())
     searches = list(itertools.product(SAMPLERS, range(SEEDS)))
     with ProcessPoolExecutor(_PROCESSES, get_context("fork")) as pool:
         found_us = list(pool.map(least_found_us, itertools.repeat(small), *zip(*searches, strict=True)))
-    gaps: dict[str, list[float]] = {}
-    for (name, _), least_us in zip(searches, found_us, strict=True):
-        gaps.setdefault(name, []).append((least_us / optimum_us - 1) * 100)
     return {
+        "job": "Horovod",
         "tensors": tensors,
         "groupings": groupings_of,
-        "plans": len(plans),
+        "plans": len(all_us),
         "optimum_us": optimum_us,
         "recorded_gap_pct": (small.predict(Plan()).iteration_us / optimum_us - 1) * 100,
-        "median_plan_gap_pct": (float(np.median(all_us)) / optimum_us - 1) * 100,
-        "gap_pct": {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in gaps.items()},
+        "median_plan_gap_pct": (float(np.median(list(all_us.values()))) / optimum_us - 1) * 100,
+        "gap_pct": _gaps(zip(searches, found_us, strict=True), optimum_us),
     }
+
+
+def ring_gap(groupings_of: str) -> dict[str, Any]:
+    """The same for the ring, whose plans are groupings."""
+    tensors = SMALL[groupings_of]
+    predictor = DataParallelPredictor(search_jobs.ring(search_jobs.with_few_tensors(search_jobs.resnet50(), tensors)))
+    names = tuple(tensor.name for tensor in predictor.tensors)
+    generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
+    all_us = prices_us(predictor, (Plan(tensor_groups=grouping) for grouping in generated))
+    return {
+        "job": "ring",
+        "tensors": len(names),
+        "groupings": groupings_of,
+        "plans": len(all_us),
+        "median_plan_gap_pct": (float(np.median(list(all_us.values()))) / min(all_us.values()) - 1) * 100,
+        **_searched(predictor, min(all_us.values())),
+    }
+
+
+def serial_gap() -> dict[str, Any]:
+    """All of ResNet-50's gradients; a sampler may fuse others than neighbours, and beat the optimum."""
+    job = search_jobs.serial(search_jobs.resnet50())
+    predictor = DataParallelPredictor(job)
+    started = time.perf_counter()
+    optimum = serial_optimum(job)
+    seconds = time.perf_counter() - started
+    group_of = np.repeat(np.arange(len(optimum.groups)), [len(group) for group in optimum.groups])
+    np.testing.assert_allclose(predictor.iteration_us(group_of), optimum.iteration_us, rtol=1e-9)
+    return {
+        "job": "serial",
+        "tensors": len(predictor.tensors),
+        "groupings": "contiguous",
+        "seconds": seconds,
+        **_searched(predictor, optimum.iteration_us),
+    }
+
+
+def _searched(predictor: DataParallelPredictor, optimum_us: float) -> dict[str, Any]:
+    """Gaps of all samplers, and of the recorded setting."""
+    found: list[tuple[tuple[str, int], float]] = []
+    for name, seed in itertools.product(SAMPLERS, range(SEEDS)):
+        sampler = sampler_for(predictor.space, name, seed, predictor)
+        baseline = predictor.predict(Plan())
+        sampler.observe(Plan(), baseline)
+        least_us = baseline.iteration_us
+        for _ in range(TRIALS - 1):
+            proposal = sampler.ask()
+            prediction = predictor.predict(proposal.plan)
+            sampler.tell(proposal, prediction)
+            least_us = min(least_us, prediction.iteration_us)
+        found.append(((name, seed), least_us))
+    return {
+        "optimum_us": optimum_us,
+        "recorded_gap_pct": (predictor.predict(Plan()).iteration_us / optimum_us - 1) * 100,
+        "gap_pct": _gaps(found, optimum_us),
+    }
+
+
+def _gaps(found: Iterable[tuple[tuple[str, int], float]], optimum_us: float) -> dict[str, dict[str, float]]:
+    """Median and worst gap of each sampler over its seeds."""
+    gaps: dict[str, list[float]] = {}
+    for (name, _), least_us in found:
+        gaps.setdefault(name, []).append((least_us / optimum_us - 1) * 100)
+    return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in gaps.items()}
 
 
 def least_found_us(predictor: Predictor, sampler: str, seed: int) -> float:
@@ -167,57 +254,25 @@ def with_few_tensors(graph: DataflowGraph, count: int) -> DataflowGraph:
     return replace(graph, tensors=tensors, placements=placements, profiles=tuple(map(profile_of, graph.profiles)))
 
 
-def all_plans(groupings: list[Grouping]) -> Iterator[Plan]:
-    """Everything that the samplers can say: groupings or a threshold, and a cycle time."""
-    cycles_us = {None} | {rounded_cycle_us(us) for us in np.arange(CYCLE_RANGE_US[0], CYCLE_RANGE_US[1] + 1, 10.0).tolist()}
-    thresholds = [None, 0, *(round(2**power) for power in np.arange(16.0, 28.25, 0.5).tolist())]
-    for cycle_us in cycles_us:
-        for grouping in groupings:
-            yield Plan(tensor_groups=grouping, cycle_time_us=cycle_us)
-        for threshold in thresholds:
-            yield Plan(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
-
-
-def contiguous_groupings(names: tuple[str, ...]) -> Iterator[Grouping]:
-    """All ways to cut a sequence, 2^(n - 1)."""
-    for cuts in itertools.product((False, True), repeat=len(names) - 1):
-        edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(names)]
-        yield tuple(names[a:b] for a, b in itertools.pairwise(edges))
-
-
-def all_groupings(names: tuple[str, ...]) -> Iterator[Grouping]:
-    """All set partitions: Bell's number of them."""
-    if not names:
-        yield ()
-        return
-    for rest in all_groupings(names[1:]):
-        yield ((names[0],), *rest)
-        for i, group in enumerate(rest):
-            yield (*rest[:i], (names[0], *group), *rest[i + 1 :])
-
-
-def prices_us(predictor: Predictor, plans: set[Plan]) -> list[float]:
-    """Prices of all plans, in any order, found by as many processes as there are processors."""
-    with ProcessPricer(predictor, _PROCESSES) as pricer:
-        for plan in plans:
-            pricer.submit(plan)
-        return [pricer.done()[1].iteration_us for _ in plans]
-
-
 def main() -> None:
     """Measure what was asked for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", default=",".join(PARTS), metavar="PARTS", help="some of: %(default)s")
     parser.add_argument("--trace", type=Path, default=sample_trace_path(), help="instead of the bundled sample")
+    for name in ("coarsen", "symmetry", "partial"):
+        parser.add_argument(f"--no-{name}", action="store_true", help="leave this shortcut out of the ring's replays")
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only {min(unknown)}: known are {', '.join(PARTS)}")
-    print(json.dumps(measured(arguments.trace, parts)) if arguments.json else _table(measured(arguments.trace, parts)))
+    partial = False if arguments.no_partial else None
+    options = Shortcuts(coarsen=not arguments.no_coarsen, symmetry=not arguments.no_symmetry, partial=partial)
+    result = measured(arguments.trace, parts, options)
+    print(json.dumps(result) if arguments.json else _table(result))
 
 
-def measured(trace: Path, parts: list[str]) -> dict[str, Any]:
+def measured(trace: Path, parts: list[str], options: Shortcuts) -> dict[str, Any]:
     """The figures of some parts."""
     result: dict[str, Any] = {"machine": machine()}
     if "run" in parts:
@@ -226,18 +281,25 @@ def measured(trace: Path, parts: list[str]) -> dict[str, Any]:
     predictor.predict(Plan())
     if "run" in parts:
         result["plans_per_s"] = plans_per_s(predictor)
+    if "ring" in parts:
+        result["ring"] = ring_steps(options)
+    if "ablation" in parts:
+        jobs = {"tensor level": search_jobs.resnet50(), "op level": search_jobs.resnet50(25)}
+        result["ablation"] = {level: shortcuts.ablation(search_jobs.ring(step)) for level, step in jobs.items()}
     if "workers" in parts:
         ranks, cores = SHARED_CORES
         slow = predictor.at(cluster=predictor.cluster.with_ranks(ranks, cores))
         result["workers"] = {"trace": workers(predictor, 400), f"{ranks} ranks on {cores} cores": workers(slow, 150)}
-    if cases := [gap(predictor, part) for part in parts if part in TENSORS]:
+    cases = [gap(predictor, part) for part in parts if part in TENSORS]
+    cases += [ring_gap(groupings_of) for groupings_of in SMALL if "small" in parts]
+    cases += [serial_gap()] if "serial" in parts else []
+    if cases:
         result["gap_cases"] = cases
+        known = {name: [case["gap_pct"][name] for case in cases if name in case["gap_pct"]] for name in SAMPLERS}
         result["gap_pct"] = {
-            name: {
-                "median": float(np.median([case["gap_pct"][name]["median"] for case in cases])),
-                "worst": max(case["gap_pct"][name]["worst"] for case in cases),
-            }
-            for name in SAMPLERS
+            name: {"median": float(np.median([gap["median"] for gap in gaps])), "worst": max(gap["worst"] for gap in gaps)}
+            for name, gaps in known.items()
+            if gaps
         }
     return result
 
@@ -249,14 +311,21 @@ def _table(result: dict[str, Any]) -> str:
             f"500 trials in {result['seconds_500_trials']:.1f} s, {result['peak_rss_bytes'] / 2**20:.0f} MiB;"
             f" {result['plans_per_s']:.0f} plans/s on one core"
         )
+    if "ring" in result:
+        row = result["ring"]
+        lines.append(
+            f"ring, {row['tensors']} tensors, {row['workers']} workers: {row['steps_per_s']:.0f} Metropolis steps/s,"
+            f" {row['priced_per_s']:.0f} plans priced/s on one core"
+        )
+    lines += [f"{level}: {shortcuts.table(row)}" for level, row in result.get("ablation", {}).items()]
     for name, row in result.get("workers", {}).items():
         rates = ", ".join(f"{count}: {rate:.1f}" for count, rate in row["trials_per_s"].items())
         lines.append(f"{name}: trials/s by workers {rates}; {row['speedup_2_workers']:.2f}x")
     for case in result.get("gap_cases", []):
         gaps = ", ".join(f"{name} {value['median']:.2f} ({value['worst']:.2f})" for name, value in case["gap_pct"].items())
-        title = f"{case['tensors']} tensors, {case['groupings']} groupings, {case['plans']} plans"
-        start = f"recorded {case['recorded_gap_pct']:.2f}, median plan {case['median_plan_gap_pct']:.2f}"
-        lines.append(f"{title}: gap in %, median (worst): {gaps}; {start}")
+        counted = f", {case['plans']} plans" if "plans" in case else ""
+        title = f"{case['job']}, {case['tensors']} tensors, {case['groupings']} groupings{counted}"
+        lines.append(f"{title}: gap in %, median (worst): {gaps}; recorded {case['recorded_gap_pct']:.2f}")
     return "\n".join([*lines, f"machine: {result['machine']}"])
 
 

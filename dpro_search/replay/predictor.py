@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Trace
@@ -10,7 +12,7 @@ from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.replay.horovod.timeline import HorovodTimeline, replay_horovod
 from dpro_search.replay.job_predictor import JobPredictor
-from dpro_search.space.apply import apply
+from dpro_search.space.apply import HorovodJobs
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
@@ -49,6 +51,8 @@ class Predictor(JobPredictor):
         self.costs = costs
         self.recorded = recorded
         self.tensors = graph.tensors
+        self._sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
+        self._jobs: dict[ClusterSpec, HorovodJobs] = {}
 
     @classmethod
     def from_trace(
@@ -76,7 +80,10 @@ class Predictor(JobPredictor):
 
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> HorovodJob:
         """The job under a plan."""
-        return apply(plan, self.graph, self.costs, (self.recorded, self.cluster), cluster or self._wanted)
+        where = cluster or self.wanted_cluster
+        if where not in self._jobs:
+            self._jobs[where] = HorovodJobs(self.graph, self.costs, (self.recorded, self.cluster), where)
+        return self._jobs[where].under(plan)
 
     def timeline(
         self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32
@@ -91,16 +98,19 @@ class Predictor(JobPredictor):
         """Measured peak of the process, with the fusion buffer of the plan in place of the recorded one."""
         if self._peak_rss_bytes is None:
             return None
-        return self._peak_rss_bytes + self._buffer_bytes(plan) - self._buffer_bytes(Plan())
+        return self._peak_rss_bytes + self._buffer_bytes(plan) - self._recorded_buffer_bytes
+
+    @cached_property
+    def _recorded_buffer_bytes(self) -> int:
+        return self._buffer_bytes(Plan())
 
     def _buffer_bytes(self, plan: Plan) -> int:
         """Pages of the fusion buffer that are touched: the largest collective that is possible."""
-        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
         groups = plan.tensor_groups
         if groups is None and plan.fusion_threshold_bytes is None:
             groups = self.recorded.groups
         if groups is not None:
-            return max((sum(sizes[name] for name in group) for group in groups if len(group) > 1), default=0)
+            return max((sum(self._sizes[name] for name in group) for group in groups if len(group) > 1), default=0)
         threshold = plan.fusion_threshold_bytes
         threshold = self.recorded.fusion_threshold_bytes if threshold is None else threshold
-        return min(threshold, sum(sizes.values()))
+        return min(threshold, sum(self._sizes.values()))

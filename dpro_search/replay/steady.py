@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numba import njit
 
 from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
@@ -65,15 +66,16 @@ def settled_distance(end_us: Floats) -> tuple[float, bool]:
     return float(distance[len(distance) // 2 :].mean()), False
 
 
+@njit(cache=True, nogil=True)
 def halves_agree(distances_us: Floats) -> bool:
     """Whether iterations that vary have settled: the two halves of a run have one median, up to 1 % and their noise."""
     half = len(distances_us) // 2
     if half < 2:
         return True
     first, second = distances_us[:half], distances_us[half:]
-    noise = float(np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second))))
-    allowed = 2 * noise + _AGREE * float(np.median(distances_us))
-    return abs(float(np.median(first) - np.median(second))) <= allowed
+    noise = np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second)))
+    allowed = 2 * noise + _AGREE * np.median(distances_us)
+    return bool(abs(np.median(first) - np.median(second)) <= allowed)
 
 
 def _predecessors(graph: ReplayGraph, iterations: int) -> tuple[Int32s, Int32s]:

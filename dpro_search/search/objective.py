@@ -9,7 +9,11 @@ from dpro_search.space.plan import Plan, Prediction
 
 
 class Objective(Protocol):
-    """Prices plans of one recorded job. `predict` is deterministic: equal plans get equal predictions."""
+    """Prices plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
+
+    An objective may also have a `space`, the `PlanSpace` of what its job can follow (else it is a Horovod job), and be a `Guide` of
+    samplers: have `exchanges`.
+    """
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:

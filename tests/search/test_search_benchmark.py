@@ -1,4 +1,4 @@
-"""The benchmark prices all plans of a small job: what "all" means, and that the small job is the recorded one."""
+"""What the benchmark searches: a small job that is the recorded one, and jobs of real models' tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import pytest
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.replay import Predictor
-from dpro_search.space.moves import canonical
-
-BELL = (1, 1, 2, 5, 15, 52, 203)
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +20,6 @@ def benchmark() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")  # a script's own folder comes first
         yield importlib.import_module("benchmarks.search")
-
-
-@pytest.mark.parametrize("count", range(1, 7))
-def test_groupings_are_all_there_once(benchmark: ModuleType, count: int) -> None:
-    names = tuple("abcdef"[:count])
-    position = {name: i for i, name in enumerate(names)}
-    partitions = {canonical(grouping, position) for grouping in benchmark.all_groupings(names)}
-    assert len(partitions) == len(list(benchmark.all_groupings(names))) == BELL[count]
-    contiguous = set(benchmark.contiguous_groupings(names))
-    assert len(contiguous) == 2 ** (count - 1)
-    assert contiguous <= partitions
-
-
-def test_cycle_times_are_those_that_samplers_propose(benchmark: ModuleType) -> None:
-    cycles_us = {plan.cycle_time_us for plan in benchmark.all_plans([])}
-    assert {None, 500.0, 510.0, 9900.0, 10_000.0, 11_000.0, 50_000.0} <= cycles_us
-    assert len(cycles_us) == 182
 
 
 def test_few_tensors_carry_all_bytes_and_all_work(benchmark: ModuleType) -> None:
@@ -51,3 +31,19 @@ def test_few_tensors_carry_all_bytes_and_all_work(benchmark: ModuleType) -> None
         np.testing.assert_array_equal(few.main_us, many.main_us)
         np.testing.assert_array_equal(few.post_us.max(axis=1), many.post_us.max(axis=1))
         assert sum(r.work_us.sum() for r in few.releases) == sum(r.work_us.sum() for r in many.releases)
+
+
+def test_models_have_the_published_tensors(benchmark: ModuleType) -> None:
+    resnet, bert = benchmark.search_jobs.resnet50(), benchmark.search_jobs.bert()
+    assert len(resnet.tensor_bytes) == 161
+    assert resnet.tensor_bytes.sum() == 4 * 25_557_032
+    assert len(bert.tensor_bytes) == 199
+    assert bert.tensor_bytes.sum() == 4 * 109_482_240
+    assert len(bert) == 4975
+
+
+def test_every_shortcut_is_measured_on_the_same_prices(benchmark: ModuleType) -> None:
+    few = benchmark.search_jobs.with_few_tensors(benchmark.search_jobs.resnet50(3), 12)
+    result = benchmark.shortcuts.ablation(benchmark.search_jobs.ring(few, 3), plans=5)
+    assert len(result["plans_per_s"]) == 9
+    assert min(result["plans_per_s"].values()) > 0

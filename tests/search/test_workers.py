@@ -59,7 +59,7 @@ class ShuffledPricer:
 def driven(journal: Path, sampler: str, trials: int, window: int, order: int) -> tuple[list[Trial], list[Plan]]:
     """Trials of a search whose prices come in some order, and the plans that were priced for it."""
     pricer = ShuffledPricer(np.random.default_rng(order))
-    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, 5)
+    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, 5, OBJECTIVE)
     with Journal(journal) as book:
         return list(own_trials(Prices(pricer), chooser, book, trials, window)), pricer.priced
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_apply import plain_apply
 from sample import predictor, sample
 
 from dpro_search.errors import InputError
+from dpro_search.replay.horovod.timeline import replay_horovod
 from dpro_search.space.apply import apply
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups, propose
@@ -79,3 +81,22 @@ def test_no_grouping_loses_bytes_tensors_or_updates(count, seed, moves):
     assert graph.release_work_us.sum() == pytest.approx(single.release_work_us.sum())
     assert (np.sort(graph.post_order, axis=2) == np.arange(graph.units)).all()
     assert (graph.post_us <= (graph.main_us)[:, :, None] + 1e-6).all()
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1, 40), st.integers(0, 2**31), st.booleans())
+def test_a_job_is_what_the_plain_way_makes_of_it(count, seed, shared):
+    """The same posts, sizes and updates, and so the same iterations; with neighbours together and with any tensors together."""
+    tensors = predictor().tensors
+    rng = np.random.default_rng(seed)
+    unit_of = rng.integers(0, count, len(tensors)) if shared else np.arange(len(tensors)) * count // len(tensors)
+    unit_of = np.unique(unit_of, return_inverse=True)[1]
+    groups = tuple(tuple(t.name for t, unit in zip(tensors, unit_of, strict=True) if unit == k) for k in range(unit_of.max() + 1))
+    job = applied(Plan(tensor_groups=groups))
+    plain = plain_apply(job, predictor().graph.profiles, unit_of, np.array([tensor.size_bytes for tensor in tensors], float))
+    np.testing.assert_array_equal(job.post_us, plain.post_us)
+    np.testing.assert_array_equal(job.unit_bytes, plain.unit_bytes)
+    np.testing.assert_array_equal(job.unit_tensors, plain.unit_tensors)
+    assert job.release_work_us.sum() == pytest.approx(plain.release_work_us.sum())
+    found, expected = (replay_horovod(one, iterations=4).iterations_us for one in (job, plain))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)

@@ -8,19 +8,17 @@ ranks, because each of its cycles begins with an agreement among all:
     SLEEP -> NEGOTIATE -> for each fused collective: COPY_IN -> LATENCY -> TRANSFER -> COPY_OUT -> SLEEP
 
 A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and
-run one at a time. How long an agreement and a latency take is decided when they begin, by what the ranks do then. Compiled with
+run one at a time. How long an agreement and a latency take is decided when they begin, by what the ranks do then. A post changes
+no speed, so it is no event: what was posted is looked up at the events, and its instant follows from the speed. Compiled with
 numba; the same function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats, Ints
-
-Bools = npt.NDArray[np.bool_]
 
 SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
@@ -36,25 +34,27 @@ LOG_POST, LOG_MAIN, LOG_STEP = 10, 11, 12  # kinds beside the machine's states
 COMPUTE, CONTENTION, EXPOSED = range(3)
 
 _EPSILON = 1e-6
+_OVER = 1e-9  # what is left of a state that has ended
+_NONE_LEFT = -1.0  # core time that is never left: there is no unit to post
 
 
 @njit(cache=True)
-def fuse(ready: Bools, unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
-    """Number the fused collective of each ready unit in `group`; returns how many there are.
+def fuse(unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
+    """Number the fused collective of each agreed unit in `group`, all -1 before; returns how many there are.
 
     Horovod's rule: a collective starts with the first unit that is left and takes later ones that fit; one that does not fit is
     skipped as long as the skipped ones would fit as well, else the collective is closed.
     """
     count = 0
-    for first in range(len(ready)):
-        if not ready[first] or group[first] >= 0:
+    for first in range(len(unit_bytes)):
+        if group[first] >= 0:
             continue
         group[first] = count
         size = unit_bytes[first]
         skipped = 0.0
         if not exact:
-            for other in range(first + 1, len(ready)):
-                if not ready[other] or group[other] >= 0:
+            for other in range(first + 1, len(unit_bytes)):
+                if group[other] >= 0:
                     continue
                 if size + unit_bytes[other] <= threshold:
                     size += unit_bytes[other]
@@ -75,6 +75,39 @@ def _write(row: Floats, kind: int, rank: int, unit: int, collective: int, iterat
 @njit(cache=True)
 def _drawn(samples: Floats, draws: Floats, number: int) -> float:
     return float(samples[int(draws[number % len(draws)] * len(samples))])
+
+
+@njit(cache=True)
+def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
+    """Pairs (owner, value) as CSR rows, each row in the order of the pairs."""
+    ptr = np.zeros(rows + 1, np.int64)
+    for one in owner:
+        ptr[one + 1] += 1
+    for row in range(rows):
+        ptr[row + 1] += ptr[row]
+    free = ptr[:-1].copy()
+    idx = np.empty(len(value), np.int64)
+    for k in range(len(value)):
+        idx[free[owner[k]]] = value[k]
+        free[owner[k]] += 1
+    return ptr, idx
+
+
+@njit(cache=True)
+def _agree(waiting: Ints, count: int, posted: Ints, ranks: int, agreed: Ints) -> int:
+    """Units that all ranks have posted, in listing order, into `agreed`; returns how many."""
+    found = 0
+    for k in range(count):
+        unit = waiting[k]
+        if posted[unit] != ranks:
+            continue
+        at = found
+        while at > 0 and agreed[at - 1] > unit:
+            agreed[at] = agreed[at - 1]
+            at -= 1
+        agreed[at] = unit
+        found += 1
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -128,23 +161,30 @@ def simulate(
         on_core[core[r]] += alike[r]
     crowd = on_core.max()
 
+    releases = len(release_class)
+    release_waits = release_ptr[1:] - release_ptr[:-1]
+    class_ptr, class_release = _rows_by(np.arange(releases), release_class, ranks)
+    waits_of = np.empty(len(release_unit), np.int64)
+    for i in range(releases):
+        waits_of[release_ptr[i] : release_ptr[i + 1]] = i
+    unit_ptr, unit_release = _rows_by(waits_of, release_unit, units)
+
     iteration = np.zeros(ranks, np.int64)
     main_left = np.zeros(ranks)  # core time until the main stream ends
     update_left = np.zeros(ranks)
     next_post = np.zeros(ranks, np.int64)
+    left_at_post = np.zeros(ranks)  # of the main stream, when the next unit is posted
     to_release = np.zeros(ranks, np.int64)
     begun = np.zeros(ranks)
-    release_waits = np.zeros(len(release_class), np.int64)
     for r in range(ranks):
         main_left[r] = work_us[sample_of[0], r]
-    for i in range(len(release_class)):
-        release_waits[i] = release_ptr[i + 1] - release_ptr[i]
-        to_release[release_class[i]] += 1
-    releases_of_rank = to_release.copy()
+        left_at_post[r] = main_left[r] - post_us[sample_of[0], r, 0] if units else _NONE_LEFT
+        to_release[r] = class_ptr[r + 1] - class_ptr[r]
 
     posted = np.zeros(units, np.int64)
-    ready = np.zeros(units, np.bool_)
-    group = np.full(units, -1, np.int64)
+    waiting, waits = np.empty(units + 1, np.int64), 0  # posted by all ranks
+    agreed, group = np.empty(units + 1, np.int64), np.empty(units + 1, np.int64)
+    members, member_ptr = np.empty(0, np.int64), np.zeros(1, np.int64)  # units of each collective of a cycle
     post_time = np.zeros((ranks, units))
     state, left, cycle_start, state_start = SLEEP, 0.0, 0.0, 0.0
     negotiation, latency = 1.0, 1.0
@@ -155,9 +195,132 @@ def simulate(
     free_of = np.zeros(cores)
     now = 0.0
     finished = 0
-    while finished < ranks:
+    busy = main_runs = False
+    settled = False  # whether `busy` and `main_runs` are those of the time up to now
+    while True:
+        # What happens at this instant: posts, ends of streams and iterations, and the machine leaves states that have ended.
+        while True:
+            for r in range(ranks):
+                while iteration[r] < iterations:
+                    while main_left[r] <= left_at_post[r] + _EPSILON:
+                        s = sample_of[iteration[r]]
+                        u = post_order[s, r, next_post[r]]
+                        posted[u] += 1
+                        if posted[u] == ranks:
+                            waiting[waits] = u
+                            waits += 1
+                        if len(log) > 0:
+                            since = (left_at_post[r] - main_left[r]) / speed_main[r] if speed_main[r] > 0 else 0.0
+                            post_time[r, u] = now - max(since, 0.0)
+                        next_post[r] += 1
+                        if next_post[r] < units:
+                            left_at_post[r] = work_us[s, r] - post_us[s, r, next_post[r]]
+                        else:
+                            left_at_post[r] = _NONE_LEFT
+                    if main_left[r] <= _EPSILON and main_left[r] != 0.0:
+                        main_left[r] = 0.0
+                        if logged < len(log):
+                            _write(log[logged], LOG_MAIN, r, -1, -1, iteration[r], begun[r], now)
+                            logged += 1
+                    if update_left[r] <= _EPSILON:
+                        update_left[r] = 0.0
+                    if main_left[r] > 0.0 or update_left[r] > 0.0 or to_release[r] > 0 or next_post[r] < units:
+                        break
+                    end_us[iteration[r], r] = now
+                    if logged < len(log):
+                        _write(log[logged], LOG_STEP, r, -1, -1, iteration[r], begun[r], now)
+                        logged += 1
+                    iteration[r] += 1
+                    begun[r] = now
+                    if iteration[r] == iterations:
+                        finished += 1
+                        break
+                    s = sample_of[iteration[r]]
+                    main_left[r] = work_us[s, r]
+                    next_post[r] = 0
+                    left_at_post[r] = work_us[s, r] - post_us[s, r, 0] if units else _NONE_LEFT
+                    to_release[r] = class_ptr[r + 1] - class_ptr[r]
+                    for k in range(class_ptr[r], class_ptr[r + 1]):
+                        i = class_release[k]
+                        release_waits[i] = release_ptr[i + 1] - release_ptr[i]
+            if finished == ranks or left > _OVER:
+                break
+
+            if not settled:  # a state without length has begun since
+                busy = main_runs = False
+                for r in range(ranks):
+                    if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
+                        busy = True
+                        main_runs |= main_left[r] > 0
+            settled = False
+            if state != SLEEP and logged < len(log) and size > 0 and state != NEGOTIATE:
+                _write(log[logged], state, -1, tensors, collective, iteration.min(), state_start, now)
+                logged += 1
+            state_start_old = state_start
+            state_start = now
+            if state == SLEEP:
+                cycle_start = now
+                groups = 0
+                if waits > 0:
+                    count = _agree(waiting, waits, posted, ranks, agreed)
+                    waits = 0
+                    group[:count] = -1
+                    groups = fuse(unit_bytes[agreed[:count]], costs[THRESHOLD], exact, group[:count])
+                    member_ptr, members = _rows_by(agreed[:count], group[:count], groups)
+                current = 0
+                negotiation = max(_drawn(negotiate_busy_us if busy else negotiate_idle_us, draws, draw), 1.0)
+                draw += 1
+                state, left = NEGOTIATE, negotiation
+                continue
+            if state == COPY_IN:
+                latency = costs[ALPHA_TAIL]
+                if main_runs:  # waiting for the core: as variable as an exponential distribution
+                    mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / costs[SATURATION]))
+                    latency = -mean * np.log(1 - draws[draw % len(draws)])
+                    draw += 1
+                latency = max(latency, 1.0)
+                state, left = LATENCY, latency
+                continue
+            if state == LATENCY:
+                state, left = TRANSFER, size
+                continue
+            if state == TRANSFER:
+                state, left = COPY_OUT, size * costs[OUT_PER_BYTE] * crowd
+                continue
+            if state == COPY_OUT:
+                for m in range(member_ptr[current], member_ptr[current + 1]):
+                    u = members[m]
+                    posted[u] = 0
+                    if logged + ranks < len(log):
+                        for r in range(ranks):
+                            _write(log[logged], LOG_POST, r, u, collective, iteration[r], post_time[r, u], now)
+                            logged += 1
+                    for k in range(unit_ptr[u], unit_ptr[u + 1]):
+                        i = unit_release[k]
+                        release_waits[i] -= 1
+                        if release_waits[i] == 0:
+                            r = release_class[i]
+                            update_left[r] += release_work_us[sample_of[iteration[r]], i]
+                            to_release[r] -= 1
+                current += 1
+                collective += 1
+            if current < groups:  # after NEGOTIATE or COPY_OUT: the next collective of this cycle
+                size, tensors = 0.0, 0
+                for m in range(member_ptr[current], member_ptr[current + 1]):
+                    size += unit_bytes[members[m]]
+                    tensors += unit_tensors[members[m]]
+                state, left = COPY_IN, (costs[DISPATCH] + size * costs[IN_PER_BYTE]) * crowd
+                continue
+            size = 0.0
+            state, left = SLEEP, max(cycle_start + costs[CYCLE] - now, 0.0)
+            if state_start_old == now and left == 0.0:
+                left = 1.0  # a cycle cannot take no time at all
+        if finished == ranks:
+            break
+
         # Who uses the cores, and how fast each stream goes.
         busy = main_runs = False
+        settled = True
         active_on[:] = 0
         for r in range(ranks):
             if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
@@ -181,6 +344,9 @@ def simulate(
             used = taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c])
             # Agreements may follow each other without a pause, and would stop the ranks that they wait for.
             free_of[c] = max(1.0 - (min(used, 0.9) if state == NEGOTIATE else used), 0.0)
+
+        # The next event.
+        step = left * beta if state == TRANSFER else left
         for r in range(ranks):
             speed_main[r] = 0.0
             speed_update[r] = 0.0
@@ -193,16 +359,8 @@ def simulate(
                     speed_main[r] = mine
                 else:
                     speed_update[r] = mine
-
-        # The next event.
-        step = left * beta if state == TRANSFER else left
-        for r in range(ranks):
             if speed_main[r] > 0:
-                until = main_left[r]
-                if next_post[r] < units:
-                    s = sample_of[iteration[r]]
-                    until = main_left[r] - (work_us[s, r] - post_us[s, r, next_post[r]])
-                step = min(step, max(until, 0.0) / speed_main[r])
+                step = min(step, main_left[r] / speed_main[r])
             if speed_update[r] > 0:
                 step = min(step, update_left[r] / speed_update[r])
 
@@ -218,103 +376,4 @@ def simulate(
                 breakdown[EXPOSED, r] += step
             main_left[r] -= speed_main[r] * step
             update_left[r] -= speed_update[r] * step
-
-        # Ranks: posts, ends of streams, ends of iterations.
-        for r in range(ranks):
-            if iteration[r] >= iterations:
-                continue
-            s = sample_of[iteration[r]]
-            while next_post[r] < units and main_left[r] <= work_us[s, r] - post_us[s, r, next_post[r]] + _EPSILON:
-                u = post_order[s, r, next_post[r]]
-                posted[u] += 1
-                post_time[r, u] = now
-                next_post[r] += 1
-            if main_left[r] <= _EPSILON and main_left[r] != 0.0:
-                main_left[r] = 0.0
-                if logged < len(log):
-                    _write(log[logged], LOG_MAIN, r, -1, -1, iteration[r], begun[r], now)
-                    logged += 1
-            if update_left[r] <= _EPSILON:
-                update_left[r] = 0.0
-            if main_left[r] == 0.0 and update_left[r] == 0.0 and to_release[r] == 0 and next_post[r] == units:
-                end_us[iteration[r], r] = now
-                if logged < len(log):
-                    _write(log[logged], LOG_STEP, r, -1, -1, iteration[r], begun[r], now)
-                    logged += 1
-                iteration[r] += 1
-                begun[r] = now
-                next_post[r] = 0
-                if iteration[r] == iterations:
-                    finished += 1
-                    continue
-                main_left[r] = work_us[sample_of[iteration[r]], r]
-                to_release[r] = releases_of_rank[r]
-                for i in range(len(release_class)):
-                    if release_class[i] == r:
-                        release_waits[i] = release_ptr[i + 1] - release_ptr[i]
-
-        # Horovod's machine: leave the state that has ended.
-        if left > _EPSILON * 1e-3:
-            continue
-        if state != SLEEP and logged < len(log) and size > 0 and state != NEGOTIATE:
-            _write(log[logged], state, -1, tensors, collective, iteration.min(), state_start, now)
-            logged += 1
-        state_start_old = state_start
-        state_start = now
-        if state == SLEEP:
-            cycle_start = now
-            for u in range(units):
-                ready[u] = posted[u] == ranks
-                group[u] = -1
-            groups = fuse(ready, unit_bytes, costs[THRESHOLD], exact, group)
-            current = 0
-            negotiation = max(_drawn(negotiate_busy_us if busy else negotiate_idle_us, draws, draw), 1.0)
-            draw += 1
-            state, left = NEGOTIATE, negotiation
-            continue
-        if state == COPY_IN:
-            latency = costs[ALPHA_TAIL]
-            if main_runs:  # waiting for the core: as variable as an exponential distribution
-                mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / costs[SATURATION]))
-                latency = -mean * np.log(1 - draws[draw % len(draws)])
-                draw += 1
-            latency = max(latency, 1.0)
-            state, left = LATENCY, latency
-            continue
-        if state == LATENCY:
-            state, left = TRANSFER, size
-            continue
-        if state == TRANSFER:
-            state, left = COPY_OUT, size * costs[OUT_PER_BYTE] * crowd
-            continue
-        if state == COPY_OUT:
-            for u in range(units):
-                if group[u] != current:
-                    continue
-                posted[u] = 0
-                if logged + ranks < len(log):
-                    for r in range(ranks):
-                        _write(log[logged], LOG_POST, r, u, collective, iteration[r], post_time[r, u], now)
-                        logged += 1
-                for i in range(len(release_class)):
-                    for k in range(release_ptr[i], release_ptr[i + 1]):
-                        if release_unit[k] == u:
-                            release_waits[i] -= 1
-                            if release_waits[i] == 0:
-                                update_left[release_class[i]] += release_work_us[sample_of[iteration[release_class[i]]], i]
-                                to_release[release_class[i]] -= 1
-            current += 1
-            collective += 1
-        if current < groups:  # after NEGOTIATE or COPY_OUT: the next collective of this cycle
-            size, tensors = 0.0, 0
-            for u in range(units):
-                if group[u] == current:
-                    size += unit_bytes[u]
-                    tensors += unit_tensors[u]
-            state, left = COPY_IN, (costs[DISPATCH] + size * costs[IN_PER_BYTE]) * crowd
-            continue
-        size = 0.0
-        state, left = SLEEP, max(cycle_start + costs[CYCLE] - now, 0.0)
-        if state_start_old == now and left == 0.0:
-            left = 1.0  # a cycle cannot take no time at all
     return end_us, breakdown, logged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,9 +47,11 @@ def replay_horovod(
     samples
         The recorded steps to take instead, in turn, [any].
     """
-    rng = np.random.default_rng(seed)
     total = iterations + WARMUP
-    sample_of = sample_order(rng, graph.samples, iterations) if samples is None else np.resize(samples, total)
+    luck = _luck if isinstance(seed, int) else _luck.__wrapped__
+    sample_of, draws = luck(seed, graph.samples, iterations, samples is None)
+    if samples is not None:
+        sample_of = np.resize(samples, total).astype(np.int64)
     costs = graph.comm
     rows = total * (graph.units * (graph.classes + 5) + 2 * graph.classes) if log else 0
     buffer = np.zeros((rows, 7))
@@ -86,12 +89,21 @@ def replay_horovod(
         ),
         costs.negotiate_busy_us,
         costs.negotiate_idle_us,
-        sample_of.astype(np.int64),
-        rng.random(DRAWS),
+        sample_of,
+        draws,
         buffer,
     )
     followed = buffer[:used]
-    of_rank = followed[:, machine.LOG_RANK] >= 0
-    first_rank = np.unique(graph.class_of_rank, return_index=True)[1]
-    followed[of_rank, machine.LOG_RANK] = first_rank[followed[of_rank, machine.LOG_RANK].astype(np.int64)]
+    if log:
+        of_rank = followed[:, machine.LOG_RANK] >= 0
+        first_rank = np.unique(graph.class_of_rank, return_index=True)[1]
+        followed[of_rank, machine.LOG_RANK] = first_rank[followed[of_rank, machine.LOG_RANK].astype(np.int64)]
     return HorovodTimeline(**iteration_times(end, breakdown, graph.class_of_rank), log=followed)
+
+
+@lru_cache(maxsize=16)
+def _luck(seed: int | np.random.SeedSequence, samples: int, iterations: int, ordered: bool) -> tuple[Ints, Floats]:
+    """Recorded step of each iteration, and the numbers that are drawn from; a search replays under one luck again and again."""
+    rng = np.random.default_rng(seed)
+    sample_of = sample_order(rng, samples, iterations) if ordered else np.zeros(0, np.int64)
+    return sample_of, rng.random(DRAWS)

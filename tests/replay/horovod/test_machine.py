@@ -129,17 +129,17 @@ def test_ranks_on_one_core_share_it():
 )
 def test_fusion_follows_the_controllers_rule(sizes, threshold, expected):
     group = np.full(len(sizes), -1, dtype=np.int64)
-    count = machine.fuse(np.ones(len(sizes), dtype=bool), np.array(sizes, dtype=float), float(threshold), False, group)
+    count = machine.fuse(np.array(sizes, dtype=float), float(threshold), False, group)
     assert group.tolist() == expected
     assert count == max(expected) + 1
 
 
 def test_a_unit_that_is_skipped_may_be_passed_by_smaller_ones():
     group = np.full(3, -1, dtype=np.int64)
-    machine.fuse(np.ones(3, dtype=bool), np.array([5.0, 4.0, 1.0]), 8.0, False, group)
+    machine.fuse(np.array([5.0, 4.0, 1.0]), 8.0, False, group)
     assert group.tolist() == [0, 1, 1]  # 5 + 4 > 8 and closes the first
     group[:] = -1
-    machine.fuse(np.ones(3, dtype=bool), np.array([2.0, 6.5, 1.0]), 8.4, False, group)
+    machine.fuse(np.array([2.0, 6.5, 1.0]), 8.4, False, group)
     assert group.tolist() == [0, 1, 1]
 
 
@@ -265,3 +265,18 @@ def test_a_rank_that_shares_its_core_is_not_like_one_that_has_its_own():
     assert classes.class_of_rank.tolist() == [0, 0, 1, 2, 3]
     assert classes.on_core.tolist() == [2, 1, 1, 1]
     assert classes.core[2] == classes.core[3]
+
+
+def test_work_that_takes_no_time_ends_an_iteration_when_its_gradient_returns():
+    late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"beta_tail_us": 1.0}, "cycle_us": 5000.0}
+    without, with_work = iteration_us(**late), iteration_us(**late, update_us=1e-3)
+    assert without == pytest.approx(with_work, abs=1)
+
+
+def test_a_post_is_logged_at_its_instant_though_it_is_no_event():
+    timeline = replay_horovod(graph(costs={"cpu_us": 0.1, "beta_busy_us": 1.0, "beta_tail_us": 1.0}), iterations=4, log=True)
+    steps = timeline.log[timeline.log[:, machine.LOG_KIND] == machine.LOG_STEP]
+    posts = timeline.log[timeline.log[:, machine.LOG_KIND] == machine.LOG_POST]
+    begun = steps[steps[:, machine.LOG_RANK] == 0, machine.LOG_START]
+    first = np.sort(posts[(posts[:, machine.LOG_RANK] == 0) & (posts[:, machine.LOG_UNIT] == 0), machine.LOG_START])
+    np.testing.assert_allclose(first - begun, 500.0, atol=1e-6)  # nothing took the core from the first half of the step

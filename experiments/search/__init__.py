@@ -1,0 +1,1 @@
+"""How fast searches are, and what their parts bring."""

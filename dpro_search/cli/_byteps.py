@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
+    from dpro_search.replay.store_plans import BytepsPlans
     from dpro_search.space.byteps_job import BytepsJob
-    from dpro_search.space.replay_graph import ReplayGraph
 
-_JOB = "a job with BytePS"
-_MODEL_ERROR = 0.16  # of docs/validation.md: nine in ten errors were smaller
 _ASKED_ITERATIONS = 16  # of a replay that answers one of many questions
 
 
@@ -26,32 +23,27 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that BytePS does not have.
     """
-    from dpro_search.cli._facts import changed
     from dpro_search.cli._stores import replayed
-    from dpro_search.space.byteps_job import byteps_graph
-    from dpro_search.space.byteps_recorded import recorded_byteps_job
+    from dpro_search.replay.store_plans import BytepsPlans
 
-    def graph_of(changes: Sequence[str]) -> ReplayGraph:
-        return byteps_graph(changed(recorded_byteps_job(trace), changes, _knobs(), _JOB))
-
-    return replayed(trace, request, graph_of, job=_JOB, model_error=_MODEL_ERROR)
+    return replayed(trace, request, BytepsPlans.from_trace(trace))
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     from dpro_search.cli._recorded import gain_rows, path_facts
-    from dpro_search.cli._stores import breakdown_us
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
     from dpro_search.replay.sensitivity import gains
-    from dpro_search.space.byteps_job import byteps_graph
-    from dpro_search.space.byteps_recorded import recorded_byteps_job
+    from dpro_search.replay.store_plans import BytepsPlans, breakdown_us
+    from dpro_search.space.plan import Plan
 
-    job = recorded_byteps_job(trace)
-    graph = byteps_graph(job)
+    plans = BytepsPlans.from_trace(trace)
+    job = plans.recorded_job
+    graph = plans.graph(Plan())
     asked = partial(replay, iterations=_ASKED_ITERATIONS)
     timeline = asked(graph)
-    knobs = _knob_gains(job, timeline.iteration_us)
+    knobs = _knob_gains(plans, timeline.iteration_us)
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),
@@ -88,22 +80,17 @@ def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _knob_gains(job: BytepsJob, iteration_us: float) -> list[dict[str, Any]]:
+def _knob_gains(plans: BytepsPlans, iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
-    from dpro_search.cli._facts import changed
     from dpro_search.cli._stores import knob_rows
-    from dpro_search.replay.replayer import replay
-    from dpro_search.space.byteps_job import byteps_graph
+    from dpro_search.space.plan import Plan
 
-    asked = (
-        f"servers={len(job.server_core) + 1}",
-        f"partition_bytes={job.partition_bytes // 4}",
-        f"partition_bytes={job.partition_bytes * 4}",
-    )
-    graphs = {change: byteps_graph(changed(job, [change], _knobs(), _JOB)) for change in asked}
-    return knob_rows(
-        iteration_us, {change: replay(graph, iterations=_ASKED_ITERATIONS).iteration_us for change, graph in graphs.items()}
-    )
+    job = plans.recorded_job
+    servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
+    asked = {f"servers={servers}": Plan(servers=servers)}
+    asked |= {f"partition_bytes={size}": Plan(partition_bytes=size) for size in sizes if size}
+    legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
+    return knob_rows(plans, iteration_us, legal, _ASKED_ITERATIONS)
 
 
 def _findings(job: BytepsJob, knobs: Sequence[dict[str, Any]]) -> list[str]:
@@ -129,24 +116,3 @@ def _findings(job: BytepsJob, knobs: Sequence[dict[str, Any]]) -> list[str]:
             f"Looking for work takes {job.worker_polling * 100:.0f} % of each worker's core: give BytePS a core of its own."
         )
     return found
-
-
-def _knobs() -> dict[str, Callable[[BytepsJob, str], BytepsJob]]:
-    """The keys of ``--set``."""
-    from dpro_search.collect.launch.netns import parse_rate
-    from dpro_search.space.kvstore_job import goodput_bytes_per_us
-
-    def partition_bytes(job: BytepsJob, value: str) -> BytepsJob:
-        return replace(job, partition_bytes=int(value))
-
-    def credit(job: BytepsJob, value: str) -> BytepsJob:
-        return replace(job, credit=int(value))
-
-    def servers(job: BytepsJob, value: str) -> BytepsJob:
-        cores = sorted({*job.worker_core, *job.server_core})
-        return replace(job, server_core=tuple(cores[server % len(cores)] for server in range(int(value))))
-
-    def rate(job: BytepsJob, value: str) -> BytepsJob:
-        return replace(job, bytes_per_us=goodput_bytes_per_us(parse_rate(value)))
-
-    return {f.__name__: f for f in (partition_bytes, credit, servers, rate)}

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.job_predictor import JobPredictor
     from dpro_search.replay.what_if import Question
-    from dpro_search.space.plan import Plan
+    from dpro_search.space.plan import Plan, Prediction
+
+_LISTS = ("tensor_groups", "op_clusters", "bfloat16_ops", "recomputed_ops")  # plan fields that no option can say
 
 _State = TypeVar("_State")
 _Predictor = TypeVar("_Predictor", bound="JobPredictor")
+_Made = TypeVar("_Made", bound="JobPredictor", covariant=True)
+
+
+class Plans(Protocol[_Made]):
+    """Prices of plans that also change what a predictor is made of; `replay.horovod_plans.HorovodPlans` is one."""
+
+    def predict(self, plan: Plan) -> Prediction:
+        """The price of a plan."""
+
+    def applied(self, plan: Plan) -> tuple[_Made, Plan]:
+        """The predictor of what a plan makes of the job, and what is left of the plan."""
 
 
 def predicted(
@@ -22,6 +35,7 @@ def predicted(
     kind: type[_Predictor],
     with_changes: Callable[[_Predictor, Plan, Sequence[str]], tuple[_Predictor, Plan]],
     asked: Callable[[_Predictor, Question], _Predictor],
+    plans_of: Callable[[_Predictor, Plan], Plans[_Predictor]] | None = None,
 ) -> tuple[_Predictor, Plan, dict[str, Any]]:
     """The predictor and plan that a request comes down to, and the facts of the contract.
 
@@ -33,6 +47,8 @@ def predicted(
         Predictor and plan after the ``--set`` options.
     asked
         The predictor of the job as a what-if question would have it.
+    plans_of
+        Who prices plans, from the predictor and the plan asked for; None: the predictor itself.
     """
     import time
 
@@ -52,10 +68,14 @@ def predicted(
         predictor, plan = with_changes(predictor, plan, request.changes)
         for text in request.what_ifs:
             predictor = asked(predictor, parse_question(text))
-    predictor.predict(plan)  # compiles the simulator the first time
+    plans = None if plans_of is None else plans_of(predictor, plan)
+    prices = predictor if plans is None else plans
+    prices.predict(plan)  # compiles the simulator the first time
     started = time.perf_counter()
-    prediction = predictor.predict(plan)
+    prediction = prices.predict(plan)
     seconds = time.perf_counter() - started
+    if plans is not None:
+        predictor, plan = plans.applied(plan)
     if request.changed:
         measured = None
     elif error is None and measured is not None:
@@ -112,6 +132,28 @@ def changed(state: _State, changes: Sequence[str], knobs: Mapping[str, Callable[
         except ValueError as error:
             raise InputError(f"--set {change}: '{value}' is not a number") from error
     return state
+
+
+def plan_knobs(fields: Iterable[str]) -> dict[str, Callable[[tuple[_State, Plan], str], tuple[_State, Plan]]]:
+    """The keys of ``--set`` that are plan fields, as functions of anything and a plan; fields that are lists are left out."""
+    import msgspec
+
+    from dpro_search.errors import InputError
+
+    def flag(value: str) -> bool:
+        if value not in ("0", "1"):
+            raise InputError(f"--set p3={value}: 1 for priority slices, 0 for none")
+        return value == "1"
+
+    kinds: dict[str, Callable[[str], object]] = {"cycle_time_us": float, "p3": flag, "compression": str}
+
+    def setter(name: str) -> Callable[[tuple[_State, Plan], str], tuple[_State, Plan]]:
+        def put(state: tuple[_State, Plan], value: str) -> tuple[_State, Plan]:
+            return state[0], msgspec.structs.replace(state[1], **{name: kinds.get(name, int)(value)})
+
+        return put
+
+    return {name: setter(name) for name in fields if name not in _LISTS}
 
 
 def cluster_knobs(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay import Predictor, Timeline
+    from dpro_search.replay.horovod_plans import HorovodPlans
     from dpro_search.space.plan import Plan
 
 _TOP_OPS, _TOP_BUFFERS, _NAME_LENGTH = 10, 5, 50
+_SCALARS = ("fusion_threshold_bytes", "cycle_time_us", "micro_batches", "compression")  # plan fields that ``--set`` knows
+_COMPUTE = {
+    "op_clusters": "op-fusion",
+    "bfloat16_ops": "precision",
+    "recomputed_ops": "recomputation",
+    "micro_batches": "accumulation",
+}
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
 
 
@@ -23,6 +31,8 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that Horovod does not have.
     """
+    from functools import partial
+
     from dpro_search.cli._facts import predicted
     from dpro_search.collect._files import write_file
     from dpro_search.errors import InputError
@@ -32,7 +42,7 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
 
     if request.timeline is not None and request.changed:
         raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
-    predictor, plan, facts = predicted(trace, request, Predictor, _with_changes, asked)
+    predictor, plan, facts = predicted(trace, request, Predictor, _with_changes, asked, partial(_plans, trace, request))
     if request.perfetto is not None and request.changed:
         write_file(request.perfetto, perfetto_json(trace, predictor, plan))
     elif request.perfetto is not None or request.timeline is not None:
@@ -84,23 +94,31 @@ def _write_ops(trace: Trace, predictor: Predictor, request: ReplayRequest) -> No
         write_csv(timeline, request.timeline)
 
 
+def _plans(trace: Trace, request: ReplayRequest, predictor: Predictor, plan: Plan) -> HorovodPlans:
+    """Prices of plans that may have any field: what a plan asks for is predicted, not proposed."""
+    from dpro_search.replay.horovod_plans import horovod_plans
+    from dpro_search.replay.plan_predictor import PlanOptions
+
+    options = PlanOptions(
+        compute=frozenset(_COMPUTE[name] for name in plan.changes if name in _COMPUTE),
+        allow_lossy=any(name in plan.changes for name in ("compression", "micro_batches")),
+        cluster_model=request.cluster_model,
+        precision_table=request.precision_table,
+    )
+    return horovod_plans(trace, options, predictor)
+
+
 def _with_changes(predictor: Predictor, plan: Plan, changes: Sequence[str]) -> tuple[Predictor, Plan]:
     """Predictor and plan after the ``--set`` options, in order."""
     import msgspec
 
-    from dpro_search.cli._facts import changed, cluster_knobs
+    from dpro_search.cli._facts import changed, cluster_knobs, plan_knobs
     from dpro_search.space.moves import contiguous_groups
-
-    def threshold(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
-        return state[0], msgspec.structs.replace(state[1], fusion_threshold_bytes=int(value))
-
-    def cycle(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
-        return state[0], msgspec.structs.replace(state[1], cycle_time_us=float(value))
 
     def groups(state: tuple[Predictor, Plan], value: str) -> tuple[Predictor, Plan]:
         return state[0], msgspec.structs.replace(state[1], tensor_groups=contiguous_groups(state[0].tensors, int(value)))
 
-    knobs = {"fusion_threshold_bytes": threshold, "cycle_time_us": cycle, "groups": groups}
+    knobs: dict[str, Callable[[tuple[Predictor, Plan], str], tuple[Predictor, Plan]]] = {**plan_knobs(_SCALARS), "groups": groups}
     return changed((predictor, plan), changes, {**knobs, **cluster_knobs(type(predictor))}, "a Horovod job")
 
 

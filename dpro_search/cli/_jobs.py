@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from dpro_search.collect.trace import Trace
 
-_MODULE_OF_FORMAT = {"pytorch-ddp": "_ddp", "mxnet-kvstore": "_kvstore", "mxnet-byteps": "_byteps"}
+_MODULE_OF_FORMAT = {"pytorch-ddp": "_ddp", "pytorch-fsdp": "_fsdp", "mxnet-kvstore": "_kvstore", "mxnet-byteps": "_byteps"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class ReplayRequest:
     samples: int | None = None
     perfetto: Path | None = None
     timeline: Path | None = None
+    cluster_model: Path | None = None  # what fused ops take; None: the package's model
+    precision_table: Path | None = None  # what bfloat16 does to ops
 
     @property
     def compares(self) -> bool:

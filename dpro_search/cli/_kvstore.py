@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
+    from dpro_search.replay.store_plans import KvstorePlans
     from dpro_search.space.kvstore_job import KvstoreJob
-    from dpro_search.space.replay_graph import ReplayGraph
-
-_MODEL_ERROR = 0.12  # of docs/validation.md: nine in ten errors were smaller
-_JOB = "a job with parameter servers"
 
 
 def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -24,29 +20,25 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     InputError
         A change that KVStore does not have.
     """
-    from dpro_search.cli._facts import changed
     from dpro_search.cli._stores import replayed
-    from dpro_search.space.kvstore_job import kvstore_graph
-    from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+    from dpro_search.replay.store_plans import KvstorePlans
 
-    def graph_of(changes: Sequence[str]) -> ReplayGraph:
-        return kvstore_graph(changed(recorded_kvstore_job(trace), changes, _knobs(), _JOB))
-
-    return replayed(trace, request, graph_of, job=_JOB, model_error=_MODEL_ERROR)
+    return replayed(trace, request, KvstorePlans.from_trace(trace))
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     from dpro_search.cli._recorded import gain_rows, path_facts
-    from dpro_search.cli._stores import breakdown_us
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
     from dpro_search.replay.sensitivity import gains
-    from dpro_search.space.kvstore_job import kvstore_graph, process_loads
-    from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+    from dpro_search.replay.store_plans import KvstorePlans, breakdown_us
+    from dpro_search.space.kvstore_job import process_loads
+    from dpro_search.space.plan import Plan
 
-    job = recorded_kvstore_job(trace)
-    graph = kvstore_graph(job)
+    plans = KvstorePlans.from_trace(trace)
+    job = plans.recorded_job
+    graph = plans.graph(Plan())
     timeline = replay(graph)
     workers = len(job.workers)
     loads = process_loads(job)
@@ -65,7 +57,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
     servers = _server_facts(job)
     for row, fact in zip(servers, facts[workers:], strict=True):
         row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
-    knobs = _knob_gains(job, timeline.iteration_us)
+    knobs = _knob_gains(plans, timeline.iteration_us)
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),
@@ -114,22 +106,24 @@ def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _knob_gains(job: KvstoreJob, iteration_us: float) -> list[dict[str, Any]]:
+def _knob_gains(plans: KvstorePlans, iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
-    from dpro_search.cli._facts import changed
     from dpro_search.cli._stores import knob_rows
-    from dpro_search.replay.replayer import replay
-    from dpro_search.space.kvstore_job import kvstore_graph
+    from dpro_search.space.plan import Plan
 
-    servers = f"servers={len(job.server_core) + 1}"
-    bound = f"bigarray_bound={max(job.slicing.bound // 10, 1)}"
-    slices = [f"slice_threshold={job.slicing.slice_threshold * factor}" for factor in (10, 0.1)]
-    asked = [
-        (servers,),
-        *(((text.split(".")[0],) for text in slices) if job.slicing.priority else ((bound,), ("p3=1", "slice_threshold=400000"))),
-    ]
-    graphs = {", ".join(changes): kvstore_graph(changed(job, changes, _knobs(), _JOB)) for changes in asked}
-    return knob_rows(iteration_us, {text: replay(graph).iteration_us for text, graph in graphs.items()})
+    slicing = plans.recorded_job.slicing
+    bound = max(slicing.bound // 10, 1)
+    asked = {f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
+    if slicing.priority:
+        sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
+        asked |= {f"slice_threshold={size}": Plan(slice_threshold=size) for size in sizes}
+    else:
+        asked |= {
+            f"bigarray_bound={bound}": Plan(bigarray_bound=bound),
+            "p3=1, slice_threshold=400000": Plan(p3=True, slice_threshold=400_000),
+        }
+    legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
+    return knob_rows(plans, iteration_us, legal, None)
 
 
 _VARIABLES = {
@@ -170,31 +164,3 @@ def _findings(
         )
         found.append(f"{named} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration.")
     return found
-
-
-def _knobs() -> dict[str, Callable[[KvstoreJob, str], KvstoreJob]]:
-    """The keys of ``--set``."""
-    from dpro_search.collect.launch.netns import parse_rate
-    from dpro_search.errors import InputError
-    from dpro_search.space.kvstore_job import store_bytes_per_us
-
-    def servers(job: KvstoreJob, value: str) -> KvstoreJob:
-        slicing = replace(job.slicing, servers=int(value))
-        cores = sorted({*job.worker_core, *job.server_core})
-        return replace(job, slicing=slicing, server_core=tuple(cores[server % len(cores)] for server in range(int(value))))
-
-    def bigarray_bound(job: KvstoreJob, value: str) -> KvstoreJob:
-        return replace(job, slicing=replace(job.slicing, bound=int(value)))
-
-    def slice_threshold(job: KvstoreJob, value: str) -> KvstoreJob:
-        return replace(job, slicing=replace(job.slicing, slice_threshold=int(value)))
-
-    def p3(job: KvstoreJob, value: str) -> KvstoreJob:
-        if value not in ("0", "1"):
-            raise InputError(f"--set p3={value}: 1 for priority slices, 0 for none")
-        return replace(job, slicing=replace(job.slicing, priority=value == "1"))
-
-    def rate(job: KvstoreJob, value: str) -> KvstoreJob:
-        return replace(job, bytes_per_us=store_bytes_per_us(parse_rate(value)))
-
-    return {f.__name__: f for f in (servers, bigarray_bound, slice_threshold, p3, rate)}

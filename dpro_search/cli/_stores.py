@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
-    from dpro_search.replay.timeline import Timeline
-    from dpro_search.space.replay_graph import ReplayGraph
+    from dpro_search.replay.store_plans import StorePlans
+    from dpro_search.space.plan import Plan
+
+    _Plans = TypeVar("_Plans", bound=StorePlans[Any])
 
 WORTH_PCT = 1.0  # of an iteration; a smaller gain is not told
 _TOP_GAINS = 12
-_PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
 
 
-def replayed(
-    trace: Trace, request: ReplayRequest, graph_of: Callable[[Sequence[str]], ReplayGraph], *, job: str, model_error: float
-) -> dict[str, Any]:
+def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, Any]:
     """The facts of the contract.
 
     Parameters
     ----------
-    graph_of
-        The job's graph after some ``--set`` options.
-    job
-        What it is called.
-    model_error
-        Half the width of the interval, relative to the prediction.
+    plans
+        Prices of the plans of the trace's job.
 
     Raises
     ------
@@ -37,58 +32,68 @@ def replayed(
     """
     import time
 
+    from dpro_search.cli._facts import changed, plan_knobs
     from dpro_search.cli._recorded import change_of, write_ops
+    from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.errors import InputError
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
+    from dpro_search.space.plan import Plan
 
-    if request.plan is not None or request.compares or request.samples is not None:
-        raise InputError(f"{job} knows --set, --what-if, --perfetto and --timeline: leave out the others")
-    graph = graph_of(request.changes)
+    job = plans.space.job.name
+    if request.compares or request.samples is not None:
+        raise InputError(f"{job} knows --plan, --set, --what-if, --perfetto and --timeline: leave out the others")
+
+    def rate(state: tuple[_Plans, Plan], value: str) -> tuple[_Plans, Plan]:
+        return state[0].at_rate(parse_rate(value)), state[1]
+
+    plan = Plan() if request.plan is None else Plan.load(request.plan)
+    plans, plan = changed((plans, plan), request.changes, {**plan_knobs(plans.space.fields), "rate": rate}, job)
     for text in request.what_ifs:
-        graph = change_of(text, trace.meta.ranks).apply(graph)
+        plans = plans.asked(change_of(text, trace.meta.ranks))
+    graph = plans.graph(plan)
     started = time.perf_counter()
     found = replay(graph)
     seconds = time.perf_counter() - started
     write_ops(found, request.perfetto, request.timeline)
-    predicted = found.iteration_us
+    prediction = plans.priced(found, plan)
     measured = None if request.changed else measured_iteration_us(trace)
     return {
         "measured_iteration_us": measured,
-        "predicted_iteration_us": predicted,
-        "error_pct": None if measured is None else (predicted / measured - 1) * 100,
-        "interval_us": (predicted * (1 - model_error), predicted * (1 + model_error)),
-        "breakdown_us": breakdown_us(found),
-        "peak_memory_bytes": None,
+        "predicted_iteration_us": prediction.iteration_us,
+        "error_pct": None if measured is None else (prediction.iteration_us / measured - 1) * 100,
+        "interval_us": prediction.interval_us,
+        "breakdown_us": prediction.breakdown_us,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
         "ops": len(graph),
         "replay_seconds": seconds,
-        "settled": found.settled,
+        "settled": prediction.settled,
         "unplaced": {},
     }
 
 
-def breakdown_us(timeline: Timeline) -> dict[str, float]:
-    """An iteration by what its critical path does: compute of workers, communication that nothing hides, the servers' work."""
-    from dpro_search.cli._recorded import path_facts
+def knob_rows(
+    plans: StorePlans[Any], iteration_us: float, asked: Mapping[str, Plan], iterations: int | None
+) -> list[dict[str, Any]]:
+    """What other values of the knobs would gain, by name of the change.
 
-    found = {"compute": 0.0, "exposed_communication": 0.0, "server": 0.0}
-    for row in path_facts(timeline):
-        found[_PART_OF_KIND.get(row["kind"], "server")] += row["duration_us"]
-    total = sum(found.values()) or 1.0
-    return {part: us / total * timeline.iteration_us for part, us in found.items()}
+    Parameters
+    ----------
+    iteration_us
+        As recorded.
+    asked
+        Plans by what they are called.
+    iterations
+        That are replayed; None: until they settle.
+    """
+    from dpro_search.replay.replayer import replay
 
-
-def knob_rows(iteration_us: float, changed_us: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Rows of gains, from the iteration time after each change of a knob."""
-    return [
-        {
-            "what_if": change,
-            "predicted_iteration_us": us,
-            "gain_us": iteration_us - us,
-            "gain_pct": (iteration_us - us) / iteration_us * 100,
-        }
-        for change, us in changed_us.items()
-    ]
+    rows = []
+    for change, plan in asked.items():
+        us = replay(plans.graph(plan), iterations=iterations).iteration_us
+        gain_us = iteration_us - us
+        rows.append({"what_if": change, "predicted_iteration_us": us, "gain_us": gain_us, "gain_pct": gain_us / iteration_us * 100})
+    return rows
 
 
 def print_path(result: dict[str, Any]) -> None:

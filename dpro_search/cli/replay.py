@@ -19,6 +19,7 @@ def replay(
             "--set",
             metavar="K=V",
             help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N, first_bucket_bytes=N (DDP); "
+            "prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, bigarray_bound=N, p3=1, slice_threshold=N (KVStore); servers=N, partition_bytes=N, credit=N (BytePS); "
             "ranks=N, cores=N (that the ranks share; Horovod and DDP), rate=1gbit.",
         ),
@@ -44,6 +45,13 @@ def replay(
     timeline: Annotated[
         Path | None, typer.Option("--timeline", metavar="FILE", help="Write when each op runs in the replay, as CSV.")
     ] = None,
+    cluster_model: Annotated[
+        Path | None,
+        typer.Option("--cluster-model", metavar="DIR", help="What fused ops take (default: the bundled model)."),
+    ] = None,
+    precision_table: Annotated[
+        Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops, for plans with such ops.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the iteration time of a trace, as recorded or changed.
@@ -64,6 +72,8 @@ def replay(
         samples=samples,
         perfetto=perfetto,
         timeline=timeline,
+        cluster_model=cluster_model,
+        precision_table=precision_table,
     )
     if request.compares and request.changed:
         raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")

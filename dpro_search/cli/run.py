@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dpro_search.replay.plan_predictor import PlanOptions
     from dpro_search.search import SearchResult, Trial
     from dpro_search.space.plan import Plan, Prediction
 
@@ -22,8 +23,10 @@ class SamplerName(StrEnum):
     """Ways to choose the next plan."""
 
     AUTO = "auto"
-    OPTUNA = "optuna"
+    CRITICAL_PATH = "critical-path"
     MCMC = "mcmc"
+    NSGA2 = "nsga2"
+    OPTUNA = "optuna"
 
 
 class EngineName(StrEnum):
@@ -31,6 +34,15 @@ class EngineName(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+
+
+class ComputeName(StrEnum):
+    """What plans may do to compute, where that is asked for."""
+
+    OP_FUSION = "op-fusion"
+    PRECISION = "precision"
+    RECOMPUTATION = "recomputation"
+    ACCUMULATION = "accumulation"
 
 
 def run(
@@ -47,6 +59,32 @@ def run(
         Path | None,
         typer.Option("--out", metavar="RUN", help="Run folder; one that exists is continued.", show_default="in runs/"),
     ] = None,
+    compute: Annotated[
+        list[ComputeName] | None,
+        typer.Option("--with", help="Also change compute (TensorFlow with Horovod); may be repeated."),
+    ] = None,
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod).")
+    ] = False,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(
+            "--memory-limit", metavar="BYTES", min=1, help="Memory that a rank may take; recomputes or accumulates to fit."
+        ),
+    ] = None,
+    cluster_model: Annotated[
+        Path | None,
+        typer.Option("--cluster-model", metavar="DIR", help="What fused ops take (from 'fit'); left out: the bundled one."),
+    ] = None,
+    precision_table: Annotated[
+        Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops; for --with precision.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", metavar="RUN", help="Correct predictions by what 'validate' measured of that run.")
+    ] = None,
+    quantile: Annotated[
+        float | None, typer.Option("--quantile", metavar="Q", help="Rank the best plans by this quantile over other luck: 0.9.")
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes that price plans.")] = 1,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Workers here, or as tasks of a Ray cluster (RAY_ADDRESS).")
@@ -56,6 +94,9 @@ def run(
         typer.Option("--storage", metavar="URL", help="Share the trials with searches elsewhere: postgresql://..., journal:///..."),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop after this time.")] = None,
+    until_settled: Annotated[
+        bool, typer.Option("--until-settled", help="Stop when more trials are expected to gain less than predictions are sure of.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -70,15 +111,25 @@ def run(
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
-    from dpro_search.replay import Predictor
-    from dpro_search.search import run_search
+    from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+    from dpro_search.search import Objective, run_search
+    from dpro_search.search.calibration import CalibratedObjective, Calibration
 
     folder = sample_trace_path() if trace is None else trace
     if out is None:
         out = Path("runs") / f"{folder.resolve().name}-{sampler}-seed{seed}"
     if storage is not None:
         _warn_of_slow_storage(stderr_console(), storage)
-    objective = Predictor.from_trace(Trace.load(folder))
+    options = PlanOptions(
+        compute=frozenset(name.value for name in compute or ()),
+        allow_lossy=allow_lossy,
+        memory_limit_bytes=memory_limit,
+        cluster_model=cluster_model,
+        precision_table=precision_table,
+    )
+    objective: Objective = plan_predictor(Trace.load(folder), options)
+    if calibrate is not None:
+        objective = CalibratedObjective(objective, Calibration.load(calibrate))
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
         result = run_search(
             objective,
@@ -93,6 +144,9 @@ def run(
             workers=workers,
             engine=engine.value,
             storage=storage,
+            options=_told(options, calibrate),
+            until_settled=until_settled,
+            quantile=quantile,
         )
     if as_json:
         print_json(result.summary())
@@ -100,6 +154,35 @@ def run(
         print_result(stdout_console(), result)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
+
+
+def _told(options: PlanOptions, calibrate: Path | None) -> dict[str, str]:
+    """The options that decide prices, as a run folder keeps them."""
+    found = {}
+    if options.compute:
+        found["with"] = ",".join(sorted(options.compute))
+    if options.allow_lossy:
+        found["allow_lossy"] = "yes"
+    if options.memory_limit_bytes is not None:
+        found["memory_limit_bytes"] = str(options.memory_limit_bytes)
+    calibration = None if calibrate is None else calibrate / "calibration.json"
+    files = {"cluster_model": options.cluster_model, "precision_table": options.precision_table, "calibration": calibration}
+    return found | {name: _digest_of_files(path) for name, path in files.items() if path is not None}
+
+
+def _digest_of_files(path: Path) -> str:
+    """SHA-256 of a file, or of the JSON files of a folder, wherever they lie; raises `InputError` if there is none."""
+    import hashlib
+
+    from dpro_search.errors import InputError
+
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:
@@ -154,6 +237,7 @@ _NOTES = {
     "timeout": " (stopped by --timeout)",
     "interrupted": " (interrupted)",
     "exhausted": " (no further plan to be found)",
+    "settled": " (no further gain expected)",
 }
 
 
@@ -163,7 +247,14 @@ def print_result(console: Console, result: SearchResult) -> None:
 
     console.print(result_table(result))
     best = result.plans[0]
-    if not result.gain_certain:
+    if not result.feasible:
+        console.print(f"No plan keeps the memory limit. The nearest {best.prediction.infeasible}.", style="yellow")
+    elif result.baseline.infeasible is not None:
+        console.print(
+            f"The recorded setting {result.baseline.infeasible} MiB. Best plan that fits:"
+            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the recorded speed."
+        )
+    elif not result.gain_certain:
         console.print(
             "Nothing to gain here: no plan is faster than the recorded setting by more than the predictions' intervals.",
             style="yellow",
@@ -173,6 +264,13 @@ def print_result(console: Console, result: SearchResult) -> None:
             f"Best plan: {microseconds(best.prediction.iteration_us)} instead of"
             f" {microseconds(result.baseline.iteration_us)}, predicted speed-up {best.speedup:.2f}x."
         )
+    if best.beats_recorded is not None and best.quantile_us is not None:
+        console.print(
+            f"Ranked by a quantile over other luck: {microseconds(best.quantile_us)};"
+            f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
+        )
+    if result.front:
+        console.print(f"{len(result.front)} plans are on the front of time against memory: pareto.csv.")
     if result.workers_lost:
         console.print(f"{result.workers_lost} workers ended before their time; the others did their work.", style="yellow")
     note = _NOTES[result.stopped]
@@ -217,10 +315,37 @@ def describe(plan: Plan) -> str:
 
     words = []
     if plan.tensor_groups is not None:
-        count = len(plan.tensor_groups)
-        words.append(f"{count} group{'' if count == 1 else 's'}")
+        words.append(_counted(len(plan.tensor_groups), "group"))
     if plan.fusion_threshold_bytes is not None:
         words.append(f"fusion {size(plan.fusion_threshold_bytes)}" if plan.fusion_threshold_bytes else "no fusion")
     if plan.cycle_time_us is not None:
         words.append(f"cycle {microseconds(plan.cycle_time_us)}")
+    if plan.bucket_cap_bytes is not None:
+        words.append(f"buckets of {size(plan.bucket_cap_bytes)}")
+    if plan.servers is not None:
+        words.append(_counted(plan.servers, "server"))
+    if plan.bigarray_bound is not None:
+        words.append(f"spread from {plan.bigarray_bound} elements")
+    if plan.p3 is not None:
+        words.append("priority slices" if plan.p3 else "no priority slices")
+    if plan.slice_threshold is not None:
+        words.append(f"slices of {plan.slice_threshold} elements")
+    if plan.partition_bytes is not None:
+        words.append(f"partitions of {size(plan.partition_bytes)}")
+    if plan.credit is not None:
+        words.append(f"credit {plan.credit}" if plan.credit else "no credit")
+    if plan.op_clusters is not None:
+        words.append(_counted(len(plan.op_clusters), "op cluster"))
+    if plan.bfloat16_ops is not None:
+        words.append(f"{_counted(len(plan.bfloat16_ops), 'op')} in bfloat16")
+    if plan.recomputed_ops is not None:
+        words.append(f"{_counted(len(plan.recomputed_ops), 'op')} recomputed")
+    if plan.micro_batches is not None:
+        words.append(_counted(plan.micro_batches, "micro-batch", "micro-batches"))
+    if plan.compression is not None:
+        words.append(f"gradients in {plan.compression}")
     return ", ".join(words) or "as recorded"
+
+
+def _counted(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import DAMAGED, write_file
+from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
+from dpro_search.search.robustness import beats
 from dpro_search.search.run_folder import Trial
 from dpro_search.space.plan import Plan, Prediction
 
-Stopped = Literal["finished", "timeout", "interrupted", "exhausted"]
+Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled"]
 MOST_PLANS = 10
 _CSV_COLUMNS = (
-    *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup"),
-    *("gain_certain", "fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "trial"),
+    *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
+    *("peak_memory_bytes", *Plan.__struct_fields__, "trial"),
 )
 NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
 
@@ -35,6 +38,9 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
         Iteration time of the recorded setting over that of the plan.
     gain_certain
         The replay settled, and its whole interval lies below the whole interval of the recorded setting.
+    quantile_us, beats_recorded
+        Where plans were ranked by a quantile: that quantile of its iteration time, and the share of all luck in which the plan is
+        faster than the recorded setting.
     """
 
     plan: Plan
@@ -42,6 +48,8 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
     trial: int
     speedup: float
     gain_certain: bool
+    quantile_us: float | None = None
+    beats_recorded: float | None = None
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +64,19 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds
         Wall-clock time of this search, without what an earlier one spent on the same folder.
     stopped
-        Why it ended; "exhausted": the sampler found no plan that was not priced yet.
+        Why it ended; "exhausted": the sampler found no plan that was not priced yet; "settled": no gain was to be expected.
     baseline
         Price of the recorded setting.
     plans
-        The best plans, fastest first. Plans within 1 % of each other count as one, and the simplest speaks for them.
+        The best plans, fastest first. Plans within 1 % of each other count as one, and the simplest speaks for them. Those that are
+        infeasible are left out, unless there is no other; then those that need least memory are there.
     workers_lost
         Worker processes that ended before their time; others did their work.
+    front
+        Feasible plans than which no priced one is both faster and needs less memory, fastest first; empty where memory does not
+        depend on the plan, or is not known.
+    beats
+        Where plans were ranked by a quantile: in which share of all luck each of `plans` is faster than each, [plans, plans].
     """
 
     run: str
@@ -72,11 +86,18 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Prediction
     plans: tuple[RankedPlan, ...]
     workers_lost: int = 0
+    front: tuple[RankedPlan, ...] = ()
+    beats: tuple[tuple[float, ...], ...] = ()
 
     @property
     def gain_certain(self) -> bool:
         """Whether any plan is faster than the recorded setting by more than both intervals allow for."""
         return any(ranked.gain_certain for ranked in self.plans)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any plan that was priced keeps the limits."""
+        return self.plans[0].prediction.infeasible is None
 
     def summary(self) -> dict[str, Any]:
         """The result as the command line prints it with ``--json``."""
@@ -90,28 +111,25 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "best_us": self.plans[0].prediction.iteration_us,
             "speedup": self.plans[0].speedup,
             "gain_certain": self.gain_certain,
+            "feasible": self.feasible,
             "workers_lost": self.workers_lost,
-            "plans": [
-                {
-                    "plan": msgspec.to_builtins(ranked.plan),
-                    "predicted_iteration_us": ranked.prediction.iteration_us,
-                    "interval_us": ranked.prediction.interval_us,
-                    "peak_memory_bytes": ranked.prediction.peak_memory_bytes,
-                    "speedup": ranked.speedup,
-                    "gain_certain": ranked.gain_certain,
-                }
-                for ranked in self.plans
-            ],
+            "plans": [_row(ranked) for ranked in self.plans],
+            "pareto": [_row(ranked) for ranked in self.front],
+            "beats": self.beats,
         }
 
     def save(self) -> None:
-        """Write ``plans/``, ``topn.csv`` and ``result.json`` into the run folder, in place of older ones."""
+        """Write ``plans/``, ``topn.csv``, ``pareto.csv`` and ``result.json`` into the run folder, in place of older ones."""
         folder = Path(self.run)
         for rank, ranked in enumerate(self.plans):
             write_file(folder / "plans" / f"plan-{rank}.json", ranked.plan.to_json())
         for rank in range(len(self.plans), MOST_PLANS):
             (folder / "plans" / f"plan-{rank}.json").unlink(missing_ok=True)
-        write_file(folder / "topn.csv", _csv(self.plans))
+        write_file(folder / "topn.csv", _csv(self.plans, "plans/plan-{}.json"))
+        if self.front:
+            write_file(folder / "pareto.csv", _csv(self.front, ""))
+        else:
+            (folder / "pareto.csv").unlink(missing_ok=True)
         write_file(folder / "result.json", msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @staticmethod
@@ -122,7 +140,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=SearchResult)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
-        except msgspec.MsgspecError as error:
+        except DAMAGED as error:
             raise InputError(f"{path}: not a search result ({error}); make it again with 'dpro-search run'") from error
 
 
@@ -130,45 +148,107 @@ def rank_plans(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPla
     """The best distinct plans, fastest first, at most `MOST_PLANS`.
 
     Going from the fastest plan to slower ones, each takes with it all that are at most 1 % slower. Of those the simplest is
-    listed: fewest fields, then fewest groups, then fastest, then first found.
+    listed: fewest fields, then fewest groups, clusters and ops that it names, then fastest, then first found. If no plan is
+    feasible, those that need least memory are listed.
     """
-    distinct = {trial.plan: trial for trial in sorted(trials, key=lambda t: -t.number)}  # the first trial of a plan stays
-    rest = sorted(distinct.values(), key=lambda t: (t.prediction.iteration_us, t.number))
+    distinct = _distinct(trials)
+    rest = sorted(_feasible(distinct), key=lambda t: (t.prediction.iteration_us, t.number))
+    if not rest:
+        least = sorted(distinct, key=lambda t: (t.prediction.peak_memory_bytes or 0, t.prediction.iteration_us, t.number))
+        return tuple(_ranked(trial, baseline) for trial in least[:MOST_PLANS])
     ranked: list[RankedPlan] = []
     while rest and len(ranked) < MOST_PLANS:
         limit_us = rest[0].prediction.iteration_us * (1 + NEAR_TIE)
         ties = [trial for trial in rest if trial.prediction.iteration_us <= limit_us]
         rest = rest[len(ties) :]
-        simplest = min(ties, key=_complexity)
-        ranked.append(
-            RankedPlan(
-                plan=simplest.plan,
-                prediction=simplest.prediction,
-                trial=simplest.number,
-                speedup=baseline.iteration_us / simplest.prediction.iteration_us,
-                gain_certain=simplest.prediction.settled and simplest.prediction.interval_us[1] < baseline.interval_us[0],
-            )
-        )
+        ranked.append(_ranked(min(ties, key=_complexity), baseline))
     return tuple(ranked)
+
+
+def pareto_front(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPlan, ...]:
+    """Feasible plans than which none is both faster and smaller, fastest first; empty if memory is unknown or always the same."""
+    known = [trial for trial in _feasible(_distinct(trials)) if trial.prediction.peak_memory_bytes is not None]
+    if len({trial.prediction.peak_memory_bytes for trial in known}) < 2:
+        return ()
+    front: list[Trial] = []
+    for trial in sorted(known, key=lambda t: (t.prediction.iteration_us, t.prediction.peak_memory_bytes, _complexity(t))):
+        if not front or (trial.prediction.peak_memory_bytes or 0) < (front[-1].prediction.peak_memory_bytes or 0):
+            front.append(trial)
+    return tuple(_ranked(trial, baseline) for trial in front)
+
+
+def by_quantile(plans: Sequence[RankedPlan], times_us: Floats, quantile: float) -> tuple[tuple[RankedPlan, ...], Floats]:
+    """Plans by a quantile of their iteration times, and how often each is faster than each.
+
+    Parameters
+    ----------
+    times_us
+        Of each plan and, last, of the recorded setting, all in the same luck, [plans + 1, samples].
+    """
+    at = np.quantile(times_us, quantile, axis=1)
+    share = beats(times_us)
+    order = np.argsort(at[:-1], kind="stable").tolist()
+    ranked = tuple(
+        msgspec.structs.replace(plans[i], quantile_us=float(at[i]), beats_recorded=float(share[i, len(plans)])) for i in order
+    )
+    return ranked, share[np.ix_(order, order)]
+
+
+def _distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """The first trial of each plan."""
+    return list({trial.plan: trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
+
+
+def _feasible(trials: Iterable[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.prediction.infeasible is None]
+
+
+def _ranked(trial: Trial, baseline: Prediction) -> RankedPlan:
+    found = trial.prediction
+    return RankedPlan(
+        plan=trial.plan,
+        prediction=found,
+        trial=trial.number,
+        speedup=baseline.iteration_us / found.iteration_us,
+        gain_certain=found.infeasible is None and found.settled and found.interval_us[1] < baseline.interval_us[0],
+    )
 
 
 def _complexity(trial: Trial) -> tuple[int, int, float, int]:
     plan = trial.plan
-    changes = sum(getattr(plan, field) is not None for field in plan.__struct_fields__)
-    return changes, len(plan.tensor_groups or ()), trial.prediction.iteration_us, trial.number
+    named = sum(len(value) for name in plan.changes if isinstance(value := getattr(plan, name), tuple))
+    return len(plan.changes), named, trial.prediction.iteration_us, trial.number
 
 
-def _csv(plans: tuple[RankedPlan, ...]) -> bytes:
+def _row(ranked: RankedPlan) -> dict[str, Any]:
+    row = {
+        "plan": msgspec.to_builtins(ranked.plan),
+        "predicted_iteration_us": ranked.prediction.iteration_us,
+        "interval_us": ranked.prediction.interval_us,
+        "peak_memory_bytes": ranked.prediction.peak_memory_bytes,
+        "speedup": ranked.speedup,
+        "gain_certain": ranked.gain_certain,
+        "infeasible": ranked.prediction.infeasible,
+    }
+    if ranked.quantile_us is not None:
+        row |= {"quantile_us": ranked.quantile_us, "beats_recorded": ranked.beats_recorded}
+    return row
+
+
+def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
+    """A table of plans; fields that are lists by their length."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(_CSV_COLUMNS)
     for rank, ranked in enumerate(plans):
         plan, prediction = ranked.plan, ranked.prediction
-        groups = None if plan.tensor_groups is None else len(plan.tensor_groups)
+        values = [getattr(plan, name) for name in Plan.__struct_fields__]
         table.writerow(
             [
-                *(rank, f"plans/plan-{rank}.json", prediction.iteration_us, *prediction.interval_us, ranked.speedup),
-                *(ranked.gain_certain, plan.fusion_threshold_bytes, plan.cycle_time_us, groups, ranked.trial),
+                *(rank, file.format(rank), prediction.iteration_us, *prediction.interval_us, ranked.speedup),
+                *(ranked.gain_certain, prediction.peak_memory_bytes),
+                *(len(value) if isinstance(value, tuple) else value for value in values),
+                ranked.trial,
             ]
         )
     return text.getvalue().encode()

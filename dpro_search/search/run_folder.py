@@ -6,6 +6,7 @@
                           With ``--storage`` the storage is, and this is a copy, written when the search ends
 ``result.json``           the result, written when a search ends or is stopped
 ``topn.csv``              the best plans as a table
+``pareto.csv``            plans than which none is both faster and smaller, where memory depends on the plan
 ``plans/plan-<n>.json``   the best plans, 0 is the best
 ========================  ==================================================================================
 """
@@ -23,7 +24,7 @@ from typing import IO
 
 import msgspec
 
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan, Prediction
@@ -40,10 +41,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     trace: str  # where the trace lay; it may move
     trace_digest: str
-    recorded: CommSettings
+    recorded: CommSettings | None  # Horovod's knobs; None for other kinds of jobs
     created: str
     storage: str | None = None  # where the trials are, if not here; without its password
     id: str = ""  # tells apart the runs that share a storage
+    options: dict[str, str] = {}  # what decides prices beside the trace: limits, allowed transformations, their cost models
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,7 +137,7 @@ class Journal:
                 trial = decoder.decode(line)
                 if trial.number != number:
                     raise InputError(f"trial {trial.number} where {number} belongs")
-            except (msgspec.MsgspecError, InputError) as error:
+            except (*DAMAGED, InputError) as error:
                 raise InputError(f"{self.path}: line {number + 1} is damaged ({error}); choose another --out") from error
             trials.append(trial)
         os.truncate(self._file.fileno(), whole_bytes)
@@ -170,7 +172,7 @@ def read_run(folder: Path) -> RunInfo:
         return msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise InputError(f"{path}: damaged ({error}); search again with 'dpro-search run'") from error
 
 
@@ -196,8 +198,11 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
                 raise InputError(f"{folder}: exists and is not a run folder (no run.json); choose another --out")
             write_file(path, msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
             return info
+        link = next((entry for entry in folder.iterdir() if entry.is_symlink()), None)
+        if link is not None:
+            raise InputError(f"{link}: a link in a run folder is not followed; choose another --out")
         earlier = msgspec.json.decode(path.read_bytes(), type=RunInfo)
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise InputError(f"{path}: damaged ({error}); choose another --out") from error
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -216,6 +221,7 @@ _IDENTITY = {
     "seed": "give the same --seed or ",
     "trace_digest": "give the same TRACE or ",
     "storage": "give the same --storage or ",
+    "options": "give the same options or ",
 }
 
 

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import msgspec
+import numpy as np
 
 from dpro_search import __version__
 from dpro_search.errors import InputError
 from dpro_search.search.objective import Objective
 from dpro_search.search.pricing import InlinePricer, Pricer, Prices
-from dpro_search.search.result import SearchResult, Stopped, rank_plans
+from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans
+from dpro_search.search.robustness import Sampled, checked_quantile, sampled_us
 from dpro_search.search.run_folder import Journal, RunInfo, Trial, locked_run, open_run, write_trials
-from dpro_search.search.samplers import make_sampler
+from dpro_search.search.samplers import Guide, sampler_for
+from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, own_trials, shared_trials
 from dpro_search.search.workers import ProcessPricer
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations import PlanSpace, horovod_space
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
 
 Engine = Literal["local", "ray"]
+_SETTLED_EVERY = 16  # trials between two looks at whether more are worth it
 
 
 def run_search(
@@ -42,6 +51,9 @@ def run_search(
     workers: int = 1,
     engine: Engine = "local",
     storage: str | None = None,
+    options: Mapping[str, str] | None = None,
+    until_settled: bool = False,
+    quantile: float | None = None,
 ) -> SearchResult:
     """Price plans and keep the best.
 
@@ -74,6 +86,13 @@ def run_search(
         How many plans are priced at a time: "local", by processes here; "ray", by tasks of a Ray cluster that exists.
     storage
         An address that `SharedStudy` knows; None: the journal in the run folder.
+    options
+        What decides the objective's prices beside the trace, by name: a folder with other ones is another search's.
+    until_settled
+        End when the expected gain of more trials is below what the best prediction may be wrong by (see `stopping.py`).
+    quantile
+        Order the plans that are listed by this quantile of their iteration times over replays of different luck; None: by the
+        predicted iteration time.
 
     Raises
     ------
@@ -91,7 +110,10 @@ def run_search(
         raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
     if not objective.tensors:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
-    chooser = make_sampler(sampler, objective.tensors, objective.recorded, seed)
+    if quantile is not None:
+        checked_quantile(quantile)
+    space, guide = _space_of(objective), _guide_of(objective)
+    chooser = sampler_for(space, sampler, seed, guide)
     info = RunInfo(
         sampler=sampler,
         seed=seed,
@@ -101,6 +123,7 @@ def run_search(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         storage=None if storage is None else _without_password(storage),
         id=uuid.uuid4().hex,
+        options=dict(options or {}),
     )
     info = open_run(out, info)
     window = 1 if workers == 1 else 2 * workers
@@ -114,7 +137,7 @@ def run_search(
                 found = own_trials(prices, chooser, journal, trials, window)
             else:
                 stack.enter_context(locked_run(out))
-                own_chooser = make_sampler(sampler, objective.tensors, objective.recorded, (seed, int(info.id, 16)))
+                own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
                 study = stack.enter_context(_shared_study(storage, info))
                 found = shared_trials(prices, own_chooser, study, trials, window)
             for trial in found:
@@ -126,6 +149,9 @@ def run_search(
                 if interrupted.is_set():
                     stopped = "interrupted"
                     break
+                if until_settled and len(finished) % _SETTLED_EVERY == 0 and is_settled(finished):
+                    stopped = "settled"
+                    break
                 if timeout_s is not None and time.monotonic() - started_s > timeout_s:
                     stopped = "timeout"
                     break
@@ -134,17 +160,45 @@ def run_search(
         if storage is not None:
             write_trials(out / "trials.jsonl", finished)
         baseline = finished[0].prediction
+        plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
+        if quantile is not None:
+            times_us = sampled_us(_sampled(objective), [*(ranked.plan for ranked in plans), Plan()])
+            plans, shares = by_quantile(plans, times_us, quantile)
         result = SearchResult(
             run=str(out),
             trials=len(finished),
             seconds=time.monotonic() - started_s,
             stopped=stopped,
             baseline=baseline,
-            plans=rank_plans(finished, baseline),
+            plans=plans,
             workers_lost=pricer.lost,
+            front=pareto_front(finished, baseline),
+            beats=tuple(tuple(row) for row in shares.tolist()),
         )
         result.save()
     return result
+
+
+def _space_of(objective: Objective) -> PlanSpace:
+    """The plans of an objective: its own space, or what any Horovod job has."""
+    found = getattr(objective, "space", None)
+    return found if isinstance(found, PlanSpace) else horovod_space(objective.tensors, objective.recorded)
+
+
+def _guide_of(objective: Objective) -> Guide | None:
+    """What replays plans for samplers: the objective, where it can tell collectives apart."""
+    if callable(getattr(objective, "exchanges", None)):
+        return cast("Guide", objective)
+    from dpro_search.replay.horovod_plans import HorovodPlans
+    from dpro_search.replay.predictor import Predictor
+
+    return HorovodPlans(objective) if isinstance(objective, Predictor) else None
+
+
+def _sampled(objective: Objective) -> Sampled:
+    if not callable(getattr(objective, "sampled", None)):
+        raise InputError("--quantile: this objective does not replay plans in different luck")
+    return cast("Sampled", objective)
 
 
 def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:
@@ -165,10 +219,13 @@ def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engin
 
 
 def _shared_study(storage: str, info: RunInfo) -> SharedStudy:
-    """The study of all searches of one trace and one seed by one version of the program: they get the same prices."""
+    """The study of all searches of one trace, seed and set of options by one version of the program: they get the same prices."""
     from dpro_search.search.shared_study import SharedStudy
 
-    return SharedStudy(storage, f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}", info.id)
+    name = f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}"
+    if info.options:
+        name += "-" + hashlib.sha256(msgspec.json.encode(sorted(info.options.items()))).hexdigest()[:16]
+    return SharedStudy(storage, name, info.id)
 
 
 def _without_password(storage: str) -> str:

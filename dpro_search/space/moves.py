@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpro_search.collect.trace import TensorInfo
+from dpro_search.collect.trace import Floats, TensorInfo
 
 Grouping = tuple[tuple[str, ...], ...]
+
+_COOL_SHARE = 0.1  # of the hottest weight, for groups from which nothing is expected
 
 
 def contiguous_groups(tensors: Sequence[TensorInfo], count: int) -> Grouping:
@@ -105,29 +107,52 @@ def move_tensor(groups: Grouping, tensor: str, target: int) -> Grouping:
     return tuple(group for group in moved if group)
 
 
-def propose(groups: Grouping, position: Mapping[str, int], rng: np.random.Generator) -> Grouping:
+def propose(
+    groups: Grouping, position: Mapping[str, int], rng: np.random.Generator, hot: Mapping[str, float] | None = None
+) -> Grouping:
     """A random neighbour in canonical spelling: merge, split, border or tensor move, each equally likely where it is possible.
 
     A grouping without a neighbour (one tensor) comes back unchanged.
+
+    Parameters
+    ----------
+    hot
+        How much is to be gained by changing what a tensor does, by name: groups are chosen accordingly. None or empty: all alike.
     """
     neighbours = [i for i in range(len(groups) - 1) if len(groups[i]) + len(groups[i + 1]) > 2]
     divisible = [i for i, group in enumerate(groups) if len(group) > 1]
     kinds = ["merge", "tensor"] * (len(groups) > 1) + ["split"] * bool(divisible) + ["border"] * bool(neighbours)
     if not kinds:
         return groups
+    weights = _group_weights(groups, hot) if hot else None
+    pairs = None if weights is None else np.maximum(weights[:-1], weights[1:])
     match kinds[rng.integers(len(kinds))]:
         case "merge":
-            moved = merge_groups(groups, int(rng.integers(len(groups) - 1)))
+            moved = merge_groups(groups, _drawn(range(len(groups) - 1), pairs, rng))
         case "split":
-            index = divisible[rng.integers(len(divisible))]
+            index = _drawn(divisible, weights, rng)
             moved = split_group(groups, index, int(rng.integers(1, len(groups[index]))))
         case "border":
-            moved = _shifted_border(groups, neighbours[rng.integers(len(neighbours))], rng)
+            moved = _shifted_border(groups, _drawn(neighbours, pairs, rng), rng)
         case _:
-            source = int(rng.integers(len(groups)))
+            source = _drawn(range(len(groups)), weights, rng)
             target = (source + int(rng.integers(1, len(groups)))) % len(groups)
             moved = move_tensor(groups, groups[source][rng.integers(len(groups[source]))], target)
     return canonical(moved, position)
+
+
+def _group_weights(groups: Grouping, hot: Mapping[str, float]) -> Floats:
+    """How often each group is to be chosen: by its hottest tensor, but none never."""
+    weights = np.array([max(hot.get(name, 0.0) for name in group) for group in groups])
+    return weights + _COOL_SHARE * float(weights.max()) + 1e-12
+
+
+def _drawn(candidates: Sequence[int], weights: Floats | None, rng: np.random.Generator) -> int:
+    if weights is None:
+        return candidates[int(rng.integers(len(candidates)))]
+    upto = np.cumsum(weights[list(candidates)])
+    place = int(np.searchsorted(upto, rng.random() * upto[-1], side="right"))
+    return candidates[min(place, len(candidates) - 1)]
 
 
 def _shifted_border(groups: Grouping, index: int, rng: np.random.Generator) -> Grouping:

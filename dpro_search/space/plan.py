@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
 
 PLAN_VERSION = 1
 
+MOST = 1e15  # of any number in a plan: a petabyte, or thirty years; arrays and clocks hold that
+_NOT_NEGATIVE = ("fusion_threshold_bytes", "credit")
+_POSITIVE = (
+    *("cycle_time_us", "bucket_cap_bytes", "servers", "bigarray_bound", "slice_threshold", "partition_bytes"),
+    "micro_batches",
+)
+_NAME_SETS = ("bfloat16_ops", "recomputed_ops")
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes of strategy; None leaves a setting as it was recorded.
+    """Changes of strategy; None leaves a setting as it was recorded. Predictors refuse fields that their kind of job does not know.
 
     Attributes
     ----------
-    fusion_threshold_bytes
-        Largest fused collective; 0: no fusion.
-    cycle_time_us
-        Shortest distance between two wake-ups of the communication thread.
+    fusion_threshold_bytes, cycle_time_us
+        Horovod: largest fused collective (0: no fusion), and shortest distance between two wake-ups of the communication thread.
     tensor_groups
         Exact tensor fusion: names of the tensors of each group. A tensor in no group goes alone, when it is ready.
+    bucket_cap_bytes
+        PyTorch DDP: size of a gradient bucket.
+    servers, bigarray_bound, p3, slice_threshold
+        MXNet KVStore: number of servers; elements from which a tensor is spread over all of them; priority-based slices, and the
+        elements of one.
+    partition_bytes, credit
+        BytePS: size of a tensor's parts, and how many of them may be under way.
+    op_clusters
+        Op fusion: names of the ops of each cluster, without the rank; the same on all ranks.
+    bfloat16_ops
+        Mixed precision: names of the ops that compute in bfloat16.
+    recomputed_ops
+        Names of the ops whose results are not kept for the backward pass but computed again.
+    micro_batches
+        Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
+    compression
+        Lossy compression of gradients: "fp16" or "2bit".
     """
 
     fusion_threshold_bytes: int | None = None
     cycle_time_us: float | None = None
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
+    bucket_cap_bytes: int | None = None
+    servers: int | None = None
+    bigarray_bound: int | None = None
+    p3: bool | None = None
+    slice_threshold: int | None = None
+    partition_bytes: int | None = None
+    credit: int | None = None
+    op_clusters: tuple[tuple[str, ...], ...] | None = None
+    bfloat16_ops: tuple[str, ...] | None = None
+    recomputed_ops: tuple[str, ...] | None = None
+    micro_batches: int | None = None
+    compression: Literal["fp16", "2bit"] | None = None
 
     def __post_init__(self) -> None:
-        if self.fusion_threshold_bytes is not None and self.fusion_threshold_bytes < 0:
-            raise InputError(f"fusion_threshold_bytes must be >= 0, not {self.fusion_threshold_bytes}")
-        if self.cycle_time_us is not None and self.cycle_time_us <= 0:
-            raise InputError(f"cycle_time_us must be > 0, not {self.cycle_time_us}")
-        if self.tensor_groups is not None:
-            names = [name for group in self.tensor_groups for name in group]
-            if len(set(names)) != len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise InputError(f"tensor_groups: tensor '{twice}' is in two groups")
-            if any(not group for group in self.tensor_groups):
-                raise InputError("tensor_groups: a group is empty")
+        for name in (*_NOT_NEGATIVE, *_POSITIVE):
+            value = getattr(self, name)
+            if value is not None and not value <= MOST:
+                raise InputError(f"{name} must be at most {MOST:.0e}")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InputError(f"{name} must be >= 0, not {value}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} must be > 0, not {value}")
+        _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
+        _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)
+        for name in _NAME_SETS:
+            ops = getattr(self, name) or ()
+            if len(set(ops)) != len(ops):
+                raise InputError(f"{name}: op '{next(op for op in ops if ops.count(op) > 1)}' is named twice")
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Names of the fields that the plan sets, in their order."""
+        return tuple(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, with its format's version."""
@@ -57,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             if unknown:
                 raise InputError(f"{where}: unknown field '{min(unknown)}' (known: {', '.join(Plan.__struct_fields__)})")
             return msgspec.json.decode(msgspec.json.encode(fields), type=Plan)
-        except msgspec.MsgspecError as error:
+        except DAMAGED as error:
             raise InputError(f"{where}: not a plan ({error})") from error
 
     @staticmethod
@@ -66,6 +116,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not path.is_file():
             raise InputError(f"{path}: no such plan file")
         return Plan.from_json(path.read_bytes(), str(path))
+
+
+def refuse_unknown(plan: Plan, known: Collection[str], job: str) -> None:
+    """Raise `InputError` if a plan sets a field that a kind of job does not know.
+
+    Parameters
+    ----------
+    known
+        Names of the fields that it knows.
+    job
+        What the kind is called: "a Horovod job".
+    """
+    for name in plan.changes:
+        if name not in known:
+            raise InputError(f"plan: {job} has no {name}; it knows {', '.join(known) or 'no field'}")
+
+
+def _check_disjoint(field: str, member: str, whole: str, groups: tuple[tuple[str, ...], ...] | None) -> None:
+    names = [name for group in groups or () for name in group]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{field}: {member} '{twice}' is in two {whole}s")
+    if any(not group for group in groups or ()):
+        raise InputError(f"{field}: a {whole} is empty")
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +153,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         Where an iteration goes on the slowest rank: compute, exposed communication, waiting, host.
     source
         "recorded" for the configuration of the trace, "extrapolated" for any other.
+    infeasible
+        Why the job could not run like this (it would need more memory than it may have); None: it could.
     """
 
     iteration_us: float
@@ -87,3 +163,4 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None
     source: str
     settled: bool = True
+    infeasible: str | None = None

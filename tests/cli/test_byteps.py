@@ -9,6 +9,7 @@ from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
 
 RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
 
@@ -54,7 +55,7 @@ def test_every_knob_can_be_set(trace, change):
     [
         ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, rate"),
         ("partition_bytes=many", "'many' is not a number"),
-        ("servers=0", "at least one server"),
+        ("servers=0", "servers must be > 0"),
     ],
 )
 def test_what_byteps_does_not_have_is_refused(trace, change, said):
@@ -80,3 +81,14 @@ def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, 
     assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
     print_diagnosis(result)
     assert "What the servers sum" in capsys.readouterr().out
+
+
+def test_a_plan_says_what_its_options_say(trace, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(Plan(partition_bytes=4096, servers=1).to_json())
+    asked = replayed(trace, plan=plan)["predicted_iteration_us"]
+    assert asked == replayed(trace, changes=("partition_bytes=4096", "servers=1"))["predicted_iteration_us"]
+    assert replayed(trace, plan=plan)["measured_iteration_us"] is None
+    plan.write_bytes(Plan(p3=True).to_json())
+    with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):
+        replayed(trace, plan=plan)

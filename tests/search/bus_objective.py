@@ -1,12 +1,15 @@
-"""A test double for the replay: gradients on one serial bus, priced by a formula. Nothing in it was measured."""
+"""Test doubles for the replay: gradients on one serial bus, and one knob, priced by formulas. Nothing in them was measured."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
+from dpro_search.replay.exchanges import Exchange
 from dpro_search.space.moves import Grouping, threshold_groups
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
 
 
 def tensors_of(sizes_bytes: list[int]) -> tuple[TensorInfo, ...]:
@@ -17,6 +20,16 @@ def tensors_of(sizes_bytes: list[int]) -> tuple[TensorInfo, ...]:
 
 
 DEFAULT_SETTINGS = CommSettings(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
+
+
+def priced(iteration_us: float, plan: Plan, noise: float, peak_memory_bytes: int | None = None) -> Prediction:
+    return Prediction(
+        iteration_us=iteration_us,
+        interval_us=(iteration_us * (1 - noise), iteration_us * (1 + noise)),
+        breakdown_us={},
+        peak_memory_bytes=peak_memory_bytes,
+        source="recorded" if plan == Plan() else "extrapolated",
+    )
 
 
 @dataclass(frozen=True)
@@ -34,21 +47,24 @@ class BusObjective:
     noise: float = 0.005
 
     def predict(self, plan: Plan) -> Prediction:
-        cycle_us = plan.cycle_time_us or self.recorded.cycle_time_us
+        ended_us = max(exchange.ended_us for exchange in self.exchanges(plan))
+        return priced(ended_us + 20_000.0 / self._cycle_us(plan), plan, self.noise)  # a busier thread slows the job
+
+    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         ready_us = {tensor.name: (i + 1) * self.compute_us for i, tensor in enumerate(self.tensors)}
         size_bytes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        found = []
         free_us = 0.0
         for group in sorted(self._groups(plan), key=lambda g: max(ready_us[name] for name in g)):
-            start_us = max(free_us, max(ready_us[name] for name in group) + cycle_us / 2)
-            free_us = start_us + self.alpha_us + self.beta_us_per_byte * sum(size_bytes[name] for name in group)
-        free_us += 20_000.0 / cycle_us  # a busier communication thread slows the job
-        return Prediction(
-            iteration_us=free_us,
-            interval_us=(free_us * (1 - self.noise), free_us * (1 + self.noise)),
-            breakdown_us={"compute": max(ready_us.values())},
-            peak_memory_bytes=None,
-            source="recorded" if plan == Plan() else "extrapolated",
-        )
+            names = tuple(sorted(group, key=ready_us.__getitem__))
+            total, posted_us = sum(size_bytes[name] for name in names), ready_us[names[-1]]
+            free_us = max(free_us, posted_us + self._cycle_us(plan) / 2) + self.alpha_us + self.beta_us_per_byte * total
+            ready = tuple(ready_us[name] for name in names)
+            found.append(Exchange(tensors=names, ready_us=ready, size_bytes=total, posted_us=posted_us, ended_us=free_us))
+        return tuple(found)
+
+    def _cycle_us(self, plan: Plan) -> float:
+        return plan.cycle_time_us or self.recorded.cycle_time_us
 
     def _groups(self, plan: Plan) -> Grouping:
         groups = plan.tensor_groups
@@ -61,3 +77,20 @@ class BusObjective:
             return threshold_groups(self.tensors, threshold_bytes)
         named = {name for group in groups for name in group}
         return (*groups, *((t.name,) for t in self.tensors if t.name not in named))
+
+
+class KnobObjective:
+    """A job with one knob, whose best value is `best_bytes`: ever slower with the ratio to it. Memory grows with the knob."""
+
+    recorded = None
+
+    def __init__(self, best_bytes: int = 8 * 2**20, recorded_bytes: int = 2**18) -> None:
+        self.tensors = tensors_of([2**20] * 100)
+        job = JobFacts(name="a job with one knob", tensors=self.tensors, values={"bucket_cap_bytes": recorded_bytes})
+        self.space = PlanSpace(job, (BucketSize(job),))
+        self._best_bytes, self._recorded_bytes = best_bytes, recorded_bytes
+
+    def predict(self, plan: Plan) -> Prediction:
+        self.space.check(plan)
+        cap = plan.bucket_cap_bytes or self._recorded_bytes
+        return priced(100_000.0 * (1 + 0.1 * abs(math.log(cap / self._best_bytes))), plan, 0.005, cap)

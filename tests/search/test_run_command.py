@@ -8,14 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bus_objective import BusObjective, tensors_of
 from rich.console import Console
 
 from dpro_search.cli.run import SamplerName, describe, digest_of, print_result, progress
-from dpro_search.collect.trace import CommSettings
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan
@@ -71,6 +75,13 @@ def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
         (Plan(fusion_threshold_bytes=0), "no fusion"),
         (Plan(fusion_threshold_bytes=2**21, cycle_time_us=2500.0), "fusion 2.0 MiB, cycle 2.5 ms"),
         (Plan(tensor_groups=(("a", "b"),)), "1 group"),
+        (Plan(bucket_cap_bytes=2**20), "buckets of 1.0 MiB"),
+        (Plan(servers=2, bigarray_bound=1000), "2 servers, spread from 1000 elements"),
+        (Plan(p3=True, slice_threshold=5000), "priority slices, slices of 5000 elements"),
+        (Plan(partition_bytes=2**20, credit=0), "partitions of 1.0 MiB, no credit"),
+        (Plan(op_clusters=(("a", "b"),), bfloat16_ops=("c", "d")), "1 op cluster, 2 ops in bfloat16"),
+        (Plan(recomputed_ops=("a",), micro_batches=2), "1 op recomputed, 2 micro-batches"),
+        (Plan(compression="fp16"), "gradients in fp16"),
     ],
 )
 def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:
@@ -93,6 +104,32 @@ def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
         (tmp_path / name / "meta.json").write_bytes(b"{}")
         (tmp_path / name / "trace.npz").write_bytes(data)
     assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b") != digest_of(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("raw", "assemble", "fields"),
+    [
+        ("byteps_mlp", assemble_byteps, {"partition_bytes", "credit", "servers"}),
+        ("ddp_mlp", assemble_ddp, {"bucket_cap_bytes"}),
+    ],
+)
+def test_every_kind_of_job_is_searched_and_its_plan_replayed(
+    raw: str, assemble: Callable[[Path], Trace], fields: set[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    assemble(Path(__file__).parents[1] / "data" / raw).save(trace)
+    command = [sys.executable, "-m", "dpro_search.cli"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def as_json(*options: str) -> dict[str, Any]:
+        done = subprocess.run([*command, *options, "--json"], env=environment, capture_output=True, text=True, check=True)
+        return dict(json.loads(done.stdout))
+
+    found = as_json("run", str(trace), "--trials", "15", "--sampler", "mcmc", "--out", str(tmp_path / "run"))
+    assert found["trials"] == 15
+    assert set(found["plans"][0]["plan"]) <= fields
+    best = as_json("replay", str(trace), "--plan", str(tmp_path / "run" / "plans" / "plan-0.json"))
+    assert best["predicted_iteration_us"] == pytest.approx(found["best_us"])
 
 
 class TestOnTheBundledSample:

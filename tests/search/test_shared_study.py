@@ -30,7 +30,7 @@ def url_of(folder: Path, kind: str = "journal") -> str:
 
 
 def driven(study: SharedStudy, sampler: str, seed: int, trials: int, window: int = 1) -> Iterator[Trial]:
-    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, seed)
+    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, seed, OBJECTIVE)
     return shared_trials(Prices(InlinePricer(OBJECTIVE)), chooser, study, trials, window)
 
 

@@ -9,26 +9,49 @@ import numpy as np
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.samplers._base import Proposal, Sampler
+from dpro_search.search.samplers._guide import Guide
+from dpro_search.space.transformations import PlanSpace, horovod_space
 
-SAMPLERS = ("auto", "mcmc", "optuna")
+SAMPLERS = ("auto", "critical-path", "mcmc", "nsga2", "optuna")
 
-__all__ = ["SAMPLERS", "Proposal", "Sampler", "make_sampler"]
+__all__ = ["SAMPLERS", "Guide", "Proposal", "Sampler", "make_sampler", "sampler_for"]
 
 
-def make_sampler(name: str, tensors: Sequence[TensorInfo], recorded: CommSettings, seed: int | Sequence[int]) -> Sampler:
-    """A sampler by name, with all its randomness from `seed`; raises `InputError` for an unknown name."""
+def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: Guide | None = None) -> Sampler:
+    """A sampler by name, with all its randomness from `seed`.
+
+    Raises
+    ------
+    InputError
+        There is no such sampler, or it needs a guide and there is none.
+    """
     rng = np.random.default_rng(seed)
     match name:  # imported here: Optuna takes half a second
         case "auto":
             from dpro_search.search.samplers._auto import AutoSampler
 
-            return AutoSampler(tensors, recorded, rng)
+            return AutoSampler(space, rng, guide)
+        case "critical-path":
+            from dpro_search.search.samplers._critical_path import CriticalPathSampler
+
+            return CriticalPathSampler(space, rng, guide)
         case "mcmc":
             from dpro_search.search.samplers._mcmc import McmcSampler
 
-            return McmcSampler(tensors, recorded, rng)
+            return McmcSampler(space, rng, guide)
+        case "nsga2":
+            from dpro_search.search.samplers._optuna import Nsga2Sampler
+
+            return Nsga2Sampler(space, rng, guide)
         case "optuna":
             from dpro_search.search.samplers._optuna import OptunaSampler
 
-            return OptunaSampler(tensors, recorded, rng)
+            return OptunaSampler(space, rng, guide)
     raise InputError(f"sampler '{name}' is unknown (known: {', '.join(SAMPLERS)})")
+
+
+def make_sampler(
+    name: str, tensors: Sequence[TensorInfo], recorded: CommSettings, seed: int | Sequence[int], guide: Guide | None = None
+) -> Sampler:
+    """A sampler of a Horovod job's plans; raises what `sampler_for` raises."""
+    return sampler_for(horovod_space(tensors, recorded), name, seed, guide)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings, TensorInfo
-from dpro_search.search.samplers._base import HOROVOD_DEFAULT, Proposal, Sampler, as_change
+from dpro_search.search.samplers._base import Proposal, Sampler, price_us
+from dpro_search.search.samplers._critical_path import CriticalPathSampler
+from dpro_search.search.samplers._guide import Guide
 from dpro_search.search.samplers._mcmc import McmcSampler
 from dpro_search.search.samplers._optuna import OptunaSampler
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 _BLOCK = 12  # trials that a sampler gets at a time
 _MEMORY = 0.5  # how much of a sampler's earlier gains still counts after each of its blocks
 _GAIN_DIGITS = 4  # smaller gains count as none
+_FRESH_ATTEMPTS = 8  # proposals of a member that another one had priced, which cost no trial
 _LOSER_EVERY = 4  # every so many blocks go to the sampler with the fewest trials
 
 
@@ -40,23 +43,27 @@ class _Block:
 
 
 class AutoSampler(Sampler):
-    """Optuna over the outer knobs and Metropolis chains over the groups, with trials going to the one that improves.
+    """Optuna over the outer knobs, Metropolis chains over whole plans and, with a guide, the critical path.
 
-    First come the library's defaults. Then members get blocks of trials: first one each, then the member whose blocks lately
+    First come the space's default plans. Then members get blocks of trials: first one each, then the member whose blocks lately
     improved the best plan most, with every fourth block for the one that had fewest trials. After a block, a new best plan is
     shown to the other members, and tried without its cycle time, which it may owe to chance.
     """
 
-    name = "auto"
+    name: ClassVar[str] = "auto"
 
-    def __init__(self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator) -> None:
-        super().__init__(tensors, recorded, rng)
-        outer, inner = rng.spawn(2)
-        self._members = [_Member(kind(tensors, recorded, r)) for kind, r in ((OptunaSampler, outer), (McmcSampler, inner))]
+    def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
+        super().__init__(space, rng, guide)
+        outer, inner, path = rng.spawn(3)
+        self._members = [_Member(OptunaSampler(space, outer)), _Member(McmcSampler(space, inner, guide))]
+        if guide is not None:
+            self._members.append(_Member(CriticalPathSampler(space, path, guide)))
         self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
         self._wanted: set[Plan] = set()
-        self._want(as_change(HOROVOD_DEFAULT, recorded) if recorded.groups is None else Plan())
+        for plan in space.defaults:
+            self._want(plan)
         self._asked: deque[_Block | None] = deque()  # whose the open asks are, the oldest first; None: the portfolio's own
+        self._known: dict[Plan, Prediction] = {}
         self._block: _Block | None = None
         self._blocks = 0
         self._best: tuple[Plan, Prediction] | None = None
@@ -70,8 +77,9 @@ class AutoSampler(Sampler):
         if self._block is None or self._block.to_ask == 0:
             self._block = self._next_block()
         self._block.to_ask -= 1
+        proposal = self._fresh(self._block.member)
         self._asked.append(self._block)
-        return self._block.member.sampler.ask()
+        return proposal
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
         assert self._asked, "tell without ask"
@@ -91,14 +99,27 @@ class AutoSampler(Sampler):
         for member in self._members:
             member.sampler.observe(plan, prediction)
 
+    def _fresh(self, member: _Member) -> Proposal:
+        """A member's next proposal; it is told at once what another one has had priced, if it is owed no other answer."""
+        proposal = member.sampler.ask()
+        if any(block is not None and block.member is member for block in self._asked):
+            return proposal
+        for _ in range(_FRESH_ATTEMPTS):
+            if proposal.plan not in self._known:
+                break
+            member.sampler.tell(proposal, self._known[proposal.plan])
+            proposal = member.sampler.ask()
+        return proposal
+
     def _note(self, plan: Plan, prediction: Prediction, finder: _Member | None) -> None:
-        if prediction.iteration_us < self._best_us():
+        self._known[plan] = prediction
+        if price_us(prediction) < self._best_us():
             self._best, self._finder = (plan, prediction), finder
             if finder is None:  # every member gets to see such a plan at once
                 self._shown = plan
 
     def _best_us(self) -> float:
-        return math.inf if self._best is None else self._best[1].iteration_us
+        return math.inf if self._best is None else price_us(self._best[1])
 
     def _next_block(self) -> _Block:
         self._blocks += 1

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings, TensorInfo
+from dpro_search.collect.trace import CommSettings
+from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace, horovod_space
+from dpro_search.space.transformations.cycle_time import CYCLE_RANGE_US, rounded_cycle_us
 
-CYCLE_RANGE_US = (500.0, 50_000.0)
-HOROVOD_DEFAULT = Plan(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
+__all__ = ["CYCLE_RANGE_US", "Proposal", "Sampler", "as_change", "price_us", "rounded_cycle_us"]
+
+_INFEASIBLE_US = 1e9  # per byte of memory: whatever is infeasible comes after all that is feasible
 
 
 class Proposal(NamedTuple):
@@ -46,20 +48,20 @@ class Sampler(abc.ABC):
 
     Parameters
     ----------
-    tensors
-        In the order in which they become ready; at least one.
-    recorded
-        The knobs that the empty plan keeps.
+    space
+        The plans that there are. Proposals are legal, and as simple as what they mean allows (`PlanSpace.simplest`).
     rng
         The only source of randomness.
+    guide
+        Replays plans for more than their price, always alike; None where nothing does.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator) -> None:
-        self.tensors = tuple(tensors)
-        self.recorded = recorded
+    def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
+        self.space = space
         self.rng = rng
+        self.guide = guide
 
     @abc.abstractmethod
     def ask(self) -> Proposal:
@@ -74,20 +76,13 @@ class Sampler(abc.ABC):
         """The price of a plan that somebody else found."""
 
 
+def price_us(prediction: Prediction) -> float:
+    """What samplers minimise: the iteration time. Infeasible plans come last, and of them those that need least memory first."""
+    if prediction.infeasible is None:
+        return prediction.iteration_us
+    return _INFEASIBLE_US * max(prediction.peak_memory_bytes or 1, 1)
+
+
 def as_change(plan: Plan, recorded: CommSettings) -> Plan:
-    """The simplest plan that means the same: fields that repeat the recording, or have no effect, are left out.
-
-    With explicit tensor groups the fusion threshold has no effect, because exact groups are neither cut nor joined.
-    """
-    groups = None if plan.tensor_groups == recorded.groups else plan.tensor_groups
-    threshold = plan.fusion_threshold_bytes
-    if groups is not None or threshold == recorded.fusion_threshold_bytes:
-        threshold = None
-    cycle = None if plan.cycle_time_us == recorded.cycle_time_us else plan.cycle_time_us
-    return msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, cycle_time_us=cycle, tensor_groups=groups)
-
-
-def rounded_cycle_us(cycle_us: float) -> float:
-    """A cycle time within range and with two significant digits: finer differences drown in the jitter of a wake-up."""
-    low, high = CYCLE_RANGE_US
-    return float(f"{min(max(cycle_us, low), high):.2g}")
+    """The simplest plan of a Horovod job that means the same."""
+    return horovod_space((), recorded).simplest(plan)

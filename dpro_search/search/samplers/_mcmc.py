@@ -1,32 +1,24 @@
-"""Metropolis chains over explicit tensor groups."""
+"""Metropolis chains over whole plans."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings, TensorInfo
-from dpro_search.search.samplers._base import CYCLE_RANGE_US, HOROVOD_DEFAULT, Proposal, Sampler, as_change, rounded_cycle_us
-from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
+from dpro_search.search.samplers._base import Proposal, Sampler, price_us
+from dpro_search.search.samplers._guide import Guide, hot_tensors
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 _HOT, _COLD = 0.02, 0.0002  # first and last temperature of a round, relative to the best iteration time
 _FIRST_ROUND = 32  # steps of a chain's first round; each further round is twice as long
-_MOST_START_GROUPS = 32
 _FRESH_ATTEMPTS = 16  # steps to states that were priced before cost no trial, up to so many in a row
-_CYCLE_SHARE = 0.1  # of the proposals change the cycle time
-_CYCLE_BACK_SHARE = 0.2  # of those go back to the recorded one
-
-
-@dataclass(frozen=True)
-class _State:
-    groups: Grouping
-    cycle_us: float | None  # None: as recorded
+_GUIDED_SHARE = 0.5  # of the proposals change what the critical path says, where a guide knows it
+_GUIDE_EVERY = 8  # steps of a chain between two looks at its critical path
 
 
 @dataclass
@@ -34,10 +26,13 @@ class _Chain:
     """One walk. `value_us` is infinite until its start has been priced."""
 
     rng: np.random.Generator
-    state: _State
+    state: Plan
     value_us: float = math.inf
     step: int = 0  # within the round
     round_steps: int = _FIRST_ROUND
+    hot: dict[str, float] = field(default_factory=dict)  # what its critical path waits for, by tensor
+    looked_at: Plan | None = None  # the state of `hot`
+    next_look: int = 0  # steps until the next look
 
     def temperature(self) -> float:
         """Relative to the best: from hot to cold, geometrically, within each round."""
@@ -47,14 +42,13 @@ class _Chain:
 class McmcSampler(Sampler):
     """Several annealed Metropolis walks, taking turns.
 
-    One chain starts from the recorded setting (dynamic fusion is taken as groups filled up to the threshold), the others from
-    contiguous groups, few to many, by turns with the library's default cycle time. A proposal makes one or a few moves of
-    `space.moves.propose`, or changes the cycle time; it is accepted with probability
-    min(1, exp(-(new - old) / (temperature * best))) on the iteration time [1]_. Temperature falls within a round and rises
-    again in the next one, which starts from the best state of all chains and is twice as long: the schedule needs no number of
-    trials, and long searches do not freeze. A step to a state priced before costs no trial. Where several plans are priced at a
-    time, a chain whose turn comes before it was told steps from where it stands, as if the open step were going to be rejected; the
-    step that is told is accepted or rejected against where the chain stands by then.
+    One chain starts from the recorded setting, the others from plans spread over the space. A proposal is a neighbour in the space;
+    it is accepted with probability min(1, exp(-(new - old) / (temperature * best))) on the iteration time [1]_. Temperature falls
+    within a round and rises again in the next one, which starts from the best state of all chains and is twice as long: the
+    schedule needs no number of trials, and long searches do not freeze; chains are at different temperatures, for they begin at
+    different times. With a guide, half of the proposals change what is on the critical path. A step to a state priced before costs
+    no trial. Where several plans are priced at a time, a chain whose turn comes before it was told steps from where it stands, as
+    if the open step were going to be rejected; what is told is accepted or rejected against where the chain stands by then.
 
     References
     ----------
@@ -62,21 +56,15 @@ class McmcSampler(Sampler):
        al., "Optimization by Simulated Annealing", 1983.
     """
 
-    name = "mcmc"
+    name: ClassVar[str] = "mcmc"
 
-    def __init__(self, tensors: Sequence[TensorInfo], recorded: CommSettings, rng: np.random.Generator, *, chains: int = 4) -> None:
-        super().__init__(tensors, recorded, rng)
-        self._position = {tensor.name: i for i, tensor in enumerate(self.tensors)}
-        counts = np.geomspace(1, min(_MOST_START_GROUPS, len(self.tensors)), max(chains - 1, 1)).round().astype(int)
-        starts = [self._state_of(Plan())]
-        default_us = as_change(HOROVOD_DEFAULT, recorded).cycle_time_us
-        cycles_us = itertools.cycle((default_us, None))
-        starts += [_State(contiguous_groups(self.tensors, int(n)), us) for n, us in zip(counts, cycles_us, strict=False)]
-        self._chains = [_Chain(stream, start) for stream, start in zip(rng.spawn(chains), starts, strict=False)]
+    def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None, *, chains: int = 4) -> None:
+        super().__init__(space, rng, guide)
+        self._chains = [_Chain(stream, start) for stream, start in zip(rng.spawn(chains), space.starts(chains), strict=True)]
         self._turn = 0
-        self._offers: deque[_State] = deque()
-        self._asked: deque[tuple[_Chain, _State]] = deque()  # open asks, the oldest first
-        self._known: dict[_State, float] = {}
+        self._offers: deque[Plan] = deque()
+        self._asked: deque[tuple[_Chain, Plan]] = deque()  # open asks, the oldest first
+        self._known: dict[Plan, float] = {}
         self._best = self._chains[0].state
         self._best_us = math.inf
 
@@ -90,21 +78,20 @@ class McmcSampler(Sampler):
                 break
             chain, state = self._next_step()
         self._asked.append((chain, state))
-        plan = Plan(tensor_groups=state.groups, cycle_time_us=state.cycle_us)
-        return Proposal(as_change(plan, self.recorded), self.name)
+        return Proposal(self.space.simplest(state), self.name)
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
         assert self._asked, "tell without ask"
         chain, state = self._asked.popleft()
-        self._known[state] = prediction.iteration_us
-        self._walk(chain, state, prediction.iteration_us)
+        self._known[state] = price_us(prediction)
+        self._walk(chain, state, self._known[state])
 
     def observe(self, plan: Plan, prediction: Prediction) -> None:
-        """A plan better than all chains is offered to the worst of them; its groups may be a guess, so are priced first."""
-        if prediction.iteration_us < self._best_us and plan != Plan():
-            self._offers.append(self._state_of(plan))
+        """A plan better than all chains is offered to the worst of them; said in full it may be a guess, so is priced first."""
+        if price_us(prediction) < self._best_us and plan != Plan():
+            self._offers.append(self.space.detailed(plan))
 
-    def _next_step(self) -> tuple[_Chain, _State]:
+    def _next_step(self) -> tuple[_Chain, Plan]:
         if self._offers and not any(math.isinf(chain.value_us) for chain in self._chains):
             return max(self._chains, key=lambda chain: chain.value_us), self._offers.popleft()
         chain = self._chains[self._turn]
@@ -112,7 +99,7 @@ class McmcSampler(Sampler):
         first = math.isinf(chain.value_us) and all(asked is not chain for asked, _ in self._asked)
         return chain, chain.state if first else self._neighbour(chain)
 
-    def _walk(self, chain: _Chain, state: _State, value_us: float) -> None:
+    def _walk(self, chain: _Chain, state: Plan, value_us: float) -> None:
         """Accept or reject, and begin the next round when this one is over."""
         if value_us < self._best_us:
             self._best, self._best_us = state, value_us
@@ -124,30 +111,15 @@ class McmcSampler(Sampler):
             chain.state, chain.value_us = self._best, self._best_us
             chain.step, chain.round_steps = 0, 2 * chain.round_steps
 
-    def _neighbour(self, chain: _Chain) -> _State:
-        state, rng = chain.state, chain.rng
-        if len(self.tensors) == 1 or rng.random() < _CYCLE_SHARE:
-            return _State(state.groups, self._other_cycle_us(state.cycle_us, rng))
-        groups = state.groups
-        for _ in range(rng.geometric(0.6)):
-            groups = propose(groups, self._position, rng)
-        return _State(groups, state.cycle_us)
+    def _neighbour(self, chain: _Chain) -> Plan:
+        hot = self._hot(chain) if self.guide is not None and chain.rng.random() < _GUIDED_SHARE else None
+        return self.space.propose(chain.state, chain.rng, hot)
 
-    def _other_cycle_us(self, cycle_us: float | None, rng: np.random.Generator) -> float | None:
-        if cycle_us is not None and rng.random() < _CYCLE_BACK_SHARE:
-            return None
-        now_us = max(cycle_us or self.recorded.cycle_time_us, CYCLE_RANGE_US[0])
-        return rounded_cycle_us(now_us * math.exp(rng.normal(0.0, 1.0)))
-
-    def _state_of(self, plan: Plan) -> _State:
-        groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
-            groups = self.recorded.groups
-        if groups is None:
-            threshold_bytes = plan.fusion_threshold_bytes
-            groups = threshold_groups(
-                self.tensors, self.recorded.fusion_threshold_bytes if threshold_bytes is None else threshold_bytes
-            )
-        named = {name for group in groups for name in group}
-        alone = tuple((tensor.name,) for tensor in self.tensors if tensor.name not in named)
-        return _State(canonical((*groups, *alone), self._position), plan.cycle_time_us)
+    def _hot(self, chain: _Chain) -> dict[str, float]:
+        """A look costs a replay; a state a few steps away waits for much the same."""
+        assert self.guide is not None, "only asked for with a guide"
+        chain.next_look -= 1
+        if chain.next_look < 0 and chain.looked_at != chain.state:
+            chain.hot, chain.looked_at = hot_tensors(self.guide.exchanges(chain.state)), chain.state
+            chain.next_look = _GUIDE_EVERY
+        return chain.hot

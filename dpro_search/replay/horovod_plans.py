@@ -1,0 +1,172 @@
+"""`HorovodPlans`: prices plans of a Horovod job that may also change its compute, its memory and its numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from dpro_search.collect.trace import CommSettings, Floats, Trace
+from dpro_search.costmodel.memory import peak_bytes
+from dpro_search.errors import InputError
+from dpro_search.replay.exchanges import Exchange, horovod_exchanges
+from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor
+from dpro_search.replay.predictor import Predictor
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import Transformation, horovod_facts, horovod_space
+from dpro_search.space.transformations.accumulation import Accumulation
+from dpro_search.space.transformations.compression import Compression
+from dpro_search.space.transformations.compute import ComputeGraph, transformed
+from dpro_search.space.transformations.op_fusion import OpFusion
+from dpro_search.space.transformations.precision import Precision, Ratios
+from dpro_search.space.transformations.recomputation import Recomputation
+
+_COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups")
+_REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute
+
+
+class HorovodPlans(PlanPredictor):
+    """Prices by the replay of communication, after the step was changed as a plan's other fields say.
+
+    Parameters
+    ----------
+    predictor
+        The recorded job.
+    compute
+        The recorded step op by op; only needed with transformations.
+    transformations
+        What plans may do beyond fusing tensors and setting the cycle.
+    """
+
+    recorded: CommSettings
+
+    def __init__(
+        self, predictor: Predictor, compute: ComputeGraph | None = None, transformations: tuple[Transformation, ...] = ()
+    ) -> None:
+        self.predictor = predictor
+        self.tensors = predictor.tensors
+        self.recorded = predictor.recorded
+        self.space = horovod_space(predictor.tensors, predictor.recorded, compute=transformations)
+        self._compute = compute
+        self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
+
+    def applied(self, plan: Plan) -> tuple[Predictor, Plan]:
+        """The predictor of the step that a legal plan makes, and what is left of the plan: communication."""
+        return self._under(plan).predictor, _communication(plan)
+
+    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
+        """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
+        return horovod_exchanges(*self.applied(plan))
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
+        predictor, communication = self.applied(plan)
+        return predictor.sampled(communication, samples=samples, seed=seed)
+
+    def _predict(self, plan: Plan) -> Prediction:
+        communication = _communication(plan)
+        step = self._under(plan)
+        if communication == Plan() != plan and self.recorded.cycle_time_us > 0:
+            # The same communication, said so that nobody takes it for the recorded job and its interval.
+            communication = Plan(cycle_time_us=self.recorded.cycle_time_us)
+        found = step.predictor.predict(communication)
+        if step.predictor is self.predictor:
+            return found
+        low, high = found.interval_us
+        half = math.hypot((high - low) / 2, step.doubt_us)
+        peak, more = found.peak_memory_bytes, step.more_bytes
+        return msgspec.structs.replace(
+            found,
+            interval_us=(found.iteration_us - half, found.iteration_us + half),
+            source="extrapolated",
+            peak_memory_bytes=None if peak is None or more is None else max(round(peak + more), 0),
+        )
+
+    def _under(self, plan: Plan) -> _Step:
+        compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
+        if compute not in self._steps:
+            assert self._compute is not None, "a legal plan has no other fields"
+            graph, doubt_us = transformed(self._compute, compute, self.space.transformations)
+            if len(self._steps) > _REMEMBERED:
+                del self._steps[next(key for key in self._steps if key != Plan())]
+            self._steps[compute] = _Step(self.predictor.at(graph=graph), doubt_us, self._more_bytes(compute))
+        return self._steps[compute]
+
+    def _more_bytes(self, plan: Plan) -> float | None:
+        """What liveness says that changes of compute add to the peak, or save; None where nothing tells."""
+        if plan.recomputed_ops is None and plan.micro_batches is None and plan.bfloat16_ops is None:
+            return 0.0
+        step = self.predictor.graph.memory
+        if step is None:
+            return None
+        changed = peak_bytes(
+            step, recomputed=plan.recomputed_ops or (), micro_batches=plan.micro_batches or 1, bfloat16=plan.bfloat16_ops or ()
+        )
+        return changed.bytes - self._recorded_bytes
+
+    @cached_property
+    def _recorded_bytes(self) -> float:
+        step = self.predictor.graph.memory
+        assert step is not None, "only asked for where it is known"
+        return peak_bytes(step).bytes
+
+
+class _Step(NamedTuple):
+    """A step under some compute: its predictor, how uncertain its length is, and what it needs of memory beside the recorded."""
+
+    predictor: Predictor
+    doubt_us: float
+    more_bytes: float | None
+
+
+def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | None = None) -> HorovodPlans:
+    """Prices of the plans of a recorded Horovod job.
+
+    Parameters
+    ----------
+    predictor
+        Of the trace, where it was made already, perhaps on another cluster.
+
+    Raises
+    ------
+    InputError
+        The options ask for what the recording does not have.
+    """
+    predictor = predictor or Predictor.from_trace(trace)
+    wanted = set(options.compute)
+    if wanted and trace.meta.framework != "tensorflow":
+        raise InputError(f"{min(wanted)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
+    if options.memory_limit_bytes is not None and predictor.graph.memory is not None:
+        wanted |= {"recomputation", "accumulation"}
+    if not wanted and not options.allow_lossy:
+        return HorovodPlans(predictor)
+    facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
+    found: list[Transformation] = []
+    if "op-fusion" in wanted:
+        from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
+        from dpro_search.costmodel.learned.model_file import FusionModel
+
+        model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
+        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph)))
+    if "precision" in wanted:
+        found.append(Precision(facts, compute, _ratios(options)))
+    if "recomputation" in wanted:
+        found.append(Recomputation(facts, compute))
+    if "accumulation" in wanted:
+        found.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
+    if options.allow_lossy:
+        found.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
+    return HorovodPlans(predictor, compute, tuple(found))
+
+
+def _communication(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, **{name: None for name in plan.changes if name not in _COMMUNICATION})
+
+
+def _ratios(options: PlanOptions) -> Ratios:
+    from dpro_search.costmodel.precision import PrecisionModel, PrecisionTable
+
+    if options.precision_table is None:
+        raise InputError("precision: name a table of what bfloat16 does to ops on the job's processor (--precision-table)")
+    return PrecisionModel.fit(PrecisionTable.load(options.precision_table))

@@ -1,0 +1,179 @@
+"""Prices of plans of recorded jobs with parameter servers: `KvstorePlans`, `BytepsPlans`."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.plan_predictor import PlanPredictor
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.sensitivity import Change
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.byteps_job import BytepsJob, byteps_graph
+from dpro_search.space.byteps_recorded import recorded_byteps_job
+from dpro_search.space.kvstore_job import KvstoreJob, goodput_bytes_per_us, kvstore_graph, store_bytes_per_us
+from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.transformations import (
+    Credit,
+    JobFacts,
+    KeySlicing,
+    PlanSpace,
+    ServerCount,
+    TensorPartition,
+    byteps_under,
+    kvstore_under,
+)
+
+_Job = TypeVar("_Job", KvstoreJob, BytepsJob)
+_PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
+
+
+class StorePlans(PlanPredictor, Generic[_Job]):
+    """Prices by the op-level replay of the job's graph.
+
+    Attributes
+    ----------
+    recorded_job
+        The job as it was recorded, or on another link.
+    """
+
+    model_error: float  # half the width of the interval, relative to the prediction
+
+    def __init__(self, job: _Job, tensors: Sequence[TensorInfo], space: PlanSpace) -> None:
+        self.recorded_job: _Job = job
+        self.tensors = tuple(tensors)
+        self.space = space
+        self._questions: tuple[Change, ...] = ()
+        self._changed = False
+
+    @classmethod
+    @abstractmethod
+    def from_trace(cls, trace: Trace) -> Self:
+        """Prices of the plans of a recorded job; raises `GraphError` if it cannot be rebuilt."""
+
+    @abstractmethod
+    def job(self, plan: Plan) -> _Job:
+        """The job under a legal plan."""
+
+    @abstractmethod
+    def at_rate(self, rate_bps: float | None) -> Self:
+        """Prices on links of another rate; None: without limit."""
+
+    def asked(self, question: Change) -> Self:
+        """Prices of the job as a what-if question would have it."""
+        changed = copy.copy(self)
+        changed._questions, changed._changed = (*self._questions, question), True
+        return changed
+
+    def graph(self, plan: Plan) -> ReplayGraph:
+        """What is replayed; raises `InputError` for a plan that the job cannot follow."""
+        self.space.check(plan)
+        graph = self._built(self.job(plan))
+        for question in self._questions:
+            graph = question.apply(graph)
+        return graph
+
+    def priced(self, timeline: Timeline, plan: Plan) -> Prediction:
+        """The price that a replay of a plan tells, with its breakdown."""
+        return self._price(timeline, plan, breakdown_us(timeline))
+
+    @abstractmethod
+    def _built(self, job: _Job) -> ReplayGraph:
+        """The graph of a job."""
+
+    def _predict(self, plan: Plan) -> Prediction:
+        # Without the breakdown, whose critical path takes as long as the replay.
+        return self._price(replay(self.graph(plan)), plan, {})
+
+    def _price(self, timeline: Timeline, plan: Plan, breakdown: dict[str, float]) -> Prediction:
+        centre = timeline.iteration_us
+        return Prediction(
+            iteration_us=centre,
+            interval_us=(centre * (1 - self.model_error), centre * (1 + self.model_error)),
+            breakdown_us=breakdown,
+            peak_memory_bytes=None,
+            source="recorded" if plan == Plan() and not self._changed else "extrapolated",
+            settled=timeline.settled,
+        )
+
+    def _with_job(self, job: _Job) -> Self:
+        changed = copy.copy(self)
+        changed.recorded_job, changed._changed = job, True
+        return changed
+
+
+class KvstorePlans(StorePlans[KvstoreJob]):
+    """Servers and slicing of MXNet's KVStore."""
+
+    model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Self:
+        return cls.of_job(recorded_kvstore_job(trace), trace.tensors)
+
+    @classmethod
+    def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo]) -> Self:
+        """Prices of the plans of a job."""
+        slicing = job.slicing
+        values = {
+            "servers": slicing.servers,
+            "bigarray_bound": slicing.bound,
+            "p3": slicing.priority,
+            "slice_threshold": slicing.slice_threshold,
+        }
+        facts = JobFacts(name="a job with parameter servers", tensors=tuple(tensors), values=values)
+        elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
+        return cls(job, tensors, PlanSpace(facts, (ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())))))
+
+    def job(self, plan: Plan) -> KvstoreJob:
+        return kvstore_under(plan, self.recorded_job)
+
+    def at_rate(self, rate_bps: float | None) -> Self:
+        return self._with_job(replace(self.recorded_job, bytes_per_us=store_bytes_per_us(rate_bps)))
+
+    def _built(self, job: KvstoreJob) -> ReplayGraph:
+        return kvstore_graph(job)
+
+
+class BytepsPlans(StorePlans[BytepsJob]):
+    """Servers, partition size and credit of BytePS."""
+
+    model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Self:
+        return cls.of_job(recorded_byteps_job(trace), trace.tensors)
+
+    @classmethod
+    def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo]) -> Self:
+        """Prices of the plans of a job."""
+        values = {"servers": len(job.server_core), "partition_bytes": job.partition_bytes, "credit": job.credit}
+        facts = JobFacts(name="a job with BytePS", tensors=tuple(tensors), values=values)
+        return cls(job, tensors, PlanSpace(facts, (TensorPartition(facts), Credit(facts), ServerCount(facts))))
+
+    def job(self, plan: Plan) -> BytepsJob:
+        return byteps_under(plan, self.recorded_job)
+
+    def at_rate(self, rate_bps: float | None) -> Self:
+        return self._with_job(replace(self.recorded_job, bytes_per_us=goodput_bytes_per_us(rate_bps)))
+
+    def _built(self, job: BytepsJob) -> ReplayGraph:
+        return byteps_graph(job)
+
+
+def breakdown_us(timeline: Timeline) -> dict[str, float]:
+    """An iteration by what its critical path does: compute of workers, communication that nothing hides, the servers' work."""
+    found = {"compute": 0.0, "exposed_communication": 0.0, "server": 0.0}
+    for (_, kind), us in path_shares(timeline, critical_path(timeline)).by_rank_and_kind.items():
+        found[_PART_OF_KIND.get(kind, "server")] += us
+    total = sum(found.values()) or 1.0
+    return {part: us / total * timeline.iteration_us for part, us in found.items()}

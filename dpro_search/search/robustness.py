@@ -1,0 +1,47 @@
+"""How sure the order of plans is: their iteration times in other luck, the same for every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+
+SAMPLES = 64
+
+
+class Sampled(Protocol):
+    """Replays plans with the order of steps, latencies and agreements drawn anew."""
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
+        """Iteration times, [samples]; the i-th of every plan is of the same luck."""
+
+
+def sampled_us(prices: Sampled, plans: Sequence[Plan], samples: int = SAMPLES, seed: int = 0) -> Floats:
+    """Iteration times of plans in the same luck, [plans, samples]."""
+    return np.stack([prices.sampled(plan, samples=samples, seed=seed) for plan in plans])
+
+
+def beats(times_us: Floats) -> Floats:
+    """In which share of the samples a plan (row) is faster than another (column); ties count half, [plans, plans].
+
+    Parameters
+    ----------
+    times_us
+        [plans, samples].
+    """
+    faster = times_us[:, None, :] < times_us[None, :, :]
+    equal = times_us[:, None, :] == times_us[None, :, :]
+    found: Floats = (faster + equal / 2).mean(axis=2)
+    return found
+
+
+def checked_quantile(quantile: float) -> float:
+    """A quantile to rank by; raises `InputError` if it is none."""
+    if not 0 < quantile < 1:
+        raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
+    return quantile

@@ -1,0 +1,154 @@
+"""What a replay tells samplers: which tensors an iteration waits for, and which collectives to join or to cut.
+
+The theorems on tensor fusion of dPRO's Algorithm 1 (Hu et al., MLSys 2022), corrected: what is fused waits not only for its last
+tensor but also for the collective before it, and is compared with both collectives apart, the second behind the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from dpro_search.space.moves import Grouping
+from dpro_search.space.plan import Plan
+
+if TYPE_CHECKING:
+    from dpro_search.replay.exchanges import Exchange
+
+
+_SAME_US = 1e-3  # instants closer than this are one
+
+
+class Guide(Protocol):
+    """Something that replays plans and tells more than their price."""
+
+    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
+        """The collectives of an iteration under a plan with exact groups, in the order of their posts; empty where not known."""
+
+
+def hot_tensors(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """Time in us for which an iteration waits for each tensor's collective, of those on the critical path."""
+    found: dict[str, float] = {}
+    for exchange, us in reversed(_durations(exchanges)):
+        found |= dict.fromkeys(exchange.tensors, us)
+        if exchange.ended_us - us <= exchange.posted_us + _SAME_US:
+            break  # it waited for compute, not for the one before
+    return found
+
+
+def collective_us(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """How long the collective of each tensor takes, by name; waiting for others is no part of it."""
+    return {name: us for exchange, us in _durations(exchanges) for name in exchange.tensors}
+
+
+def _durations(exchanges: Sequence[Exchange]) -> list[tuple[Exchange, float]]:
+    """Exchanges in the order of their ends, and what each takes once its tensors are there and the one before has ended."""
+    in_order = sorted(exchanges, key=lambda exchange: exchange.ended_us)
+    before_us = [0.0, *(exchange.ended_us for exchange in in_order)]
+    return [(e, e.ended_us - max(before, e.posted_us)) for e, before in zip(in_order, before_us, strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncTime:
+    """What a collective of some bytes takes: ``alpha_us + size_bytes * beta_us``, agreement and copies included."""
+
+    alpha_us: float
+    beta_us: float
+
+    def __call__(self, size_bytes: float) -> float:
+        return self.alpha_us + size_bytes * self.beta_us
+
+
+def fitted_sync_time(exchanges: Sequence[Exchange]) -> SyncTime:
+    """The line through the sizes and durations of collectives (at least one), without negative terms."""
+    durations = _durations(exchanges)
+    size = np.array([exchange.size_bytes for exchange, _ in durations])
+    duration = np.array([us for _, us in durations])
+    if len(set(size.tolist())) == 1:
+        mean = float(duration.mean())
+        return SyncTime(alpha_us=mean / 2, beta_us=mean / 2 / max(float(size[0]), 1.0))
+    slope, offset = np.polyfit(size, duration, 1).tolist()
+    if slope < 0:
+        return SyncTime(alpha_us=max(float(duration.mean()), 0.0), beta_us=0.0)
+    if offset < 0:
+        return SyncTime(alpha_us=0.0, beta_us=float((size * duration).sum() / (size * size).sum()))
+    return SyncTime(alpha_us=offset, beta_us=slope)
+
+
+class Part(NamedTuple):
+    """Tensors that travel together: their bytes, and when the last of them is ready."""
+
+    tensors: tuple[str, ...]
+    size_bytes: float
+    ready_us: float
+
+
+def parts_of(exchanges: Sequence[Exchange]) -> list[Part]:
+    """The collectives as parts, in the order in which they become ready."""
+    return sorted((Part(e.tensors, e.size_bytes, e.posted_us) for e in exchanges), key=lambda part: part.ready_us)
+
+
+def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -> list[Part]:
+    """Every tensor as a part of its own, in the order in which they become ready."""
+    found = [
+        Part((name,), float(size_bytes[name]), ready_us)
+        for exchange in exchanges
+        for name, ready_us in zip(exchange.tensors, exchange.ready_us, strict=True)
+    ]
+    return sorted(found, key=lambda part: part.ready_us)
+
+
+def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime) -> bool:
+    """Whether two parts end no later as one collective than one behind the other (Theorem 2, corrected).
+
+    Parameters
+    ----------
+    before_end_us
+        When the collective before them ends.
+    """
+    first_end_us = max(first.ready_us, before_end_us) + sync(first.size_bytes)
+    apart_us = max(second.ready_us, first_end_us) + sync(second.size_bytes)
+    together_us = max(first.ready_us, second.ready_us, before_end_us) + sync(first.size_bytes + second.size_bytes)
+    return together_us <= apart_us
+
+
+def joined(parts: Sequence[Part], sync: SyncTime) -> Grouping:
+    """One walk over parts in order: each is fused with the one before where that pays."""
+    walked: list[Part] = []
+    before_end_us = 0.0  # of the collective before the open one, which is the last walked
+    for part in parts:
+        if walked and fusing_pays(before_end_us, walked[-1], part, sync):
+            walked[-1] = _together(walked[-1], part)
+        else:
+            if walked:
+                before_end_us = max(walked[-1].ready_us, before_end_us) + sync(walked[-1].size_bytes)
+            walked.append(part)
+    return tuple(part.tensors for part in walked)
+
+
+def cut(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int], sync: SyncTime) -> Grouping:
+    """One walk over collectives in order: each is cut in two where that lets it end earlier, at the best place."""
+    found: list[tuple[str, ...]] = []
+    before_end_us = 0.0
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.posted_us):
+        members = single_parts([exchange], size_bytes)
+        end_us = max(members[-1].ready_us, before_end_us) + sync(exchange.size_bytes)
+        best = len(members)
+        upto_bytes = 0.0
+        for number, member in enumerate(members[:-1], start=1):
+            upto_bytes += member.size_bytes
+            first_end_us = max(member.ready_us, before_end_us) + sync(upto_bytes)
+            apart_us = max(members[-1].ready_us, first_end_us) + sync(exchange.size_bytes - upto_bytes)
+            if apart_us < end_us:
+                best, end_us = number, apart_us
+        names = tuple(member.tensors[0] for member in members)
+        found += [part for part in (names[:best], names[best:]) if part]
+        before_end_us = end_us
+    return tuple(found)
+
+
+def _together(first: Part, second: Part) -> Part:
+    return Part(first.tensors + second.tensors, first.size_bytes + second.size_bytes, max(first.ready_us, second.ready_us))

@@ -1,0 +1,34 @@
+"""Transformations: the kinds of changes that a plan is made of.
+
+Each is one class, which knows the plan fields that are its own, which values are legal for a job and why others are not, and how
+to move from one plan to a neighbour. A `PlanSpace` composes those that a kind of job knows. What a plan does to a job is done by
+``apply`` functions: `space/apply.py` (Horovod), `space/ddp_job.py`, `kvstore_under`, `byteps_under`, and, for what changes
+compute, ``transformed`` of `compute.py`. Transformations of compute are imported from their modules, as they need a compiler.
+"""
+
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation
+from dpro_search.space.transformations._space import PlanSpace
+from dpro_search.space.transformations.buckets import BucketSize
+from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
+from dpro_search.space.transformations.partition import Credit, TensorPartition, byteps_under
+from dpro_search.space.transformations.servers import ServerCount
+from dpro_search.space.transformations.slicing import KeySlicing, kvstore_under
+
+__all__ = [
+    "HOROVOD_DEFAULT",
+    "RECORDED",
+    "BucketSize",
+    "Choice",
+    "Credit",
+    "JobFacts",
+    "KeySlicing",
+    "Knob",
+    "PlanSpace",
+    "ServerCount",
+    "TensorPartition",
+    "Transformation",
+    "byteps_under",
+    "horovod_facts",
+    "horovod_space",
+    "kvstore_under",
+]

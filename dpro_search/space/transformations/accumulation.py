@@ -1,0 +1,81 @@
+"""Gradient accumulation: a step's batch in parts, after the last of which gradients are communicated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation
+
+_TRIED = (2, 4, 8, 16)
+_MOST = 64
+
+
+class Accumulation(Knob, GraphTransformation):
+    """Every part runs all ops on its share of the batch, at least for as long as an op takes that has nothing to do.
+
+    The gradients of all parts but the first are added up, at what the recorded updates take for a byte. The graph's posts are those
+    of the last part.
+    """
+
+    name = "accumulation"
+    fields = ("micro_batches",)
+
+    def __init__(self, job: JobFacts, compute: ComputeGraph, *, allow_lossy: bool = False) -> None:
+        memory = compute.graph.memory
+        self._batch = 0 if memory is None else memory.batch  # 0: not known
+        normalised = any(op_type.lstrip("_").startswith("FusedBatchNorm") for op_type in compute.graph.op_type)
+        self._changes_numbers = normalised and not allow_lossy
+        GraphTransformation.__init__(self, job, compute)
+
+    def legal(self, plan: Plan) -> str | None:
+        parts = plan.micro_batches
+        if parts is None or parts == 1:
+            return None
+        if self._changes_numbers:
+            return "micro_batches: batch normalisation sees smaller batches, which changes the numbers; only with --allow-lossy"
+        if self._batch and parts > self._batch:
+            return f"micro_batches={parts}: a batch of {self._batch} cannot be cut into so many parts"
+        return f"micro_batches={parts}: at most {_MOST} parts" if parts > _MOST else None
+
+    def simplest(self, plan: Plan) -> Plan:
+        return msgspec.structs.replace(plan, micro_batches=None) if plan.micro_batches == 1 else plan
+
+    def apply(self, graph: DataflowGraph, plan: Plan) -> DataflowGraph:
+        parts = plan.micro_batches or 1
+        if parts == 1:
+            return graph
+        compute, sizes = self.compute, np.array([tensor.size_bytes for tensor in graph.tensors], dtype=np.float64)
+        # What does not shrink with the batch, and so is there once more with each further part.
+        least = compute.by_due(np.minimum(compute.graph.op_work_us, compute.launch_us), compute.due)
+        profiles = []
+        for rank, profile in enumerate(graph.profiles):
+            place = compute.place[rank]
+            fixed = np.cumsum(least[:, rank], axis=1)
+            adds = np.zeros(len(sizes))
+            adds[place] = sizes * self._add_us_per_byte(graph, rank)
+            added = np.cumsum(adds)
+            whole = (profile.main_us + (parts - 1) * fixed[:, -1]) / parts  # of a part, without adding
+            post = (profile.post_us + (parts - 1) * fixed[:, place]) / parts + added[place]
+            before = (parts - 1) * whole + (parts - 2) * added[-1]
+            profiles.append(replace(profile, post_us=before[:, None] + post, main_us=before + whole + added[-1]))
+        return replace(graph, profiles=tuple(profiles))
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        tried = [parts for parts in _TRIED if self.legal(Plan(micro_batches=parts)) is None]
+        ways = {RECORDED: ({},), "set": ladder("micro_batches", tried)}
+        return Choice(name=self.name, fields=self.fields, ways={way: rungs for way, rungs in ways.items() if rungs})
+
+    @staticmethod
+    def _add_us_per_byte(graph: DataflowGraph, rank: int) -> float:
+        """An addition reads and writes as many bytes as the plainest update."""
+        updates = sum(float(release.work_us.mean()) for release in graph.profiles[rank].releases)
+        total = sum(tensor.size_bytes for tensor in graph.tensors)
+        return updates / total if total else 0.0

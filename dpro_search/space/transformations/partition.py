@@ -1,0 +1,64 @@
+"""Tensor partition of BytePS: the size of a tensor's parts, and how many bytes of them may be under way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, ladder
+from dpro_search.space.transformations.servers import cores_of_servers
+
+MOST_PARTS = 20_000
+_MOST_TRIED = 4_000  # parts of what samplers try: a replay takes as long as there are
+
+
+class TensorPartition(Knob):
+    """BYTEPS_PARTITION_BYTES, which BytePS takes in whole pages."""
+
+    name = "partition"
+    fields = ("partition_bytes",)
+
+    def legal(self, plan: Plan) -> str | None:
+        if plan.partition_bytes is None:
+            return None
+        pages = math.ceil(plan.partition_bytes / PAGE_BYTES)
+        parts = sum(math.ceil(tensor.size_bytes / (pages * PAGE_BYTES)) for tensor in self.job.tensors)
+        if parts > MOST_PARTS:
+            return f"partition_bytes={plan.partition_bytes} cuts the tensors into {parts} parts; at most {MOST_PARTS} are replayed"
+        return None
+
+    @cached_property
+    def choice(self) -> Choice:
+        sizes = [tensor.size_bytes for tensor in self.job.tensors]
+        least = max(4 * PAGE_BYTES, 2 * sum(sizes) / _MOST_TRIED)
+        parts = geometric(least, max(*sizes, least), 2**0.5, multiple_of=PAGE_BYTES)
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("partition_bytes", parts)})
+
+
+class Credit(Knob):
+    """BYTEPS_SCHEDULING_CREDIT; 0 is off."""
+
+    name = "credit"
+    fields = ("credit",)
+
+    def legal(self, plan: Plan) -> str | None:
+        return None
+
+    @cached_property
+    def choice(self) -> Choice:
+        credits = [credit for credit in (0, 1, 2, 4, 8, 16, 32) if credit != self.job.values["credit"]]
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("credit", credits)})
+
+
+def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:
+    """A BytePS job as a plan would have it."""
+    servers = len(job.server_core) if plan.servers is None else plan.servers
+    return replace(
+        job,
+        partition_bytes=job.partition_bytes if plan.partition_bytes is None else plan.partition_bytes,
+        credit=job.credit if plan.credit is None else plan.credit,
+        server_core=cores_of_servers(servers, job.worker_core, job.server_core),
+    )

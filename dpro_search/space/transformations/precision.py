@@ -1,0 +1,129 @@
+"""Mixed precision: ops that compute in bfloat16, within TensorFlow's safety lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
+from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
+
+# By type, as TensorFlow's pass for mixed precision sorts them: always safe; as safe as what they are computed from; never.
+_SAFE_TYPES = (
+    "BatchMatMul BatchMatMulV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative Einsum MatMul "
+    "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput"
+)
+_BETWEEN_TYPES = (
+    "Add AddN AddV2 AvgPool AvgPoolGrad BiasAdd BiasAddGrad Elu EluGrad Erf FusedBatchNormV3 FusedBatchNormGradV3 LeakyRelu "
+    "LeakyReluGrad MaxPool MaxPoolGrad Mul Relu ReluGrad Relu6 Relu6Grad Sub Tanh TanhGrad"
+)
+_UNSAFE_TYPES = (
+    "Exp Expm1 L2Loss Log Log1p LogSoftmax Mean Pow Prod Rsqrt Softmax SoftmaxCrossEntropyWithLogits Sqrt Sum "
+    "SparseSoftmaxCrossEntropyWithLogits"
+)
+SAFE, BETWEEN, UNSAFE = (frozenset(types.split()) for types in (_SAFE_TYPES, _BETWEEN_TYPES, _UNSAFE_TYPES))
+_TYPE_SHARE = 0.7  # of the moves change all ops of a type; the others one op
+
+
+class Ratios(Protocol):
+    """Says what bfloat16 does to an op's time; `costmodel.precision.PrecisionModel` does."""
+
+    def ratio(self, op_type: str) -> tuple[float, float, float] | None:
+        """Time in bfloat16 over that in float32, casts included, and its interval; None where it is not known."""
+
+
+class Precision(ComputeTransformation):
+    """Forward and backward ops of types that were measured in both precisions."""
+
+    name = "precision"
+    fields = ("bfloat16_ops",)
+    weight = 2.0
+
+    def __init__(self, job: JobFacts, compute: ComputeGraph, ratios: Ratios) -> None:
+        self._ratios = ratios
+        self.compute = compute
+        self._by_type: dict[str, list[str]] = {}
+        for name in compute.ops:
+            if self._refusal(name) is None:
+                self._by_type.setdefault(self.type(name), []).append(name)
+        self._types = tuple(self._by_type)
+        self._place = {name: ops[0] for name, ops in compute.ops.items()}
+        super().__init__(job, compute)
+
+    def legal(self, plan: Plan) -> str | None:
+        names = plan.bfloat16_ops or ()
+        return self.unknown_op(names) or next((why for name in names if (why := self._refusal(name)) is not None), None)
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        if not self._types:
+            return plan
+        taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.recomputed_ops or ())
+        chosen = set(plan.bfloat16_ops or ())
+        alike = self._by_type[self._types[rng.integers(len(self._types))]]
+        if rng.random() >= _TYPE_SHARE:
+            alike = [alike[rng.integers(len(alike))]]
+        moved = chosen - set(alike) if set(alike) - taken <= chosen else chosen | (set(alike) - taken)
+        return self._with(plan, moved)
+
+    def suggested(self, plan: Plan, delay_us: Mapping[str, float]) -> Plan | None:
+        """All ops that gain."""
+        if self.choice is None:
+            return None
+        taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.recomputed_ops or ())
+        found = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.ways["set"][-1]["bfloat16_ops"]} - taken)
+        return None if found == plan else found
+
+    def simplest(self, plan: Plan) -> Plan:
+        return plan if plan.bfloat16_ops is None else self._with(plan, set(plan.bfloat16_ops))
+
+    def apply(self, change: ComputeChange, plan: Plan) -> None:
+        for name in plan.bfloat16_ops or ():
+            found = self._ratios.ratio(self.type(name))
+            assert found is not None, "a legal plan has measured types only"
+            ops = list(self.compute.ops[name])
+            change.doubt_us += float(change.work_us[:, ops].mean()) * (found[2] - found[1]) / 2
+            change.work_us[:, ops] *= found[0]
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        gaining = [op_type for op_type in self._types if (found := self._ratios.ratio(op_type)) is not None and found[0] < 1]
+        rungs = [self._names([op_type for op_type in gaining if _plain(op_type) in SAFE]), self._names(gaining)]
+        distinct = [names for names in dict.fromkeys(rungs) if names]
+        if not distinct:
+            return None
+        return Choice(
+            name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": tuple({"bfloat16_ops": names} for names in distinct)}
+        )
+
+    def _names(self, types: Sequence[str]) -> tuple[str, ...]:
+        return self._ordered({name for op_type in types for name in self._by_type[op_type]})
+
+    def _ordered(self, names: set[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=lambda name: (self._place.get(name, -1), name)))
+
+    def _with(self, plan: Plan, names: set[str]) -> Plan:
+        return msgspec.structs.replace(plan, bfloat16_ops=self._ordered(names) or None)
+
+    def _refusal(self, name: str) -> str | None:
+        kind, op_type = self.kind(name), self.type(name)
+        if kind not in (OpKind.FORWARD, OpKind.BACKWARD):
+            return f"op '{name}' is of kind {kind.name}: only forward and backward ops change precision"
+        if _plain(op_type) in UNSAFE:
+            return f"op '{name}': {op_type} is not safe in bfloat16"
+        if _plain(op_type) not in SAFE | BETWEEN:
+            return f"op '{name}': TensorFlow keeps {op_type} in float32"
+        if self._ratios.ratio(op_type) is None:
+            return f"op '{name}': what {op_type} takes in bfloat16 was not measured"
+        return None
+
+
+def _plain(op_type: str) -> str:
+    """A type as it was before oneDNN or a fusion of TensorFlow's own took it."""
+    plain = op_type.removeprefix("_Mkl").removeprefix("Native").removeprefix("_")
+    return plain.removeprefix("Fused") if plain.removeprefix("Fused") in SAFE else plain

@@ -1,0 +1,74 @@
+"""How MXNet's KVStore cuts gradients: tensors above a bound over all servers, or slices of one size with priorities (P3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+
+from dpro_search.space.kvstore_job import KvstoreJob
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, ladder
+from dpro_search.space.transformations.servers import cores_of_servers
+
+MOST_SLICES = 20_000
+_MOST_TRIED = 4_000  # slices of what samplers try: a replay takes as long as there are
+_SMALLEST_ELEMENTS = 1000
+
+
+class KeySlicing(Knob):
+    """KVStore's bound, or priority slices of a number of elements."""
+
+    name = "slicing"
+    fields = ("bigarray_bound", "p3", "slice_threshold")
+
+    def __init__(self, job: JobFacts, elements: tuple[int, ...]) -> None:
+        self.elements = elements
+        super().__init__(job)
+
+    def legal(self, plan: Plan) -> str | None:
+        if plan.p3 is None and plan.slice_threshold is None:
+            return None
+        priority = self.job.values["p3"] if plan.p3 is None else plan.p3
+        threshold = plan.slice_threshold or self.job.values["slice_threshold"]
+        slices = sum(math.ceil(count / threshold) for count in self.elements)
+        if priority and slices > MOST_SLICES:
+            return f"slice_threshold={threshold} cuts the tensors into {slices} slices; at most {MOST_SLICES} are replayed"
+        return None
+
+    def simplest(self, plan: Plan) -> Plan:
+        """With priority slices the bound has no effect, and without them their size has none."""
+        priority = self.job.values["p3"] if plan.p3 is None else plan.p3
+        return super().simplest(msgspec.structs.replace(plan, **{"bigarray_bound" if priority else "slice_threshold": None}))
+
+    @cached_property
+    def choice(self) -> Choice:
+        largest, total = max(self.elements), sum(self.elements)
+        least = max(_SMALLEST_ELEMENTS, 2 * total // _MOST_TRIED)
+        bounds = geometric(_SMALLEST_ELEMENTS, largest + 1, 2.0)
+        slices = geometric(least, max(largest, least), 2.0)
+        plain: tuple[dict[str, object], ...] = ladder("bigarray_bound", bounds)
+        return Choice(
+            name=self.name,
+            fields=self.fields,
+            ways={
+                RECORDED: ({},),
+                "bound": tuple({"p3": False, **rung} for rung in plain) if self.job.values["p3"] else plain,
+                "priority": tuple({"p3": True, **rung} for rung in ladder("slice_threshold", slices)),
+            },
+        )
+
+
+def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
+    """A job with parameter servers as a plan would have it."""
+    old = job.slicing
+    slicing = replace(
+        old,
+        servers=old.servers if plan.servers is None else plan.servers,
+        bound=old.bound if plan.bigarray_bound is None else plan.bigarray_bound,
+        priority=old.priority if plan.p3 is None else plan.p3,
+        slice_threshold=old.slice_threshold if plan.slice_threshold is None else plan.slice_threshold,
+    )
+    return replace(job, slicing=slicing, server_core=cores_of_servers(slicing.servers, job.worker_core, job.server_core))

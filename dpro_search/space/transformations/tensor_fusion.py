@@ -1,0 +1,87 @@
+"""Tensor fusion of Horovod: which gradients travel in one collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Transformation, ladder
+
+MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more
+_LOG2_THRESHOLDS = np.arange(16.0, 28.25, 0.5)  # 64 KiB to 256 MiB
+_MORE_MOVES = 0.6  # parameter of the geometric distribution of the number of moves in a proposal
+
+
+class TensorFusion(Transformation):
+    """Dynamic fusion up to a threshold, or exact groups: any, not only of neighbours."""
+
+    name = "tensor-fusion"
+    fields = ("fusion_threshold_bytes", "tensor_groups")
+    weight = 9.0
+
+    def __init__(self, job: JobFacts) -> None:
+        self.position = {tensor.name: i for i, tensor in enumerate(job.tensors)}
+        super().__init__(job)
+
+    def legal(self, plan: Plan) -> str | None:
+        for group in plan.tensor_groups or ():
+            for name in group:
+                if name not in self.position:
+                    return f"the trace has no tensor '{name}' (its first is '{self.job.tensors[0].name}')"
+        return None
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        groups = plan.tensor_groups
+        if groups is None or sum(map(len, groups)) != len(self.position):
+            groups = self._groups(plan)
+        if len(self.position) > 1:
+            for _ in range(rng.geometric(_MORE_MOVES)):
+                groups = propose(groups, self.position, rng, hot)
+        return self._with(plan, groups)
+
+    def simplest(self, plan: Plan) -> Plan:
+        """With exact groups the threshold has no effect: they are neither cut nor joined."""
+        groups = None if plan.tensor_groups == self.job.values.get("tensor_groups") else plan.tensor_groups
+        threshold = plan.fusion_threshold_bytes
+        if groups is not None or threshold == self.job.values.get("fusion_threshold_bytes"):
+            threshold = None
+        return msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, tensor_groups=groups)
+
+    def detailed(self, plan: Plan) -> Plan:
+        """Dynamic fusion as groups filled up to the threshold: what it does when it never waits."""
+        return self._with(plan, self._groups(plan))
+
+    def start(self, plan: Plan, number: int, count: int) -> Plan:
+        counts = np.geomspace(1, min(MOST_GROUPS, len(self.position)), max(count, 1)).round().astype(int)
+        return self._with(plan, contiguous_groups(self.job.tensors, int(counts[number])))
+
+    @cached_property
+    def choice(self) -> Choice:
+        ways: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},)}
+        if self.job.values.get("tensor_groups") is None:  # groups of a recording cannot be undone by a threshold
+            thresholds = [0, *(round(2**power) for power in _LOG2_THRESHOLDS.tolist())]
+            ways["threshold"] = ladder("fusion_threshold_bytes", thresholds)
+        most = min(MOST_GROUPS, len(self.job.tensors))
+        counts = sorted({int(count) for count in np.geomspace(1, most, 20).round()})
+        ways["groups"] = ladder("tensor_groups", [contiguous_groups(self.job.tensors, count) for count in counts])
+        return Choice(name=self.name, fields=self.fields, ways=ways)
+
+    def _with(self, plan: Plan, groups: Grouping) -> Plan:
+        return msgspec.structs.replace(plan, tensor_groups=groups, fusion_threshold_bytes=None)
+
+    def _groups(self, plan: Plan) -> Grouping:
+        groups = plan.tensor_groups
+        if groups is None and plan.fusion_threshold_bytes is None:
+            groups = self.job.values.get("tensor_groups")
+        if groups is None:
+            threshold = plan.fusion_threshold_bytes
+            recorded = self.job.values["fusion_threshold_bytes"]
+            return threshold_groups(self.job.tensors, recorded if threshold is None else threshold)
+        named = {name for group in groups for name in group}
+        alone = tuple((tensor.name,) for tensor in self.job.tensors if tensor.name not in named)
+        return canonical((*groups, *alone), self.position)

@@ -1,0 +1,215 @@
+"""Plans of every kind of job: prices of real recordings and of small jobs, and a search over each."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample import predictor, sample
+
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.errors import DproSearchError, InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
+from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
+from dpro_search.replay.store_plans import KvstorePlans
+from dpro_search.search import run_search
+from dpro_search.space.kvstore_job import KvstoreJob, Segment
+from dpro_search.space.plan import Plan
+
+DATA = Path(__file__).parents[1] / "data"
+MIB = 2**20
+
+
+@functools.cache
+def byteps() -> PlanPredictor:
+    return plan_predictor(assemble_byteps(DATA / "byteps_mlp"))
+
+
+@functools.cache
+def ddp() -> PlanPredictor:
+    return plan_predictor(assemble_ddp(DATA / "ddp_mlp"))
+
+
+@functools.cache
+def horovod() -> PlanPredictor:
+    return plan_predictor(sample())
+
+
+def kvstore() -> KvstorePlans:
+    """Two workers with 2 MiB in one tensor and 8 small ones, one slow link each, and one server: more servers help."""
+    sizes = [2 * MIB, *[4096] * 8]
+    layers = range(len(sizes))
+    forward = [Segment(kind=OpKind.FORWARD, work_us=1000.0, uses=(i,), makes=()) for i in layers]
+    backward = [Segment(kind=OpKind.BACKWARD, work_us=1000.0, uses=(), makes=(i,)) for i in reversed(layers)]
+    job = KvstoreJob(
+        workers=((*forward, *backward),) * 2,
+        tensor_bytes=np.array(sizes, dtype=np.float64),
+        element_bytes=np.full(len(sizes), 4.0),
+        key=np.array(layers),
+        worker_core=(0, 1),
+        server_core=(2,),
+        slicing=Slicing(servers=1, bound=10**9),
+        bytes_per_us=100.0,
+        comm_us_per_byte=0.0,
+        beside_us_per_byte=(0.0, 0.0),
+        copy_us_per_byte=1e-4,
+        sum_us_per_byte=1e-4,
+        update_us_per_byte=1e-4,
+        slice_us=1.0,
+        updates=tuple((i,) for i in layers),
+    )
+    tensors = [
+        TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)
+    ]
+    return KvstorePlans.of_job(job, tensors)
+
+
+KINDS = {"byteps": byteps, "ddp": ddp, "horovod": horovod, "kvstore": kvstore}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recorded_setting_and_every_starting_point_have_a_price(kind: str) -> None:
+    prices = KINDS[kind]()
+    recorded = prices.predict(Plan())
+    assert recorded.source == "recorded"
+    for plan in prices.space.starts(4):
+        found = prices.predict(prices.space.simplest(plan))
+        assert found.iteration_us > 0
+        assert found.interval_us[0] < found.iteration_us < found.interval_us[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_finds_a_plan_that_is_no_slower(kind: str, tmp_path: Path) -> None:
+    prices = KINDS[kind]()
+    result = run_search(prices, trials=12, seed=1, out=tmp_path / "run", trace_digest=kind)
+    assert result.plans[0].prediction.iteration_us <= 1.01 * result.baseline.iteration_us
+    assert set(result.plans[0].plan.changes) <= set(prices.space.fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> None:
+    prices = KINDS[kind]()
+    foreign = Plan(bucket_cap_bytes=1) if kind != "ddp" else Plan(servers=1)
+    with pytest.raises(InputError, match=f"plan: {prices.space.job.name} has no {foreign.changes[0]}; it knows") as refusal:
+        prices.predict(foreign)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_second_server_takes_half_of_what_is_cut() -> None:
+    prices = kvstore()
+    one = prices.predict(Plan()).iteration_us
+    uncut = prices.predict(Plan(servers=2)).iteration_us
+    cut = prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
+    slices = prices.predict(Plan(servers=2, p3=True, slice_threshold=100_000)).iteration_us
+    assert cut < uncut <= one * 1.01
+    assert slices < uncut
+
+
+def test_the_search_finds_that_the_large_tensor_is_to_be_cut(tmp_path: Path) -> None:
+    prices = kvstore()
+    result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="kvstore")
+    assert result.plans[0].prediction.iteration_us <= prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
+    assert (result.plans[0].plan.servers or 1) > 1
+
+
+def test_a_slower_link_and_a_question_change_every_price() -> None:
+    from dpro_search.replay.sensitivity import ComputeScaled
+
+    prices = kvstore()
+    slower = prices.at_rate(100e6)
+    assert slower.predict(Plan()).iteration_us > prices.predict(Plan()).iteration_us
+    assert slower.predict(Plan()).source == "extrapolated"
+    faster = prices.asked(ComputeScaled(factor=0.5))
+    assert faster.predict(Plan()).iteration_us < prices.predict(Plan()).iteration_us
+
+
+class TestHorovod:
+    """The bundled sample: TensorFlow, two ranks."""
+
+    def test_communication_alone_is_priced_as_the_predictor_does(self) -> None:
+        plan = Plan(fusion_threshold_bytes=MIB, cycle_time_us=2000.0)
+        assert horovod().predict(plan) == predictor().predict(plan)
+
+    def test_exchanges_are_in_order_and_whole(self) -> None:
+        prices = HorovodPlans(predictor())
+        plan = prices.space.starts(3)[2]
+        exchanges = prices.exchanges(plan)
+        assert {frozenset(e.tensors) for e in exchanges} == {frozenset(group) for group in plan.tensor_groups or ()}
+        assert [e.posted_us for e in exchanges] == sorted(e.posted_us for e in exchanges)
+        for exchange in exchanges:
+            assert exchange.ready_us[-1] == pytest.approx(exchange.posted_us)
+            assert list(exchange.ready_us) == sorted(exchange.ready_us)
+            assert exchange.ended_us > exchange.posted_us
+        assert exchanges[-1].ended_us < 1.2 * prices.predict(plan).iteration_us
+
+    def test_half_the_bytes_cost_less_communication(self) -> None:
+        prices = plan_predictor(sample(), PlanOptions(allow_lossy=True))
+        slow = Plan(fusion_threshold_bytes=0)
+        half = Plan(fusion_threshold_bytes=0, compression="fp16")
+        assert prices.predict(half).iteration_us < prices.predict(slow).iteration_us
+        with pytest.raises(InputError, match="has no compression"):
+            horovod().predict(half)
+
+    def test_parts_of_a_batch_cost_time(self) -> None:
+        prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"accumulation"}), allow_lossy=True))
+        assert prices.predict(Plan(micro_batches=4)).iteration_us > prices.predict(Plan()).iteration_us
+        assert prices.predict(Plan(micro_batches=4)).source == "extrapolated"
+
+    def test_recomputing_everything_costs_at_most_a_forward_pass(self) -> None:
+        prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"recomputation"})))
+        (choice,) = (choice for choice in prices.space.choices if choice.name == "recomputation")
+        plan = choice.put(Plan(), "segments", 0)
+        base, changed = prices.predict(Plan()).iteration_us, prices.predict(plan).iteration_us
+        graph = predictor().graph
+        forward_us = float(graph.op_work_us[:, (graph.op_kind == OpKind.FORWARD) & (graph.op_rank == 0)].sum(axis=1).max())
+        assert base < changed < base + 1.5 * forward_us
+
+    def test_ops_can_be_fused_with_a_model_of_what_that_takes(self) -> None:
+        try:
+            prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"op-fusion"})))
+        except DproSearchError as error:
+            pytest.skip(f"no model of fused ops: {error}")
+        rng = np.random.default_rng(0)
+        plan = Plan()
+        for _ in range(40):
+            plan = prices.space.propose(plan, rng)
+        assert plan.op_clusters
+        found = prices.predict(plan)
+        assert found.iteration_us > 0
+        assert found.interval_us[0] < found.iteration_us < found.interval_us[1]
+
+    def test_a_memory_limit_makes_plans_infeasible_with_the_reason(self) -> None:
+        peak = predictor().predict(Plan()).peak_memory_bytes
+        assert peak is not None
+        prices = plan_predictor(sample(), PlanOptions(memory_limit_bytes=peak - MIB))
+        assert "MiB, and may have" in str(prices.predict(Plan()).infeasible)
+        assert plan_predictor(sample(), PlanOptions(memory_limit_bytes=peak)).predict(Plan()).infeasible is None
+
+    def test_options_that_make_no_sense_are_refused(self) -> None:
+        with pytest.raises(InputError, match="transformation 'magic' is unknown"):
+            PlanOptions(compute=frozenset({"magic"}))
+        with pytest.raises(InputError, match="memory limit"):
+            PlanOptions(memory_limit_bytes=0)
+        with pytest.raises(InputError, match="only jobs of TensorFlow"):
+            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(allow_lossy=True))
+        with pytest.raises(InputError, match="does not tell how much memory"):
+            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
+        with pytest.raises(InputError, match="precision: name a table"):
+            horovod_plans(sample(), PlanOptions(compute=frozenset({"precision"})), predictor())
+
+
+def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
+    import msgspec
+
+    trace = sample()
+    other = Trace(**{name: getattr(trace, name) for name in trace.__dataclass_fields__} | {
+        "meta": msgspec.structs.replace(trace.meta, settings=None, format="chakra")
+    })  # fmt: skip
+    with pytest.raises(InputError, match=r"the trace \(chakra\) is of a job whose knobs are not known"):
+        plan_predictor(other)

@@ -1,0 +1,132 @@
+"""What every sampler promises, as tests: a new sampler subclasses `SamplerContract`, names itself, and is tested.
+
+class TestMine(SamplerContract):
+    name = "mine"
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bus_objective import BusObjective, KnobObjective, tensors_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpro_search.collect.trace import CommSettings
+from dpro_search.search.objective import Objective
+from dpro_search.search.run_folder import Trial
+from dpro_search.search.samplers import make_sampler, sampler_for
+from dpro_search.search.study import run_search
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations import horovod_space
+
+MIXED = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000, 40_000, 4_000, 2_400_000, 64_000, 16_000])
+
+
+class SamplerContract:
+    """Tests of one sampler.
+
+    Attributes
+    ----------
+    name
+        As `sampler_for` knows it.
+    knobs
+        Whether it also searches jobs that nothing can guide.
+    """
+
+    name: str
+    knobs: bool = True
+
+    def proposals(self, objective: BusObjective, seed: int, count: int) -> list[Plan]:
+        """Drive the sampler as a study does."""
+        sampler = make_sampler(self.name, objective.tensors, objective.recorded, seed, objective)
+        sampler.observe(Plan(), objective.predict(Plan()))
+        plans = []
+        for _ in range(count):
+            proposal = sampler.ask()
+            sampler.tell(proposal, objective.predict(proposal.plan))
+            plans.append(proposal.plan)
+        return plans
+
+    def test_the_same_seed_gives_the_same_plans(self) -> None:
+        objective = BusObjective(MIXED)
+        assert self.proposals(objective, 7, 60) == self.proposals(objective, 7, 60)
+
+    def test_another_seed_gives_other_plans(self) -> None:
+        objective = BusObjective(MIXED)
+        assert self.proposals(objective, 7, 60) != self.proposals(objective, 8, 60)
+
+    @given(
+        sizes_bytes=st.lists(st.integers(0, 10**8), min_size=1, max_size=12),
+        threshold_bytes=st.integers(0, 2**28),
+        cycle_us=st.sampled_from([100.0, 1000.0, 3456.7, 90_000.0]),
+        grouped=st.booleans(),
+    )
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    def test_any_recording_gets_legal_plans_that_say_no_more_than_they_change(
+        self, sizes_bytes: list[int], threshold_bytes: int, cycle_us: float, grouped: bool
+    ) -> None:
+        tensors = tensors_of(sizes_bytes)
+        recorded = CommSettings(
+            fusion_threshold_bytes=threshold_bytes,
+            cycle_time_us=cycle_us,
+            groups=(tuple(t.name for t in tensors),) if grouped else None,
+        )
+        space = horovod_space(tensors, recorded)
+        for plan in self.proposals(BusObjective(tensors, recorded), 0, 20):
+            assert space.refusal(plan) is None
+            assert plan == space.simplest(plan), "a field repeats the recording"
+            if plan.tensor_groups is not None:
+                assert sorted(n for g in plan.tensor_groups for n in g) == sorted(t.name for t in tensors)
+
+    def test_few_trials_are_spent_on_plans_that_are_known(self) -> None:
+        assert len(set(self.proposals(BusObjective(MIXED), 3, 100))) > 90
+
+    def test_asked_again_before_it_is_told_it_goes_on(self) -> None:
+        """With several workers some asks are open; tells come in their order."""
+        objective = BusObjective(MIXED)
+        sampler = make_sampler(self.name, objective.tensors, objective.recorded, 1, objective)
+        sampler.observe(Plan(), objective.predict(Plan()))
+        asked = []
+        for _ in range(60):
+            asked.append(sampler.ask())
+            if len(asked) > 4:
+                proposal = asked.pop(0)
+                sampler.tell(proposal, objective.predict(proposal.plan))
+        assert len({proposal.plan for proposal in asked}) == len(asked), "a plan was asked for twice at a time"
+
+    def test_it_improves_a_bad_recording(self) -> None:
+        bad = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)
+        objective = BusObjective(tensors_of([8_000] * 60), bad, compute_us=50.0)
+        (*_, last) = self._searched(objective, 100)
+        baseline, best = last
+        assert baseline / best > 2
+
+    def test_it_finds_the_value_of_a_single_knob(self) -> None:
+        """Any kind of job is a space; nothing in a sampler is about Horovod."""
+        if not self.knobs:
+            return
+        (*_, last) = self._searched(KnobObjective(), 40)
+        assert last[1] < 105_000
+
+    def test_a_space_that_is_soon_exhausted_is_no_trap(self) -> None:
+        if not self.knobs:
+            return
+        objective = KnobObjective()
+        sampler = sampler_for(objective.space, self.name, 0)
+        sampler.observe(Plan(), objective.predict(Plan()))
+        for _ in range(120):
+            proposal = sampler.ask()
+            sampler.tell(proposal, objective.predict(proposal.plan))
+
+    def _searched(self, objective: Objective, trials: int) -> Iterator[tuple[float, float]]:
+        """(recorded, best so far) after each trial of a search."""
+        found: list[Trial] = []
+        with tempfile.TemporaryDirectory() as folder:
+            run_search(
+                objective, trials=trials, sampler=self.name, out=Path(folder) / "run", trace_digest="bus", on_trial=found.append
+            )
+        for number in range(1, len(found) + 1):
+            yield found[0].prediction.iteration_us, min(trial.prediction.iteration_us for trial in found[:number])

@@ -1,0 +1,131 @@
+"""Spaces of plans: what each kind of job knows, refuses and moves to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bus_objective import tensors_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro_search.collect.trace import CommSettings
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.transformations import (
+    RECORDED,
+    BucketSize,
+    Credit,
+    JobFacts,
+    KeySlicing,
+    PlanSpace,
+    ServerCount,
+    TensorPartition,
+    horovod_space,
+)
+
+TENSORS = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000])
+
+
+def horovod() -> PlanSpace:
+    return horovod_space(TENSORS, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0))
+
+
+def ddp() -> PlanSpace:
+    job = JobFacts(name="a DistributedDataParallel job", tensors=TENSORS)
+    return PlanSpace(job, (BucketSize(job),))
+
+
+def kvstore(*, p3: bool = False) -> PlanSpace:
+    values = {"servers": 2, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
+    job = JobFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
+    return PlanSpace(job, (ServerCount(job), KeySlicing(job, tuple(tensor.size_bytes // 4 for tensor in TENSORS))))
+
+
+def byteps() -> PlanSpace:
+    job = JobFacts(name="a job with BytePS", tensors=TENSORS, values={"servers": 2, "partition_bytes": 4_096_000, "credit": 0})
+    return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job)))
+
+
+SPACES = {"horovod": horovod, "ddp": ddp, "kvstore": kvstore, "p3": lambda: kvstore(p3=True), "byteps": byteps}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@given(seed=st.integers(0, 10_000), moves=st.integers(1, 20))
+@settings(max_examples=20, deadline=None)
+def test_moves_lead_to_legal_plans_with_one_simplest_spelling(kind: str, seed: int, moves: int) -> None:
+    space, rng = SPACES[kind](), np.random.default_rng(seed)
+    plan = Plan()
+    for _ in range(moves):
+        plan = space.propose(plan, rng)
+        assert space.refusal(plan) is None
+    assert moves > 1 or plan != Plan()
+    simplest = space.simplest(plan)
+    assert space.refusal(simplest) is None
+    assert space.simplest(simplest) == simplest
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_every_rung_of_every_choice_is_a_legal_plan_that_it_recognises(kind: str) -> None:
+    space = SPACES[kind]()
+    for choice in space.choices:
+        assert choice.put(Plan(), RECORDED, 0) == Plan()
+        for way, rungs in choice.ways.items():
+            for number in range(len(rungs)):
+                plan = choice.put(Plan(), way, number)
+                assert space.refusal(plan) is None
+                assert choice.nearest(plan) == (way, number)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str) -> None:
+    space = SPACES[kind]()
+    starts = space.starts(5)
+    assert len(starts) == 5
+    assert starts[0] == space.detailed(Plan())
+    assert all(space.refusal(plan) is None for plan in starts)
+    assert len(set(starts)) > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan", "why"),
+    [
+        ("horovod", Plan(servers=2), "a Horovod job has no servers; it knows fusion_threshold_bytes, tensor_groups, cycle_time_us"),
+        ("horovod", Plan(tensor_groups=(("g0", "nothing"),)), "the trace has no tensor 'nothing' (its first is 'g0')"),
+        ("ddp", Plan(fusion_threshold_bytes=1), "a DistributedDataParallel job has no fusion_threshold_bytes"),
+        ("kvstore", Plan(p3=True, slice_threshold=10), "at most 20000 are replayed"),
+        ("kvstore", Plan(credit=1), "a job with parameter servers has no credit"),
+        ("byteps", Plan(servers=5000), "at most 1024 are replayed"),
+        ("byteps", Plan(micro_batches=2), "a job with BytePS has no micro_batches; it knows partition_bytes, credit, servers"),
+    ],
+)
+def test_what_a_job_cannot_follow_is_refused_with_the_reason(kind: str, plan: Plan, why: str) -> None:
+    space = SPACES[kind]()
+    assert why in str(space.refusal(plan))
+    with pytest.raises(InputError, match="plan: "):
+        space.check(plan)
+
+
+def test_a_field_without_effect_is_left_out() -> None:
+    assert kvstore().simplest(Plan(slice_threshold=100_000)) == Plan(), "there are no slices"
+    assert kvstore().simplest(Plan(p3=True, bigarray_bound=5)) == Plan(p3=True), "priority slices know no bound"
+    assert kvstore(p3=True).simplest(Plan(p3=True, servers=2)) == Plan()
+    grouped = (("g0", "g1"), ("g2", "g3", "g4"))
+    assert horovod().simplest(Plan(tensor_groups=grouped, fusion_threshold_bytes=5)) == Plan(tensor_groups=grouped)
+
+
+def test_moves_go_where_there_is_something_to_gain() -> None:
+    space, rng = horovod(), np.random.default_rng(0)
+    start = space.detailed(Plan(fusion_threshold_bytes=0))
+    touched = [0, 0]
+    for _ in range(400):
+        moved = space.propose(start, rng, {"g4": 100.0})
+        if moved.tensor_groups != start.tensor_groups and moved.tensor_groups is not None:
+            changed = {name for group in set(moved.tensor_groups) ^ set(start.tensor_groups or ()) for name in group}
+            touched["g4" in changed] += 1
+    assert touched[1] > 2 * touched[0]
+
+
+def test_the_shared_refusal_names_the_field_and_what_there_is() -> None:
+    with pytest.raises(InputError, match="plan: a thing has no credit; it knows servers"):
+        refuse_unknown(Plan(credit=1), ("servers",), "a thing")
+    refuse_unknown(Plan(servers=1), ("servers",), "a thing")

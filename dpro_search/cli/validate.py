@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.validate import Validation
+    from dpro_search.deploy.validate import MeasuredPlan, Validation
+    from dpro_search.search.calibration import Calibration
 
 
 def validate(
@@ -18,66 +19,46 @@ def validate(
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many of the best plans to run.")] = 3,
     trace: Annotated[Path | None, typer.Option("--trace", metavar="TRACE", help="The search's trace, if it has moved.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Times that everything runs, in turn.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Times that everything runs, in turn, at least.")] = 2,
+    most_rounds: Annotated[
+        int | None,
+        typer.Option("--most-rounds", metavar="N", help="At most, while a median is not known to 2 %.", show_default="--rounds"),
+    ] = None,
     warmup: Annotated[int, typer.Option("--warmup", help="Steps of each run to leave out.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
 
-    The job runs on hosts, links and cores like the recorded ones. A script that follows exact groups takes them from the folder
-    that DPRO_SEARCH_PLAN names (see 'dpro-search export').
+    The job runs on hosts, links and cores like the recorded ones. Where a plan needs a line of the script, DPRO_SEARCH_PLAN names
+    the folder with the plan's files (see 'dpro-search export'). If the script prints its losses, these are compared too: a plan
+    that trains something else gets no speed-up.
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
     import msgspec
 
     from dpro_search.cli._output import microseconds, print_json, stderr_console
-    from dpro_search.collect._files import write_file
-    from dpro_search.collect.launch.ranks import JobSpec
-    from dpro_search.collect.trace import Trace
-    from dpro_search.deploy import validate as deploy
-    from dpro_search.errors import InputError
-    from dpro_search.search import SearchResult
-    from dpro_search.search.run_folder import read_run
-    from dpro_search.space.plan import Plan
+    from dpro_search.deploy.of_run import validate_run
 
-    result = SearchResult.load(run)
-    recorded = Trace.load(trace or Path(read_run(run).trace))
-    meta, knobs = recorded.meta, recorded.horovod_settings
-    chosen = tuple(command or meta.command)
-    if not chosen:
-        raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
-    plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
-    shaped = len(set(meta.hosts)) > 1
-    spec = JobSpec(
-        command=chosen,
-        ranks=meta.ranks,
-        cores=meta.cores if min(meta.cores) >= 0 else (),
-        env={
-            "HOROVOD_FUSION_THRESHOLD": str(knobs.fusion_threshold_bytes),
-            "HOROVOD_CYCLE_TIME": f"{knobs.cycle_time_us / 1000:.6g}",
-        },
-    )
     console = stderr_console()
-    with console.status(f"{rounds} rounds of {len(plans) + 2} runs"):
-        validation = deploy.validate(
-            spec,
-            result.baseline,
-            plans,
-            rate_bps=meta.rate_bps,
-            shaped=shaped,
+    with console.status(f"rounds of up to {top + 2} runs"):
+        validation, calibration = validate_run(
+            run,
+            command or (),
+            top=top,
+            trace=trace,
             rounds=rounds,
+            most_rounds=most_rounds,
             warmup=warmup,
             on_run=lambda name, times: console.print(f"{name}: {microseconds(times.median_us)}"),
         )
-    write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     if as_json:
         print_json(msgspec.to_builtins(validation))
     else:
-        _print(validation)
+        _print(run, validation, calibration)
 
 
-def _print(validation: Validation) -> None:
+def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     from rich import box
     from rich.table import Table
 
@@ -107,10 +88,29 @@ def _print(validation: Validation) -> None:
             f"{plan.speedup_measured:.2f}x" + ("" if plan.beyond_noise else " ?"),
             f"{low:.2f}-{high:.2f}",
         )
+    for refused in validation.refused:
+        table.add_row(describe(refused.plan), microseconds(refused.predicted_us), microseconds(refused.measured_us), "", "none", "")
     console = stdout_console()
     console.print(table)
     console.print(f"Noise floor: {percent(validation.noise_pct)} (the recorded setting against itself).")
+    if not validation.stable:
+        console.print("Some medians are not known to 2 %: more --rounds or a longer job would tell more.")
     if not any(plan.beyond_noise and plan.speedup_measured > 1 for plan in validation.plans):
         console.print("No plan is faster by more than the noise.")
     elif any(not plan.beyond_noise for plan in validation.plans):
         console.print("? = within the noise: no difference is proved.")
+    for refused in validation.refused:
+        console.print(f"{describe(refused.plan)}: trains something else, so its speed-up is none: {refused.losses.reason}.")
+    for sentence in dict.fromkeys(_said_of_losses(plan) for plan in validation.plans):
+        console.print(sentence)
+    before, after = calibration.error_before_pct, calibration.error_after_pct
+    if before is not None and after is not None and after < before:
+        console.print(
+            f"Predictions were off by {percent(before)}; corrected by the other measurements, by "
+            f"{percent(after)}: dpro-search run --calibrate {run}",
+            soft_wrap=True,
+        )
+
+
+def _said_of_losses(plan: MeasuredPlan) -> str:
+    return "" if plan.losses is None else f"Losses: {plan.losses.reason}."

@@ -1,28 +1,37 @@
 """Real runs of the recorded setting and of plans, in turn, beside what was predicted.
 
 Runs are interleaved (A B C A, A B C A, ...): the recorded setting opens and closes each round, so that it is also compared with
-itself. Half the spread of its own medians is the noise floor; a speed-up inside it proves nothing.
+itself. Half the spread of its own runs is the noise floor; a speed-up inside it proves nothing. A plan whose losses are not the
+recorded setting's trains something else: its times are told, a speed-up is not.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
+from scipy.stats import trim_mean
 
-from dpro_search.collect.job import StepTimes, time_job
-from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.job import StepTimes
 from dpro_search.collect.trace import Floats
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 
-PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
+STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below which more rounds would tell nothing
 _BOOTSTRAPS = 2000
+_TRIMMED = 0.2
+_RECORDED = -1
+
+
+class Job(Protocol):
+    """What is run; `jobs.RecordedJob` is one."""
+
+    def run(self, plan: Plan, *, warmup: int) -> Run:
+        """One run under a plan; the empty one is the recorded setting."""
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,44 +40,75 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     measured_us, spread_us
-        Median of the runs' median iterations, and their range.
+        Median of the runs' typical iterations, and their range. Typical is the mean without the lowest and the highest fifth of the
+        steps: jobs with parameter servers have short and long ones in turn, of which a median would be one kind.
+    stability_pct
+        Half the 95 % interval of that median, relative to it.
     speedup_measured, speedup_interval
         Over the recorded setting; the interval holds 95 % of a bootstrap over runs and steps.
     beyond_noise
         The gain (or loss) is larger than the noise floor, and the interval does not contain 1.
+    losses
+        Whether it trains the same.
     """
 
     plan: Plan
     predicted_us: float
     interval_us: tuple[float, float]
+    breakdown_us: dict[str, float] = {}
     measured_us: float
     spread_us: float
+    stability_pct: float = 0.0
     error_pct: float
     speedup_predicted: float
     speedup_measured: float
     speedup_interval: tuple[float, float]
     beyond_noise: bool
+    losses: Equivalence | None = None
+
+
+class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan whose runs compute something else than the recorded setting: no speed-up is told."""
+
+    plan: Plan
+    predicted_us: float
+    measured_us: float
+    losses: Equivalence
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `validate` measured; times in us."""
+    """All that `validate` measured; times in us.
+
+    Attributes
+    ----------
+    baseline_breakdown_us
+        Of the prediction of the recorded setting.
+    noise_pct
+        Half the range of the recorded setting's own runs.
+    stable
+        Whether every typical iteration was known to `STABLE_PCT` at the end.
+    plans, refused
+        Plans that train the same, or of which that is not known; and those that do not.
+    """
 
     baseline_us: float
     baseline_predicted_us: float
     baseline_error_pct: float
+    baseline_breakdown_us: dict[str, float] = {}
     noise_pct: float
     rounds: int
+    stable: bool = True
     plans: tuple[MeasuredPlan, ...]
+    refused: tuple[RefusedPlan, ...] = ()
 
 
 def validate(
-    spec: JobSpec,
+    job: Job,
     baseline: Prediction,
     plans: Sequence[tuple[Plan, Prediction]],
     *,
-    rate_bps: float | None,
-    shaped: bool,
     rounds: int = 2,
+    most_rounds: int | None = None,
     warmup: int = 5,
     on_run: Callable[[str, StepTimes], None] = lambda name, times: None,
 ) -> Validation:
@@ -76,84 +116,115 @@ def validate(
 
     Parameters
     ----------
-    spec
-        The job in its recorded setting.
+    rounds, most_rounds
+        How often everything runs at least, and at most (None: as often) while some typical iteration is not known to `STABLE_PCT`.
+    warmup
+        Steps of each run that are left out.
     on_run
         Called after each run with its name (``recorded`` or ``plan N``) and its steps.
 
     Raises
     ------
     InputError
-        Fewer than two rounds.
+        Fewer than two rounds, or a plan that this kind of job cannot follow.
     JobError
-        A run failed, or its script does not follow a plan's groups.
+        A run failed, or its script does not follow a plan.
     """
+    most_rounds = rounds if most_rounds is None else most_rounds
     if rounds < 2:
         raise InputError(f"--rounds {rounds}: at least 2, or the noise cannot be told")
-    runs: dict[int, list[Floats]] = {number: [] for number in range(-1, len(plans))}  # -1: the recorded setting
-    with tempfile.TemporaryDirectory(prefix="dpro-search-plans-") as folder:
-        specs = {-1: spec} | {number: _with_plan(spec, plan, Path(folder) / str(number)) for number, (plan, _) in enumerate(plans)}
-        for _ in range(rounds):
-            for number in (-1, *range(len(plans)), -1):
-                groups = plans[number][0].tensor_groups if number >= 0 else None
-                times = time_job(specs[number], rate_bps=rate_bps, shaped=shaped, warmup=warmup, expected_groups=groups)
-                runs[number].append(times.iteration_us)
-                on_run("recorded" if number < 0 else f"plan {number}", times)
-    medians = {number: np.array([np.median(run) for run in found]) for number, found in runs.items()}
-    base_us = float(np.median(medians[-1]))
-    noise_pct = float(np.ptp(medians[-1])) / base_us / 2 * 100
+    if most_rounds < rounds:
+        raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
+    runs: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
+    done, stable = 0, False
+    while done < rounds or (done < most_rounds and not stable):
+        for number in (_RECORDED, *range(len(plans)), _RECORDED):
+            run = job.run(Plan() if number == _RECORDED else plans[number][0], warmup=warmup)
+            runs[number].append(run)
+            on_run("recorded" if number == _RECORDED else f"plan {number}", run.times)
+        done += 1
+        stable = all(_stability_pct(_times(found)) <= STABLE_PCT for found in runs.values())
+    return _compared(baseline, plans, runs, done, stable)
+
+
+def _compared(
+    baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], runs: dict[int, list[Run]], rounds: int, stable: bool
+) -> Validation:
+    base = _times(runs[_RECORDED])
+    base_us = _typical_us(base)
+    noise_pct = float(np.ptp([_typical_us([run]) for run in base])) / base_us / 2 * 100
+    measured: list[MeasuredPlan] = []
+    refused: list[RefusedPlan] = []
+    for number, (plan, prediction) in enumerate(plans):
+        found = _times(runs[number])
+        losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
+        if losses.verdict == "different":
+            refused.append(
+                RefusedPlan(plan=plan, predicted_us=prediction.iteration_us, measured_us=_typical_us(found), losses=losses)
+            )
+        else:
+            measured.append(measured_plan(plan, prediction, baseline, found, base, noise_pct, losses))
     return Validation(
         baseline_us=base_us,
         baseline_predicted_us=baseline.iteration_us,
         baseline_error_pct=(baseline.iteration_us / base_us - 1) * 100,
+        baseline_breakdown_us=baseline.breakdown_us,
         noise_pct=noise_pct,
         rounds=rounds,
-        plans=tuple(
-            _compared(plan, prediction, baseline, runs[number], runs[-1], noise_pct)
-            for number, (plan, prediction) in enumerate(plans)
-        ),
+        stable=stable,
+        plans=tuple(measured),
+        refused=tuple(refused),
     )
 
 
-def _with_plan(spec: JobSpec, plan: Plan, folder: Path) -> JobSpec:
-    """The job under a plan: its variables, and its exported folder on PYTHONPATH and in DPRO_SEARCH_PLAN if it has groups."""
-    env = {**spec.env, **horovod_environment(plan)}
-    if plan.tensor_groups is not None:
-        export_horovod(plan, folder)
-        env |= {PLAN_VARIABLE: str(folder), "PYTHONPATH": str(folder)}
-    return replace(spec, env=env)
-
-
-def _compared(
-    plan: Plan, prediction: Prediction, baseline: Prediction, runs: list[Floats], base_runs: list[Floats], noise_pct: float
+def measured_plan(
+    plan: Plan,
+    prediction: Prediction,
+    baseline: Prediction,
+    runs: list[Floats],
+    base_runs: list[Floats],
+    noise_pct: float,
+    losses: Equivalence | None = None,
 ) -> MeasuredPlan:
-    medians = np.array([np.median(run) for run in runs])
-    base_us = float(np.median([np.median(run) for run in base_runs]))
-    measured_us = float(np.median(medians))
-    speedup = base_us / measured_us
-    low, high = _speedup_interval(runs, base_runs)
+    """What the iterations of a plan's runs and of the recorded setting's say, each [steps]."""
+    measured_us = _typical_us(runs)
+    speedup = _typical_us(base_runs) / measured_us
+    rng = np.random.default_rng(0)
+    low, high = np.percentile(_drawn_us(base_runs, rng) / _drawn_us(runs, rng), [2.5, 97.5]).tolist()
     return MeasuredPlan(
         plan=plan,
         predicted_us=prediction.iteration_us,
         interval_us=prediction.interval_us,
+        breakdown_us=prediction.breakdown_us,
         measured_us=measured_us,
-        spread_us=float(np.ptp(medians)),
+        spread_us=float(np.ptp([_typical_us([run]) for run in runs])),
+        stability_pct=_stability_pct(runs),
         error_pct=(prediction.iteration_us / measured_us - 1) * 100,
         speedup_predicted=baseline.iteration_us / prediction.iteration_us,
         speedup_measured=speedup,
         speedup_interval=(low, high),
         beyond_noise=abs(speedup - 1) * 100 > noise_pct and not low <= 1 <= high,
+        losses=losses,
     )
 
 
-def _speedup_interval(runs: list[Floats], base_runs: list[Floats]) -> tuple[float, float]:
-    """95 % of a bootstrap that draws runs first and steps within them then."""
-    rng = np.random.default_rng(0)
+def _times(runs: Sequence[Run]) -> list[Floats]:
+    return [run.times.iteration_us for run in runs]
 
-    def drawn(found: list[Floats]) -> float:
-        chosen = rng.integers(len(found), size=len(found))
-        return float(np.median([np.median(rng.choice(found[i], size=len(found[i]))) for i in chosen]))
 
-    ratios = [drawn(base_runs) / drawn(runs) for _ in range(_BOOTSTRAPS)]
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+def _typical_us(runs: Sequence[Floats]) -> float:
+    return float(np.median([trim_mean(run, _TRIMMED) for run in runs]))
+
+
+def _stability_pct(runs: Sequence[Floats]) -> float:
+    """Half the 95 % interval of what a bootstrap finds typical, relative to it."""
+    low, middle, high = np.percentile(_drawn_us(runs, np.random.default_rng(0)), [2.5, 50, 97.5])
+    return float((high - low) / 2 / middle * 100)
+
+
+def _drawn_us(runs: Sequence[Floats], rng: np.random.Generator) -> Floats:
+    """Typical iterations of a bootstrap that draws runs first and steps within them then, [draws]."""
+    of_run = np.array([trim_mean(rng.choice(run, size=(_BOOTSTRAPS, len(run))), _TRIMMED, axis=1) for run in runs])
+    chosen = rng.integers(len(runs), size=(len(runs), _BOOTSTRAPS))
+    drawn: Floats = np.median(of_run[chosen, np.arange(_BOOTSTRAPS)], axis=0)
+    return drawn

@@ -14,16 +14,27 @@ from mxnet import autograd, gluon
 from mxnet_models import BUILDERS
 
 SGD = {"learning_rate": 0.01}
+PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
+
+
+def planned():
+    """Arguments of the Trainer that a plan in DPRO_SEARCH_PLAN asks for."""
+    if not PLAN or not os.path.exists(os.path.join(PLAN, "trainer.py")):
+        return {}
+    sys.path.insert(0, PLAN)
+    from trainer import planned_options
+
+    return planned_options()
 
 
 def kvstore_trainer(parameters):
     """Servers update the weights."""
-    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync")
+    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync", **planned())
 
 
 def p3_trainer(parameters):
     """Workers update the weights; the environment asks for priority slices (DMLC_PS_VAN_TYPE=p3)."""
-    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync", update_on_kvstore=False)
+    return gluon.Trainer(parameters, "sgd", dict(SGD), kvstore="dist_sync", update_on_kvstore=False, **planned())
 
 
 def horovod_trainer(parameters):
@@ -32,7 +43,7 @@ def horovod_trainer(parameters):
 
     hvd.init()
     hvd.broadcast_parameters(parameters, root_rank=0)
-    return hvd.DistributedTrainer(parameters, "sgd", dict(SGD))
+    return hvd.DistributedTrainer(parameters, "sgd", dict(SGD), **planned())
 
 
 def byteps_trainer(parameters):
@@ -40,7 +51,7 @@ def byteps_trainer(parameters):
     import byteps.mxnet as bps
 
     bps.init()
-    return bps.DistributedTrainer(parameters, "sgd", dict(SGD))
+    return bps.DistributedTrainer(parameters, "sgd", dict(SGD), **planned())
 
 
 TRAINERS = {"kvstore": kvstore_trainer, "p3": p3_trainer, "horovod": horovod_trainer, "byteps": byteps_trainer}
@@ -69,7 +80,7 @@ def main():
         loss.backward()
         trainer.step(len(labels))
         value = float(loss.mean().asscalar())
-        if step % 10 == 0:
+        if step < 20 or step % 10 == 0:
             print(f"step {step} loss {value:.6f}", flush=True)
     mx.nd.waitall()  # MXNet drops at its end what it has not begun, and the other workers would wait for it
 

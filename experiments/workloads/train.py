@@ -2,7 +2,8 @@
 
     dpro-search collect --framework tensorflow --comm horovod --out T -- python experiments/workloads/train.py --model bert
 
-With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, gradients are fused in that plan's exact groups.
+With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, the job follows that plan: its tensor groups, op clusters,
+precision, recomputation and accumulation.
 """
 
 import argparse
@@ -15,6 +16,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from models import BUILDERS
+
+PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
+if PLAN:
+    sys.path.insert(0, PLAN)
 
 
 def main():
@@ -42,20 +47,43 @@ def main():
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
+    def gradients_of(inputs, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(inputs, training=True))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def accumulated_step():
+        from micro_batches import planned_gradients
+
+        loss, gradients = planned_gradients(gradients_of, inputs, labels)
+        reduced = [hvd.allreduce(gradient) for gradient in gradients]
+        optimizer.apply_gradients(zip(reduced, model.trainable_variables))
+        return loss
+
+    if planned("micro_batches.py"):
+        train_step = accumulated_step
+    if planned("xla.py"):
+        from xla import planned_step
+
+        train_step = planned_step(train_step)
     for step in range(options.steps):
         loss = train_step()
         if step == 0:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)
-        if hvd.rank() == 0 and step % 10 == 0:
+        if hvd.rank() == 0 and (step < 20 or step % 10 == 0):
             print(f"step {step} loss {float(loss):.6f}", flush=True)
 
 
+def planned(name):
+    """Whether the plan has a helper."""
+    return bool(PLAN) and os.path.exists(os.path.join(PLAN, name))
+
+
 def distributed(tape, variables):
-    plan = os.environ.get("DPRO_SEARCH_PLAN")
-    if not plan:
+    if not planned("tape.py"):
         return hvd.DistributedGradientTape(tape, sparse_as_dense=True)
-    sys.path.insert(0, plan)
     from tape import planned_tape
 
     return planned_tape(tape, variables)

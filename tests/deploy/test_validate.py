@@ -1,45 +1,109 @@
-"""What measured runs say about a plan: the statistics; the runs themselves are in tests/integration."""
+"""What measured runs say about a plan: the order of runs, the statistics, the refusals; real jobs are in tests/integration."""
 
 import numpy as np
 import pytest
 
-from dpro_search.deploy.validate import _compared
+from dpro_search.collect.job import StepTimes
+from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.losses import Loss
+from dpro_search.deploy.of_run import measured_points
+from dpro_search.deploy.validate import measured_plan, validate
+from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
+
+FAST, SLOW = Plan(cycle_time_us=1.0), Plan(cycle_time_us=2.0)
 
 
 def prediction(us):
     return Prediction(
-        iteration_us=us, interval_us=(us * 0.95, us * 1.05), breakdown_us={}, peak_memory_bytes=None, source="recorded"
+        iteration_us=us,
+        interval_us=(us * 0.95, us * 1.05),
+        breakdown_us={"compute": us * 0.6, "exposed_communication": us * 0.4},
+        peak_memory_bytes=None,
+        source="recorded",
     )
 
 
-def runs(centre_us, spread_us, rng):
-    return [centre_us + rng.normal(0, 1) * spread_us + rng.normal(0, 5_000, size=20) for _ in range(4)]
+class FakeJob:
+    """Iterations around the given medians; `spread` is that between runs; losses by plan."""
+
+    def __init__(self, medians_us, spread=0.0, losses=None):
+        self.medians_us, self.spread, self.losses = medians_us, spread, losses or {}
+        self.ran = []
+        self._rng = np.random.default_rng(0)
+
+    def run(self, plan, *, warmup):
+        self.ran.append(plan)
+        centre = self.medians_us[plan] * (1 + self.spread * self._rng.normal())
+        us = centre * (1 + 0.01 * self._rng.normal(size=30))
+        times = StepTimes(iteration_us=us, compute_cpu_us=us, comm_cpu_us=us)
+        return Run(times=times, losses=tuple(map(Loss, self.losses.get(plan, (3.0, 2.0, 1.0)))))
 
 
-def compared(plan_us, base_us=400_000.0, noise_pct=1.0, spread_us=2_000.0):
+def validated(job, **options):
+    return validate(job, prediction(4e5), [(FAST, prediction(3e5)), (SLOW, prediction(5e5))], **options)
+
+
+def test_the_recorded_setting_opens_and_closes_each_round():
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    validated(job, rounds=2)
+    assert job.ran == [Plan(), FAST, SLOW, Plan()] * 2
+
+
+def test_a_gain_and_a_loss_are_proved():
+    found = validated(FakeJob({Plan(): 4e5, FAST: 3.2e5, SLOW: 5e5}))
+    fast, slow = found.plans
+    assert fast.beyond_noise
+    assert fast.speedup_measured == pytest.approx(1.25, rel=0.02)
+    assert fast.speedup_interval[0] < 1.25 < fast.speedup_interval[1]
+    assert fast.error_pct == pytest.approx((3 / 3.2 - 1) * 100, abs=1)
+    assert slow.beyond_noise
+    assert slow.speedup_measured < 1
+    assert found.baseline_error_pct == pytest.approx(0, abs=1)
+
+
+def test_rounds_are_added_until_the_medians_are_known():
+    medians_us = {Plan(): 4e5, FAST: 3e5, SLOW: 5e5}
+    assert validated(FakeJob(medians_us), rounds=2, most_rounds=5).rounds == 2
+    found = validated(FakeJob(medians_us, spread=0.3), rounds=2, most_rounds=5)
+    assert found.rounds == 5
+    assert not found.stable
+
+
+def test_a_plan_that_trains_something_else_gets_no_speed_up():
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, losses={FAST: (3.0, 2.9, 2.8)})
+    found = validated(job)
+    (refused,) = found.refused
+    assert refused.plan == FAST
+    assert refused.measured_us == pytest.approx(3e5, rel=0.02)
+    assert "differ" in refused.losses.reason
+    assert [plan.plan for plan in found.plans] == [SLOW]
+    assert [point.plan for point in measured_points(found)] == [Plan(), SLOW]
+
+
+def test_a_script_that_prints_no_losses_is_told_so():
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, losses=dict.fromkeys((Plan(), FAST, SLOW), ()))
+    assert {plan.losses.verdict for plan in validated(job).plans} == {"unknown"}
+
+
+@pytest.mark.parametrize("rounds", [{"rounds": 1}, {"rounds": 3, "most_rounds": 2}])
+def test_too_few_rounds_are_refused(rounds):
+    with pytest.raises(InputError, match="at least"):
+        validated(FakeJob({}), **rounds)
+
+
+def compared(plan_us, noise_pct):
     rng = np.random.default_rng(1)
-    return _compared(
-        Plan(cycle_time_us=1.0), prediction(380_000.0), prediction(400_000.0),
-        runs(plan_us, spread_us, rng), runs(base_us, spread_us, rng), noise_pct,
-    )  # fmt: skip
 
+    def runs(centre_us):
+        return [centre_us + rng.normal(0, 1) * 2_000 + rng.normal(0, 5_000, size=20) for _ in range(4)]
 
-def test_a_clear_gain_is_beyond_the_noise():
-    found = compared(320_000.0)
-    assert found.beyond_noise
-    assert found.speedup_measured == pytest.approx(1.25, rel=0.02)
-    assert found.speedup_interval[0] < 1.25 < found.speedup_interval[1]
-    assert found.error_pct == pytest.approx((380 / 320 - 1) * 100, abs=2)
-
-
-def test_a_clear_loss_is_beyond_the_noise_too():
-    assert compared(480_000.0).beyond_noise
+    return measured_plan(FAST, prediction(3.8e5), prediction(4e5), runs(plan_us), runs(4e5), noise_pct)
 
 
 def test_no_difference_is_within_the_noise():
-    assert not compared(400_000.0).beyond_noise
+    assert not compared(4e5, noise_pct=1.0).beyond_noise
 
 
 def test_a_gain_below_the_noise_floor_proves_nothing():
-    assert not compared(390_000.0, noise_pct=5.0).beyond_noise
+    assert not compared(3.9e5, noise_pct=5.0).beyond_noise

@@ -1,0 +1,50 @@
+"""Makes DistributedDataParallel follow a plan's buckets. Copy beside `ddp.json` and import it from the training script:
+
+    from ddp import planned_ddp
+
+    model = planned_ddp(model)     # in place of DistributedDataParallel(model)
+
+Needs PyTorch, nothing else; Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def planned_ddp(module: Any, **options: Any) -> Any:
+    """`DistributedDataParallel` of a module, with the plan's buckets; `options` are its other arguments.
+
+    Raises
+    ------
+    ValueError
+        `options` has an argument that is the plan's, or this PyTorch has no buckets of given sizes (2.13 and later do).
+    """
+    import inspect
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    plan = json.loads(Path(__file__).resolve().with_name("ddp.json").read_text())
+    twice = sorted(set(plan["options"]) & set(options))
+    if twice:
+        raise ValueError(f"{twice[0]} is the plan's to choose: leave it out of planned_ddp")
+    unknown = sorted(set(plan["options"]) - set(inspect.signature(DistributedDataParallel.__init__).parameters))
+    if unknown:
+        raise ValueError(f"this PyTorch's DistributedDataParallel has no {unknown[0]}, which the plan's buckets need")
+    parallel = DistributedDataParallel(module, **plan["options"], **options)
+    if plan["compression"] == "fp16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        parallel.register_comm_hook(None, fp16_compress_hook)
+    _tell_used()
+    return parallel
+
+
+def _tell_used() -> None:
+    """Let `dpro-search validate` know that the script follows the plan."""
+    folder = os.environ.get("DPRO_SEARCH_REPORT")
+    if folder:
+        Path(folder, "used-" + Path(__file__).name).touch()

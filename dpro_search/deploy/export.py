@@ -1,0 +1,115 @@
+"""Export of a `Plan`: one folder with what a real job needs to follow it, whatever systems that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpro_search.collect._files import written_folder
+from dpro_search.deploy.losses import tolerance_of
+from dpro_search.deploy.targets import JobFacts, Part, Target, parts_of, step_files
+from dpro_search.space.plan import Plan, Prediction
+
+_START = {
+    Target.HOROVOD: "horovodrun -np N python train.py",
+    Target.DDP: "torchrun --nproc-per-node N train.py",
+    Target.PYTORCH: "torchrun --nproc-per-node N train.py",
+    Target.MXNET: "python train.py",
+    Target.BYTEPS: "bpslaunch python train.py",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedFiles:
+    """What was written, and how a job uses it."""
+
+    folder: Path
+    files: tuple[str, ...]  # names in `folder`, sorted
+    usage: str  # a few lines for people
+    env: Mapping[str, str]  # what the ``*.env`` files set
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """Files that a training script must use, or the plan is not followed."""
+        return tuple(name for name in self.files if name in _HELPERS)
+
+
+_HELPERS = ("ddp.py", "micro_batches.py", "tape.py", "trainer.py", "xla.py")
+
+
+def export_plan(
+    plan: Plan,
+    out: Path,
+    targets: Sequence[Target],
+    facts: JobFacts | None = None,
+    expected: tuple[Prediction, Prediction] | None = None,
+) -> ExportedFiles:
+    """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
+
+    Variables are in ``<target>.env`` (lines KEY=VALUE); helpers are Python files that the training script imports.
+
+    Parameters
+    ----------
+    targets
+        Which systems follow the plan; see `targets.targets_for`.
+    facts
+        What is known of the job; with it more can be checked.
+    expected
+        Predictions of the plan and of the recorded setting, for the README.
+
+    Raises
+    ------
+    InputError
+        `out` exists, or the plan has a field that the targets cannot express.
+    MissingCapabilityError
+        The disk cannot take it.
+    """
+    parts = parts_of(plan, targets, facts)
+    contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target == Target.HOROVOD}
+    step: dict[str, object] = {}
+    for part in parts.values():
+        contents |= part.files
+        step |= part.step
+    if step:
+        contents |= step_files(step)
+    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, expected).encode()}
+    with written_folder(out) as folder:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    env = {key: value for part in parts.values() for key, value in part.env.items()}
+    return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(_usage(parts, str(out))), env=env)
+
+
+def _lines(env: Mapping[str, str]) -> bytes:
+    return "".join(f"{key}={value}\n" for key, value in env.items()).encode()
+
+
+def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
+    """How to start the job, and what changes in its script."""
+    started = next((_START[target] for target in parts if target in _START), "python train.py")
+    files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target == Target.HOROVOD)
+    set_env = f"env $(cat {files}) " if files else ""
+    script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
+    uses_files = any(part.files or part.step for part in parts.values())
+    everywhere = " (scheduler and servers too)" if files and {Target.MXNET, Target.BYTEPS} & set(parts) else ""
+    path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
+    return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
+
+
+def _readme(plan: Plan, parts: Mapping[Target, Part], expected: tuple[Prediction, Prediction] | None) -> str:
+    lines = [f"{number}. {line}" for number, line in enumerate([*_usage(parts, "."), *_expectations(plan, expected)], start=1)]
+    return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
+
+
+def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:
+    found = []
+    if expected is not None:
+        planned, recorded = expected
+        low, high = planned.interval_us
+        found.append(
+            f"Expect {planned.iteration_us / 1e3:.1f} ms an iteration ({low / 1e3:.1f} to {high / 1e3:.1f} ms, nine times in ten) "
+            f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x; "
+            "`dpro-search validate` measures it."
+        )
+    return [*found, f"The training is to be the same: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]

@@ -1,0 +1,193 @@
+"""Runs a recorded job again, as it was or under a plan: which kinds of jobs there are, what follows a plan in each, and one run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpro_search.collect.byteps_job import time_byteps_job
+from dpro_search.collect.job import StepTimes, time_job
+from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.mxnet_horovod_job import time_mxnet_horovod_job
+from dpro_search.collect.mxnet_job import time_kvstore_job
+from dpro_search.collect.torch_job import time_ddp_job
+from dpro_search.collect.trace import EventKind, Trace, TraceMeta
+from dpro_search.deploy.export import ExportedFiles, export_plan
+from dpro_search.deploy.losses import Losses, read_losses
+from dpro_search.deploy.targets import JobFacts, Target, targets_for
+from dpro_search.errors import InputError, JobError
+from dpro_search.graph.ddp import build_ddp_graph
+from dpro_search.space.plan import Plan
+
+PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
+_REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
+_IN_JOB = Path(__file__).with_name("in_job")
+_USES = {
+    "tape.py": "planned_tape in place of hvd.DistributedGradientTape",
+    "xla.py": "planned_step behind the step's tf.function",
+    "ddp.py": "planned_ddp in place of DistributedDataParallel",
+    "micro_batches.py": "planned_parts or planned_gradients",
+    "trainer.py": "planned_options as arguments of the Trainer",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKind:
+    """A framework with a way to communicate.
+
+    Attributes
+    ----------
+    targets
+        What can follow a plan in such a job.
+    time
+        Runs a job and measures its steps, like `collect.job.time_job`.
+    servers
+        Whether there are servers beside the ranks.
+    """
+
+    targets: tuple[Target, ...]
+    time: Callable[..., StepTimes]
+    servers: bool = False
+
+
+KINDS = {
+    "tensorflow-horovod": JobKind(targets=(Target.HOROVOD, Target.XLA, Target.TENSORFLOW), time=time_job),
+    "mxnet-horovod": JobKind(targets=(Target.HOROVOD,), time=time_mxnet_horovod_job),
+    "mxnet-kvstore": JobKind(targets=(Target.MXNET,), time=time_kvstore_job, servers=True),
+    "mxnet-byteps": JobKind(targets=(Target.BYTEPS,), time=time_byteps_job, servers=True),
+    "pytorch-ddp": JobKind(targets=(Target.DDP, Target.PYTORCH), time=time_ddp_job),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a job: its steps, and the first losses that it printed."""
+
+    times: StepTimes
+    losses: Losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedJob:
+    """A job that was recorded and can run again.
+
+    Attributes
+    ----------
+    spec
+        The job in its recorded setting.
+    rate_bps, shaped
+        The links of its hosts, and whether it has hosts of its own.
+    """
+
+    kind: JobKind
+    spec: JobSpec
+    facts: JobFacts
+    rate_bps: float | None
+    shaped: bool
+
+    @staticmethod
+    def of(trace: Trace, command: Sequence[str] = ()) -> RecordedJob:
+        """The job of a trace; `command` in place of the recorded one.
+
+        Raises
+        ------
+        InputError
+            The trace is of a system that nothing here starts, or its command is not known.
+        """
+        meta = trace.meta
+        kind = kind_of(trace)
+        chosen = tuple(command) or meta.command
+        if not chosen:
+            raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
+        workers = _workers(trace, kind)
+        cores = meta.cores[:workers]
+        env = _recorded_env(meta, servers=meta.ranks - workers)
+        return RecordedJob(
+            kind=kind,
+            spec=JobSpec(command=chosen, ranks=workers, cores=cores if min(cores) >= 0 else (), env=env),
+            facts=facts_of(trace),
+            rate_bps=meta.rate_bps,
+            shaped=len(set(meta.hosts)) > 1,
+        )
+
+    def run(self, plan: Plan, *, warmup: int) -> Run:
+        """Run the job under a plan (the empty one: as recorded) and measure its steps.
+
+        Raises
+        ------
+        InputError
+            The plan has a field that this kind of job cannot follow.
+        JobError
+            The job failed, ran too few steps, or its script does not follow the plan.
+        """
+        with tempfile.TemporaryDirectory(prefix="dpro-search-plan-", ignore_cleanup_errors=True) as work:
+            report = Path(work) / "report"
+            report.mkdir()
+            exported = None
+            if plan != Plan():
+                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.kind.targets), self.facts)
+            spec = _with_env(self.spec, exported, report)
+            groups = {"expected_groups": plan.tensor_groups} if self.kind.time is time_job else {}
+            times = self.kind.time(spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, **groups)
+            _require_followed(exported, report)
+            return Run(times=times, losses=read_losses(report))
+
+
+def kind_of(trace: Trace) -> JobKind:
+    """The kind of job that a trace is of; raises `InputError` if nothing here starts such jobs."""
+    kind = KINDS.get(trace.meta.format)
+    if kind is None:
+        known = ", ".join(KINDS)
+        raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
+    return kind
+
+
+def facts_of(trace: Trace) -> JobFacts:
+    """What an export can check a plan against."""
+    facts = JobFacts.of(trace)
+    if trace.meta.format == "pytorch-ddp":  # whose buckets are cut from that order
+        facts = replace(facts, tensors=build_ddp_graph(trace).tensors, ready_order=True)
+    return facts
+
+
+def _workers(trace: Trace, kind: JobKind) -> int:
+    """Ranks that train; in a trace, servers are ranks behind them, and post no gradient."""
+    if not kind.servers:
+        return trace.meta.ranks
+    return len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
+
+
+def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:
+    """Variables that set the recorded knobs."""
+    env = {name: value for name, value in meta.knobs.items() if name.isupper() and value}
+    if meta.settings is not None:
+        env["HOROVOD_FUSION_THRESHOLD"] = str(meta.settings.fusion_threshold_bytes)
+        env["HOROVOD_CYCLE_TIME"] = f"{meta.settings.cycle_time_us / 1000:.6g}"
+    if servers:
+        env["DMLC_NUM_SERVER"] = str(servers)
+    return env
+
+
+def _with_env(spec: JobSpec, exported: ExportedFiles | None, report: Path) -> JobSpec:
+    """The job with what a plan sets, and with what reads its losses."""
+    env = {**spec.env, _REPORT_VARIABLE: str(report)}
+    path = [str(_IN_JOB)]
+    if exported is not None:
+        env |= {**exported.env, PLAN_VARIABLE: str(exported.folder)}
+        path.append(str(exported.folder))
+    user = spec.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    env["PYTHONPATH"] = os.pathsep.join([*path, *([user] if user else [])])
+    return replace(spec, env=env)
+
+
+def _require_followed(exported: ExportedFiles | None, report: Path) -> None:
+    """Raise `JobError` unless the script used every helper of the plan."""
+    for name in exported.helpers if exported is not None else ():
+        if not (report / f"used-{name}").exists():
+            raise JobError(
+                f"the job does not follow the plan: its script does not use {name} ({_USES[name]}); {PLAN_VARIABLE} "
+                "names the folder with the files of the plan"
+            )

@@ -1,0 +1,158 @@
+"""Whether two runs train the same: their losses side by side, within what the changes of a plan may do to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpro_search.space.plan import Plan
+
+COMPARED_STEPS = 20
+_FEWEST = 3
+_OWN_FACTOR = 3.0  # times what the recorded setting's runs differ among themselves
+_OWN_LIMIT = 0.05  # runs of one setting that differ by more are not comparable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far losses may be apart.
+
+    Attributes
+    ----------
+    relative
+        Largest relative difference.
+    by_convergence
+        Of the means of the last third of the losses, not of each: for changes that round every step.
+    """
+
+    relative: float
+    by_convergence: bool = False
+
+    @property
+    def promise(self) -> str:
+        """In words."""
+        what = f"the means of the last third of the first {COMPARED_STEPS} losses" if self.by_convergence else "the first losses"
+        return f"{what} differ by at most {self.relative:.3g} of their value"
+
+
+class Equivalence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison of losses found.
+
+    Attributes
+    ----------
+    verdict
+        "unknown": the script prints no losses, or its own runs differ too much.
+    compared
+        Losses of each run.
+    difference, tolerance
+        Largest relative difference found, and allowed; None where nothing was compared.
+    reason
+        A sentence.
+    """
+
+    verdict: Literal["same", "different", "unknown"]
+    compared: int
+    difference: float | None
+    tolerance: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A printed loss; `resolution` is half a unit of its last digit."""
+
+    value: float
+    resolution: float = 0.0
+
+    @staticmethod
+    def parse(text: str) -> Loss:
+        """Of a number as a script prints it, decimal or hexadecimal; raises `ValueError` for anything else."""
+        if "0x" in text.lower():
+            return Loss(float.fromhex(text))
+        mantissa, _, exponent = text.lower().partition("e")
+        decimals = len(mantissa.partition(".")[2])
+        return Loss(float(text), 0.5 * 10.0 ** (int(exponent or 0) - decimals))
+
+
+Losses = tuple[Loss, ...]
+
+
+def tolerance_of(plan: Plan) -> Tolerance:
+    """What a plan may do to the losses.
+
+    Another order of summation changes the last bits of a float32 sum (two ranks: none); fused, recomputed or cut ops the last bits
+    of every value. Half precision changes each step, so the training as a whole is compared.
+    """
+    if plan.bfloat16_ops is not None or plan.compression is not None:
+        return Tolerance(relative=0.05, by_convergence=True)
+    if plan.micro_batches is not None:
+        return Tolerance(relative=1e-2)
+    if plan.op_clusters is not None or plan.recomputed_ops is not None:
+        return Tolerance(relative=1e-3)
+    return Tolerance(relative=1e-4)
+
+
+def read_losses(folder: Path) -> Losses:
+    """The first losses that the lowest rank printed (see `in_job/sitecustomize.py`); empty if none did."""
+    paths = sorted(folder.glob("loss-*"))
+    if not paths:
+        return ()
+    found = []
+    for line in paths[0].read_text().split()[:COMPARED_STEPS]:
+        try:
+            found.append(Loss.parse(line))
+        except ValueError:  # cut off by the end of its process
+            break
+    return tuple(found)
+
+
+def compare(recorded: Sequence[Losses], planned: Sequence[Losses], tolerance: Tolerance) -> Equivalence:
+    """Losses of runs of the recorded setting (two or more) and of a plan's."""
+    count = min((len(losses) for losses in (*recorded, *planned)), default=0)
+    if count < _FEWEST:
+        return _unknown(count, f"not compared: the script prints fewer than {_FEWEST} losses (lines with 'loss' and a number)")
+    base = recorded[0]
+    own = max((_difference(base, other, count, tolerance) for other in recorded[1:]), default=0.0)
+    if not own <= _OWN_LIMIT:
+        return _unknown(count, f"not compared: losses of the recorded setting's own runs differ by {own:.2g}; fix the job's seeds")
+    allowed = max(tolerance.relative, _OWN_FACTOR * own)
+    found = max(_difference(base, losses, count, tolerance) for losses in planned)
+    same = found <= allowed
+    how = "means of the last losses" if tolerance.by_convergence else f"first {count} losses"
+    said = "agree within" if same else "differ, by more than"
+    return Equivalence(
+        verdict="same" if same else "different",
+        compared=count,
+        difference=found if math.isfinite(found) else None,
+        tolerance=allowed,
+        reason=f"{how} {said} {allowed:.2g} (largest relative difference {found:.2g})",
+    )
+
+
+def _unknown(count: int, reason: str) -> Equivalence:
+    return Equivalence(verdict="unknown", compared=count, difference=None, tolerance=None, reason=reason)
+
+
+def _difference(a: Losses, b: Losses, count: int, tolerance: Tolerance) -> float:
+    """Largest relative difference beyond what rounding in print explains; infinite where one is no number."""
+    if tolerance.by_convergence:
+        tail = max(count // 3, 1)
+        return _apart(_mean(a[count - tail : count]), _mean(b[count - tail : count]))
+    return max(_apart(a[i], b[i]) for i in range(count))
+
+
+def _apart(a: Loss, b: Loss) -> float:
+    if not (math.isfinite(a.value) and math.isfinite(b.value)):
+        return math.inf
+    beyond = abs(a.value - b.value) - a.resolution - b.resolution
+    scale = max(abs(a.value), abs(b.value))
+    return max(beyond, 0.0) / scale if scale else 0.0
+
+
+def _mean(losses: Losses) -> Loss:
+    return Loss(sum(loss.value for loss in losses) / len(losses), max(loss.resolution for loss in losses))

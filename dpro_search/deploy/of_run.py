@@ -1,0 +1,152 @@
+"""Export and validation of the plans of a run folder: what the verbs `export` and `validate` do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.job import StepTimes
+from dpro_search.collect.trace import Trace
+from dpro_search.deploy.export import ExportedFiles, export_plan
+from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
+from dpro_search.deploy.targets import JobFacts, Target, targets_for
+from dpro_search.deploy.validate import Validation, validate
+from dpro_search.errors import DproSearchError, InputError
+from dpro_search.search import SearchResult
+from dpro_search.search.calibration import Calibration, MeasuredPoint
+from dpro_search.search.run_folder import read_run
+from dpro_search.space.plan import Plan, Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPlan:
+    """A plan, and what is known of it and of its job.
+
+    Attributes
+    ----------
+    facts
+        What the recording knows; None without one.
+    available
+        Targets of the kind of job; None: not known.
+    expected
+        Predictions of the plan and of the recorded setting, where it comes from a search.
+    """
+
+    plan: Plan
+    facts: JobFacts | None = None
+    available: tuple[Target, ...] | None = None
+    expected: tuple[Prediction, Prediction] | None = None
+
+
+def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
+    """A plan's file, or plan `number` (None: the best) of a run folder.
+
+    Raises
+    ------
+    InputError
+        There is no such plan, or `number` is given for a file.
+    """
+    if not source.is_dir():
+        if number is not None:
+            raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
+        return ChosenPlan(plan=Plan.load(source))
+    path = source / "plans" / f"plan-{number or 0}.json"
+    if not path.is_file():
+        known = len(list((source / "plans").glob("plan-*.json")))
+        raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
+    plan = Plan.load(path)
+    facts: JobFacts | None = None
+    available: tuple[Target, ...] | None = None
+    expected: tuple[Prediction, Prediction] | None = None
+    with contextlib.suppress(DproSearchError):  # a folder of plans alone
+        result = SearchResult.load(source)
+        expected = next(((ranked.prediction, result.baseline) for ranked in result.plans if ranked.plan == plan), None)
+    with contextlib.suppress(DproSearchError):  # the trace has moved, or is of a job that is not started here
+        trace = Trace.load(Path(read_run(source).trace))
+        facts, available = facts_of(trace), kind_of(trace).targets
+    return ChosenPlan(plan=plan, facts=facts, available=available, expected=expected)
+
+
+def export_from(source: Path, out: Path, *, targets: Sequence[Target] = (), number: int | None = None) -> ExportedFiles:
+    """Write the files with which a real job follows a plan.
+
+    Parameters
+    ----------
+    targets
+        Which systems follow it; empty: those that the job has and the plan needs.
+
+    Raises
+    ------
+    InputError
+        There is no such plan, `out` exists, or the targets cannot express the plan.
+    """
+    chosen = chosen_plan(source, number)
+    wanted = tuple(targets) or targets_for(chosen.plan, chosen.available)
+    return export_plan(chosen.plan, out, wanted or (Target.HOROVOD,), chosen.facts, chosen.expected)
+
+
+def validate_run(
+    run: Path,
+    command: Sequence[str] = (),
+    *,
+    top: int = 3,
+    trace: Path | None = None,
+    rounds: int = 2,
+    most_rounds: int | None = None,
+    warmup: int = 5,
+    on_run: Callable[[str, StepTimes], None] = lambda name, times: None,
+) -> tuple[Validation, Calibration]:
+    """Run the best plans of a search for real; leaves ``validation.json`` and ``calibration.json`` in the run folder.
+
+    Parameters
+    ----------
+    command
+        The training command of one rank; empty: the recorded one.
+    trace
+        Where the search's trace lies, if it has moved.
+
+    Raises
+    ------
+    InputError
+        `run` is no finished search, or its job cannot be started here.
+    JobError
+        A run failed, or its script does not follow a plan.
+    """
+    result = SearchResult.load(run)
+    job = RecordedJob.of(Trace.load(trace or Path(read_run(run).trace)), command)
+    plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
+    for plan, _ in plans:
+        targets_for(plan, job.kind.targets)  # before anything runs
+    validation = validate(job, result.baseline, plans, rounds=rounds, most_rounds=most_rounds, warmup=warmup, on_run=on_run)
+    write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
+    calibration = Calibration.fit(measured_points(validation))
+    calibration.save(run)
+    return validation, calibration
+
+
+def measured_points(validation: Validation) -> list[MeasuredPoint]:
+    """What a validation measured, for a calibration: the recorded setting, and plans that train the same."""
+    noise = validation.noise_pct / 100
+    recorded = MeasuredPoint(
+        plan=Plan(),
+        predicted_us=validation.baseline_predicted_us,
+        breakdown_us=validation.baseline_breakdown_us,
+        measured_us=validation.baseline_us,
+        noise=noise,
+    )
+    planned = [
+        MeasuredPoint(
+            plan=row.plan,
+            predicted_us=row.predicted_us,
+            breakdown_us=row.breakdown_us,
+            measured_us=row.measured_us,
+            noise=max(noise, row.stability_pct / 100),
+        )
+        for row in validation.plans
+    ]
+    return [recorded, *planned]

@@ -1,0 +1,354 @@
+"""What each system that can follow a plan takes of it: `parts_of` gives variables, files and lines of the script, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.deploy.xla import PLAN_FILE, cluster_problem
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+
+GROUPS_VERSION = 1
+_DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
+_MIB = 2**20
+
+
+class Target(StrEnum):
+    """Systems that follow a plan, or a part of it."""
+
+    HOROVOD = "horovod"
+    XLA = "xla"
+    TENSORFLOW = "tensorflow"
+    DDP = "ddp"
+    PYTORCH = "pytorch"
+    MXNET = "mxnet"
+    BYTEPS = "byteps"
+
+
+FIELDS: Mapping[Target, tuple[str, ...]] = {
+    Target.HOROVOD: ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "compression"),
+    Target.XLA: ("op_clusters",),
+    Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
+    Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
+    Target.PYTORCH: ("micro_batches",),
+    Target.MXNET: ("servers", "bigarray_bound", "p3", "slice_threshold", "compression"),
+    Target.BYTEPS: ("servers", "partition_bytes", "credit", "compression"),
+}
+_COMMUNICATE = (Target.HOROVOD, Target.DDP, Target.MXNET, Target.BYTEPS)  # a job has one of these
+_WHY_NOT = {
+    (Target.PYTORCH, "bfloat16_ops"): "autocast chooses by type of op, and the plan names single ops",
+    (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules, and the plan names single ops",
+    (Target.PYTORCH, "op_clusters"): "torch.compile chooses what it fuses by itself",
+    (Target.MXNET, "micro_batches"): "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What is known of the job that will follow a plan.
+
+    Attributes
+    ----------
+    framework
+        "tensorflow", "pytorch" or "mxnet"; None: not known.
+    tensors
+        The gradients in the order in which they become ready; empty: not known.
+    ready_order
+        Whether that is the order of `tensors`.
+    op_types, op_inputs
+        Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
+    """
+
+    framework: str | None = None
+    tensors: Sequence[TensorInfo] = ()
+    ready_order: bool = False
+    op_types: Mapping[str, str] = field(default_factory=dict)
+    op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(trace: Trace) -> JobFacts:
+        """What a recording knows."""
+        types: dict[str, str] = {}
+        inputs: dict[str, list[str]] = {}
+        if trace.graphs:
+            graph = trace.graphs[trace.graph_of_rank[0]]
+            for i, (name, kind) in enumerate(zip(graph.name, graph.op, strict=True)):
+                types[name] = kind
+                inputs[name] = [graph.name[k] for k in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]]]
+        return JobFacts(framework=trace.meta.framework, tensors=trace.tensors, op_types=types, op_inputs=inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one target needs to follow a plan.
+
+    Attributes
+    ----------
+    env
+        Variables of every process of the job.
+    files
+        Content by name.
+    step
+        What `xla.py` does to the graph of a TensorFlow step.
+    script
+        What changes in the training script, in words, a sentence each; empty: nothing.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
+    script: tuple[str, ...] = ()
+
+
+def targets_for(plan: Plan, available: Sequence[Target] | None = None) -> tuple[Target, ...]:
+    """The targets that together follow a plan, out of those that the job has (None: not known, any; where several can, Horovod).
+
+    Raises
+    ------
+    InputError
+        A field of the plan is nobody's, or several could be meant.
+    """
+    known = available is not None
+    available = tuple(Target) if available is None else available
+    fields = set_fields(plan)
+    able = {name: [target for target in available if name in FIELDS[target]] for name in fields}
+    chosen = {targets[0] for targets in able.values() if len(targets) == 1}
+    for name, targets in able.items():
+        if not targets:
+            raise InputError(f"{name}: {_reason(name, available)}")
+        if not chosen & set(targets) and not known and Target.HOROVOD in targets:
+            chosen.add(Target.HOROVOD)
+        if not chosen & set(targets):
+            raise InputError(f"{name}: say which of {', '.join(targets)} is meant with --target")
+    if not chosen and known:
+        chosen = set(available[:1])  # the empty plan
+    return tuple(target for target in Target if target in chosen)
+
+
+def set_fields(plan: Plan) -> list[str]:
+    """Names of the fields that a plan changes."""
+    return [name for name in plan.__struct_fields__ if getattr(plan, name) is not None]
+
+
+def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None) -> dict[Target, Part]:
+    """What each target needs.
+
+    Raises
+    ------
+    InputError
+        A field that none of the targets can express, or not in this job; or targets that no job has together.
+    """
+    facts = facts or JobFacts()
+    several = [target for target in targets if target in _COMMUNICATE]
+    if len(several) > 1:
+        raise InputError(f"--target {several[0]} and {several[1]}: a job communicates with one of them")
+    for name in set_fields(plan):
+        if not any(name in FIELDS[target] for target in targets):
+            raise InputError(f"{name}: {_reason(name, targets)}")
+    return {target: _PARTS[target](plan, facts) for target in targets}
+
+
+def horovod_environment(plan: Plan, *, largest_group_bytes: int = 0) -> dict[str, str]:
+    """The variables that put a plan into effect; settings that the plan leaves as they were are left out.
+
+    With exact groups the threshold has no say in what is fused, but Horovod splits a group that is larger. So it is then never
+    below Horovod's default nor below the largest group; `tape.py` refuses a group that is larger still.
+    """
+    env = {}
+    threshold_bytes = plan.fusion_threshold_bytes
+    if plan.tensor_groups is not None:
+        threshold_bytes = max(threshold_bytes or 0, largest_group_bytes, _DEFAULT_THRESHOLD_BYTES)
+        env["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
+    if threshold_bytes is not None:
+        env["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
+    if plan.cycle_time_us is not None:
+        env["HOROVOD_CYCLE_TIME"] = f"{plan.cycle_time_us / 1000:.6g}"
+    return env
+
+
+def _horovod(plan: Plan, facts: JobFacts) -> Part:
+    sizes = {tensor.name: tensor.size_bytes for tensor in facts.tensors}
+    largest = max((sum(sizes.get(name, 0) for name in group) for group in plan.tensor_groups or ()), default=0)
+    env = horovod_environment(plan, largest_group_bytes=largest)
+    if plan.tensor_groups is not None and facts.framework not in (None, "tensorflow"):
+        raise InputError(f"tensor_groups: Horovod's trainer of {facts.framework} makes groups by number only (num_groups)")
+    files: dict[str, bytes] = {}
+    script: list[str] = []
+    if plan.compression not in (None, "fp16"):
+        raise InputError(f"compression: Horovod has fp16, not {plan.compression}")
+    by_tape = plan.tensor_groups is not None or (plan.compression is not None and facts.framework in (None, "tensorflow"))
+    if by_tape:
+        content = {"version": GROUPS_VERSION, "groups": plan.tensor_groups or (), "compression": plan.compression}
+        files = {"groups.json": _json(content), "tape.py": _helper("tape.py")}
+        script.append(
+            "`from tape import planned_tape`, and `tape = planned_tape(tape, model.trainable_variables)` in place of "
+            "`hvd.DistributedGradientTape(tape)`."
+        )
+    elif plan.compression is not None:
+        files = _trainer_files({"compression": plan.compression})
+        script = [_TRAINER]
+    return Part(env=env, files=files, script=tuple(script))
+
+
+def _xla(plan: Plan, facts: JobFacts) -> Part:
+    clusters = plan.op_clusters or ()
+    if facts.op_inputs:
+        cluster_of = {name: number for number, cluster in enumerate(clusters) for name in cluster}
+        problem = cluster_problem(cluster_of, facts.op_inputs)
+        if problem:
+            raise InputError(f"op_clusters: {problem}")
+    content = {"clusters": [[(name, facts.op_types.get(name)) for name in cluster] for cluster in clusters]}
+    # Else a cluster that cannot be compiled would run unfused without a word.
+    return Part(env={"TF_XLA_FLAGS": "--tf_xla_enable_lazy_compilation=false"}, step=content, script=_STEP)
+
+
+def _tensorflow(plan: Plan, facts: JobFacts) -> Part:
+    files: dict[str, bytes] = {}
+    step: dict[str, Sequence[str]] = {}
+    script: list[str] = []
+    if plan.bfloat16_ops is not None or plan.recomputed_ops is not None:
+        step = {"bfloat16": plan.bfloat16_ops or (), "recomputed": plan.recomputed_ops or ()}
+        missing = [name for names in step.values() for name in names if facts.op_types and name not in facts.op_types]
+        if missing:
+            raise InputError(f"the recorded step has no op '{missing[0]}', which the plan computes in another way")
+        script = [*_STEP]
+    if plan.micro_batches is not None:
+        files = _micro_batch_files(plan.micro_batches)
+        script.append(
+            "`from micro_batches import planned_gradients`, and `loss, gradients = planned_gradients(compute, inputs, labels)`, "
+            "where `compute(inputs, labels)` returns the loss and its gradients before they are averaged over the ranks."
+        )
+    return Part(files=files, step=step, script=tuple(script))
+
+
+def _ddp(plan: Plan, facts: JobFacts) -> Part:
+    options: dict[str, object] = {}
+    if plan.tensor_groups is not None and plan.bucket_cap_bytes is not None:
+        raise InputError("tensor_groups and bucket_cap_bytes: a bucket's size follows from its group; leave out one of them")
+    if plan.bucket_cap_bytes is not None:
+        options["bucket_cap_mb"] = plan.bucket_cap_bytes / _MIB
+    if plan.tensor_groups is not None:
+        options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
+    if plan.compression not in (None, "fp16"):
+        raise InputError(f"compression: DDP has fp16, not {plan.compression}")
+    content = {"version": 1, "options": options, "compression": plan.compression}
+    script = (
+        "`from ddp import planned_ddp`, and `model = planned_ddp(model)` in place of `DistributedDataParallel(model)`; it takes "
+        "the same arguments.",
+    )
+    return Part(files={"ddp.json": _json(content), "ddp.py": _helper("ddp.py")}, script=script)
+
+
+def _bucket_sizes(groups: Sequence[Sequence[str]], facts: JobFacts) -> list[int]:
+    """Limits under which DDP makes exactly these buckets: it closes one with the gradient that brings it to its limit.
+
+    Raises `InputError` for groups that are not runs of the order in which gradients become ready.
+    """
+    if not facts.ready_order:
+        raise InputError(
+            "tensor_groups: DDP's buckets are cut by size, which needs the recording: export from the folder of the search"
+        )
+    sizes = {tensor.name: tensor.size_bytes for tensor in facts.tensors}
+    names = [name for group in groups for name in group]
+    if names != list(sizes):
+        raise InputError(
+            "tensor_groups: DDP's buckets hold every gradient, and are cut from the order in which these become ready; "
+            "the plan's groups are not such runs"
+        )
+    return [sum(sizes[name] for name in group) for group in groups]
+
+
+def _pytorch(plan: Plan, facts: JobFacts) -> Part:
+    if plan.micro_batches is None:
+        return Part()
+    script = (
+        "`from micro_batches import planned_parts`, and forward and backward pass below "
+        "`for inputs, labels in planned_parts(model, inputs, labels):` (the optimizer's step stays behind it).",
+    )
+    return Part(files=_micro_batch_files(plan.micro_batches), script=script)
+
+
+def _mxnet(plan: Plan, facts: JobFacts) -> Part:
+    env = _numbers(
+        {
+            "DMLC_NUM_SERVER": plan.servers,
+            "MXNET_KVSTORE_BIGARRAY_BOUND": plan.bigarray_bound,
+            "MXNET_KVSTORE_SLICE_THRESHOLD": plan.slice_threshold,
+        }
+    )
+    if plan.p3 is not None:  # an empty variable is the ordinary van; P3's servers do not update
+        env |= {"DMLC_PS_VAN_TYPE": "p3" if plan.p3 else "zmq", "MXNET_UPDATE_ON_KVSTORE": "0" if plan.p3 else "1"}
+    if plan.compression is None:
+        return Part(env=env)
+    if plan.compression != "2bit":
+        raise InputError(f"compression: MXNet's KVStore has 2bit, not {plan.compression}")
+    if plan.p3:
+        raise InputError("compression and p3: MXNet's KVStore does not compress priority slices")
+    return Part(env=env, files=_trainer_files({"compression_params": {"type": "2bit", "threshold": 0.5}}), script=(_TRAINER,))
+
+
+def _byteps(plan: Plan, facts: JobFacts) -> Part:
+    env = _numbers(
+        {
+            "DMLC_NUM_SERVER": plan.servers,
+            "BYTEPS_PARTITION_BYTES": plan.partition_bytes,
+            "BYTEPS_SCHEDULING_CREDIT": plan.credit,
+        }
+    )
+    if plan.compression not in (None, "fp16"):
+        raise InputError(f"compression: BytePS has fp16, not {plan.compression}")
+    if plan.compression is None:
+        return Part(env=env)
+    return Part(env=env, files=_trainer_files({"compression_params": {"fp16": True}}), script=(_TRAINER,))
+
+
+_PARTS: Mapping[Target, Callable[[Plan, JobFacts], Part]] = {
+    Target.HOROVOD: _horovod,
+    Target.XLA: _xla,
+    Target.TENSORFLOW: _tensorflow,
+    Target.DDP: _ddp,
+    Target.PYTORCH: _pytorch,
+    Target.MXNET: _mxnet,
+    Target.BYTEPS: _byteps,
+}
+_STEP = ("`from xla import planned_step`, and `train_step = planned_step(train_step)` behind the step's `@tf@tf.function`.",)
+_TRAINER = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
+
+
+def _reason(name: str, targets: Sequence[Target]) -> str:
+    reasons = [why for (target, field_name), why in _WHY_NOT.items() if field_name == name and target in targets]
+    able = [target for target in Target if name in FIELDS[target]]
+    told = f"; {reasons[0]}" if reasons else ""
+    return f"{' and '.join(targets) or 'this job'} cannot express it{told} (known to: {', '.join(able)}; choose with --target)"
+
+
+def _numbers(values: Mapping[str, int | None]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def step_files(content: Mapping[str, object]) -> dict[str, bytes]:
+    """The files that rewrite the graph of a TensorFlow step, with all that is to be done to it."""
+    helpers = {name: _helper(name) for name in ("xla.py", "graph_rewrites.py")}
+    return {PLAN_FILE: _json({"version": 1, **content}), **helpers}
+
+
+def _micro_batch_files(count: int) -> dict[str, bytes]:
+    return {"micro_batches.json": _json({"version": 1, "micro_batches": count}), "micro_batches.py": _helper("micro_batches.py")}
+
+
+def _trainer_files(options: Mapping[str, object]) -> dict[str, bytes]:
+    return {"trainer.json": _json({"version": 1, "options": options}), "trainer.py": _helper("trainer.py")}
+
+
+def _helper(name: str) -> bytes:
+    return Path(__file__).with_name(name).read_bytes()
+
+
+def _json(content: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"

@@ -1,0 +1,35 @@
+"""What a plan asks of an MXNet Trainer. Copy beside `trainer.json` and import it from the training script:
+
+    from trainer import planned_options
+
+    gluon.Trainer(parameters, "sgd", {...}, kvstore="dist_sync", **planned_options())
+
+Likewise for Horovod's or BytePS's DistributedTrainer.
+
+Needs the Trainer's framework, nothing else; Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def planned_options() -> dict[str, Any]:
+    """Keyword arguments of the Trainer."""
+    options: dict[str, Any] = json.loads(Path(__file__).resolve().with_name("trainer.json").read_text())["options"]
+    if "compression" in options:
+        import horovod.mxnet as hvd
+
+        options["compression"] = getattr(hvd.Compression, options["compression"])
+    _tell_used()
+    return options
+
+
+def _tell_used() -> None:
+    """Let `dpro-search validate` know that the script follows the plan."""
+    folder = os.environ.get("DPRO_SEARCH_REPORT")
+    if folder:
+        Path(folder, "used-" + Path(__file__).name).touch()

@@ -1,0 +1,57 @@
+"""Ops can be fused in clusters exactly if each can run as a whole: that is checked before a plan is exported or followed."""
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro_search.deploy.xla import cluster_problem
+
+CHAIN = {"a": [], "b": ["a"], "c": ["b"], "d": ["c"]}
+
+
+@st.composite
+def graphs(draw):
+    """A random graph (op -> what it needs) and random clusters in it."""
+    count = draw(st.integers(2, 12))
+    names = [f"op{i}" for i in range(count)]
+    inputs = {
+        name: [names[j] for j in sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))] if i else []
+        for i, name in enumerate(names)
+    }
+    numbers = draw(st.lists(st.one_of(st.none(), st.integers(0, 2)), min_size=count, max_size=count))
+    return inputs, {name: number for name, number in zip(names, numbers, strict=True) if number is not None}
+
+
+@given(graphs())
+def test_clusters_are_accepted_exactly_if_some_order_runs_each_as_a_whole(graph):
+    inputs, cluster_of = graph
+    whole = nx.DiGraph()
+    for name, needed in inputs.items():
+        node = cluster_of.get(name, name)
+        whole.add_node(node)
+        whole.add_edges_from((cluster_of.get(source, source), node) for source in needed if cluster_of.get(source, source) != node)
+    assert (cluster_problem(cluster_of, inputs) is None) == nx.is_directed_acyclic_graph(whole)
+
+
+def test_a_cluster_with_a_hole_is_refused_and_the_op_in_it_is_named():
+    problem = cluster_problem({"a": 0, "c": 0}, CHAIN)
+    assert problem is not None
+    assert "'b' is not in it" in problem
+    assert "not convex" in problem
+
+
+def test_two_clusters_that_need_each_other_are_refused():
+    crossing = {"a": [], "b": [], "c": ["a"], "d": ["b"]}
+    assert cluster_problem({"a": 0, "d": 0, "b": 1, "c": 1}, crossing) == (
+        "clusters [0, 1] need each other's results: no order runs each as a whole"
+    )
+
+
+def test_an_op_that_does_not_exist_is_named():
+    assert "no op is named 'z'" in str(cluster_problem({"a": 0, "z": 0}, CHAIN))
+
+
+@pytest.mark.parametrize("cluster_of", [{}, {"b": 0, "c": 0}, {"a": 0, "b": 0, "c": 1, "d": 1}])
+def test_clusters_along_a_chain_are_fine(cluster_of):
+    assert cluster_problem(cluster_of, CHAIN) is None

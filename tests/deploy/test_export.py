@@ -1,0 +1,189 @@
+"""A plan is exported to the systems that follow it together, in one folder, or refused with the reason."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpro_search.cli.export import TargetName
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.jobs import facts_of, kind_of
+from dpro_search.deploy.targets import FIELDS, JobFacts, Target, parts_of, targets_for
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan, Prediction
+
+T = Target
+
+
+def prediction(us):
+    return Prediction(iteration_us=us, interval_us=(us - 5e3, us + 5e3), breakdown_us={}, peak_memory_bytes=None, source="recorded")
+
+
+@pytest.mark.parametrize(
+    ("plan", "target", "env"),
+    [
+        (
+            Plan(fusion_threshold_bytes=0, cycle_time_us=2500.0),
+            T.HOROVOD,
+            {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "2.5"},
+        ),
+        (Plan(servers=3), T.MXNET, {"DMLC_NUM_SERVER": "3"}),
+        (Plan(bigarray_bound=1000), T.MXNET, {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}),
+        (
+            Plan(p3=True, slice_threshold=400),
+            T.MXNET,
+            {"DMLC_PS_VAN_TYPE": "p3", "MXNET_UPDATE_ON_KVSTORE": "0", "MXNET_KVSTORE_SLICE_THRESHOLD": "400"},
+        ),
+        (
+            Plan(partition_bytes=1024, credit=4, servers=1),
+            T.BYTEPS,
+            {"BYTEPS_PARTITION_BYTES": "1024", "BYTEPS_SCHEDULING_CREDIT": "4", "DMLC_NUM_SERVER": "1"},
+        ),
+    ],
+)  # fmt: skip
+def test_knobs_become_the_systems_own_variables(plan, target, env):
+    part = parts_of(plan, (target,))[target]
+    assert part.env == env
+    assert not part.files
+    assert not part.script
+
+
+@pytest.mark.parametrize(
+    ("plan", "targets", "reason"),
+    [
+        (Plan(op_clusters=(("a",),)), (T.HOROVOD,), "op_clusters: horovod cannot express it .known to: xla; choose with --target"),
+        (Plan(bfloat16_ops=("a",)), (T.DDP, T.PYTORCH), "autocast chooses by type of op"),
+        (Plan(recomputed_ops=("a",)), (T.DDP, T.PYTORCH), "checkpointing takes modules"),
+        (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
+        (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
+        (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
+        (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),
+        (Plan(tensor_groups=(("a",),)), (T.DDP,), "needs the recording"),
+    ],
+)
+def test_what_a_target_cannot_express_is_refused_with_the_reason(plan, targets, reason):
+    with pytest.raises(InputError, match=reason):
+        parts_of(plan, targets)
+
+
+def test_horovod_on_mxnet_has_no_exact_groups():
+    with pytest.raises(InputError, match="makes groups by number only"):
+        parts_of(Plan(tensor_groups=(("a", "b"),)), (T.HOROVOD,), JobFacts(framework="mxnet"))
+
+
+def test_every_field_of_a_plan_is_somebodys():
+    assert {name for fields in FIELDS.values() for name in fields} == set(Plan.__struct_fields__)
+
+
+def test_the_command_line_knows_every_target():
+    assert [*TargetName] == [*Target]
+
+
+@pytest.mark.parametrize(
+    ("plan", "available", "targets"),
+    [
+        (Plan(cycle_time_us=1.0, op_clusters=(("a",),)), None, (T.HOROVOD, T.XLA)),
+        (Plan(tensor_groups=(("a",),)), None, (T.HOROVOD,)),
+        (Plan(tensor_groups=(("a",),)), (T.DDP, T.PYTORCH), (T.DDP,)),
+        (Plan(bucket_cap_bytes=1, micro_batches=2), (T.DDP, T.PYTORCH), (T.DDP, T.PYTORCH)),
+        (Plan(servers=2, credit=1), None, (T.BYTEPS,)),
+        (Plan(), (T.MXNET,), (T.MXNET,)),
+    ],
+)
+def test_a_plan_chooses_its_targets(plan, available, targets):
+    assert targets_for(plan, available) == targets
+
+
+def test_a_plan_that_could_be_for_two_systems_asks():
+    with pytest.raises(InputError, match="say which of mxnet, byteps is meant with --target"):
+        targets_for(Plan(servers=2))
+
+
+def test_a_plan_for_another_kind_of_job_is_refused():
+    with pytest.raises(InputError, match="bucket_cap_bytes: horovod and xla and tensorflow cannot express it"):
+        targets_for(Plan(bucket_cap_bytes=1), (T.HOROVOD, T.XLA, T.TENSORFLOW))
+
+
+def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
+    plan = Plan(
+        tensor_groups=(("a#0",),), cycle_time_us=2000.0, op_clusters=(("x", "y"),), bfloat16_ops=("z",), recomputed_ops=("x",),
+        micro_batches=2,
+    )  # fmt: skip
+    exported = export_plan(plan, tmp_path / "out", targets_for(plan), expected=(prediction(80e3), prediction(100e3)))
+    assert exported.helpers == ("micro_batches.py", "tape.py", "xla.py")
+    step = json.loads((tmp_path / "out" / "step.json").read_text())
+    assert step == {"version": 1, "clusters": [[["x", None], ["y", None]]], "bfloat16": ["z"], "recomputed": ["x"]}
+    assert json.loads((tmp_path / "out" / "micro_batches.json").read_text())["micro_batches"] == 2
+    assert Plan.load(tmp_path / "out" / "plan.json") == plan
+    readme = (tmp_path / "out" / "README.md").read_text()
+    for helper in ("planned_tape", "planned_step", "planned_gradients"):
+        assert helper in readme
+    assert "Expect 80.0 ms an iteration (75.0 to 85.0 ms, nine times in ten) in place of 100.0 ms: 1.25x" in readme
+
+
+def test_a_readme_is_five_lines_at_most_for_one_system(tmp_path):
+    export_plan(Plan(op_clusters=(("x", "y"),)), tmp_path / "out", (T.XLA,), expected=(prediction(8e4), prediction(1e5)))
+    lines = (tmp_path / "out" / "README.md").read_text().splitlines()
+    assert [line[:2] for line in lines[2:]] == ["1.", "2.", "3.", "4."]
+
+
+@pytest.mark.parametrize("helper", ["ddp", "micro_batches", "tape", "trainer", "xla"])
+def test_a_helper_needs_nothing_of_this_package(helper, tmp_path):
+    plans = {
+        "ddp": Plan(bucket_cap_bytes=1), "micro_batches": Plan(micro_batches=2), "tape": Plan(tensor_groups=(("a",),)),
+        "trainer": Plan(compression="2bit"), "xla": Plan(op_clusters=(("a",),)),
+    }  # fmt: skip
+    targets = {"ddp": T.DDP, "micro_batches": T.PYTORCH, "tape": T.HOROVOD, "trainer": T.MXNET, "xla": T.XLA}
+    export_plan(plans[helper], tmp_path / "out", (targets[helper],))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import {helper}; "
+        "assert not [name for name in sys.modules if name.startswith(('dpro_search', 'numpy'))]"
+    )
+    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
+
+
+def test_buckets_of_ddp_are_cut_to_the_plans_groups():
+    sizes = {"d": 400, "c": 100, "b": 300, "a": 50}
+    tensors = [TensorInfo(name=name, node="", dtype="float32", shape=(n // 4,), size_bytes=n) for name, n in sizes.items()]
+    facts = JobFacts(framework="pytorch", tensors=tensors, ready_order=True)
+    part = parts_of(Plan(tensor_groups=(("d", "c"), ("b",), ("a",))), (T.DDP,), facts)[T.DDP]
+    limits = json.loads(part.files["ddp.json"])["options"]["bucket_cap_mb_list"]
+    assert [int(limit * 2**20) for limit in limits] == [500, 300, 50]
+    with pytest.raises(InputError, match="not such runs"):
+        parts_of(Plan(tensor_groups=(("d", "b"), ("c", "a"))), (T.DDP,), facts)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return Trace.load(sample_trace_path())
+
+
+class TestOfTheSample:
+    """A recorded TensorFlow job: its graph is there to check against."""
+
+    def test_its_kind_of_job_can_be_started(self, trace):
+        assert kind_of(trace).targets[0] == T.HOROVOD
+
+    def test_two_ops_side_by_side_are_a_cluster_and_two_far_apart_are_none(self, trace):
+        facts, graph = facts_of(trace), trace.graphs[0]
+        source = next(i for i in range(len(graph.name)) if graph.op[i] == "Relu")
+        user = next(i for i in range(len(graph.name)) if source in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]])
+        near = Plan(op_clusters=((graph.name[source], graph.name[user]),))
+        (cluster,) = parts_of(near, (T.XLA,), facts)[T.XLA].step["clusters"]
+        assert cluster == [(graph.name[source], "Relu"), (graph.name[user], graph.op[user])]
+        last = [name for name in graph.name if "AssignSub" in name or "AssignAdd" in name or "ResourceApply" in name][-1]
+        with pytest.raises(InputError, match=r"op_clusters: cluster 0 .* is not convex"):
+            parts_of(Plan(op_clusters=((graph.name[source], last),)), (T.XLA,), facts)
+
+    def test_an_op_of_another_model_is_refused(self, trace):
+        with pytest.raises(InputError, match="the recorded step has no op 'nobody'"):
+            parts_of(Plan(bfloat16_ops=("nobody",)), (T.TENSORFLOW,), facts_of(trace))
+
+
+def test_limits_in_mib_are_exact_in_bytes():
+    sizes = np.random.default_rng(1).integers(1, 2**31, 1000)
+    assert [int(size / 2**20 * 2**20) for size in sizes.tolist()] == sizes.tolist()

@@ -1,0 +1,133 @@
+"""A plan must train what the recorded setting trains: losses are read from what a script prints, and compared."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpro_search.deploy
+from dpro_search.collect.launch.ranks import HOOKS
+from dpro_search.deploy.losses import COMPARED_STEPS, Loss, Tolerance, compare, read_losses, tolerance_of
+from dpro_search.space.plan import Plan
+
+IN_JOB = Path(dpro_search.deploy.__file__).parent / "in_job"
+EXACT = Tolerance(relative=1e-4)
+
+
+def losses(*values):
+    return tuple(Loss(value) for value in values)
+
+
+def printed(script, folder, path=(IN_JOB,), **env):
+    """The losses that a script printed, and what it wrote."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "DPRO_SEARCH_REPORT": str(folder), **env}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    return [loss.value for loss in read_losses(folder)], done
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3 loss 4.605", "loss: 4.605", "Loss=4.605", "epoch 1, train_loss=4.605, accuracy 0.1", "{'loss': 4.605, 'lr': 1e-3}",
+        "loss 0x1.26b851eb851ecp+2", "INFO:root:loss 4.605e0", "losses: [4.605, 3.1]",
+    ],
+)  # fmt: skip
+def test_a_line_with_loss_and_a_number_tells_a_loss(line, tmp_path):
+    found, done = printed(f"print({line!r})", tmp_path)
+    assert found == pytest.approx([4.605])
+    assert done.stdout == line + "\n"
+
+
+@pytest.mark.parametrize("line", ["lossless 3", "glossy 3", "no loss at all", "loss of the last 3 steps", "step 3"])
+def test_other_lines_tell_none(line, tmp_path):
+    assert printed(f"print({line!r})", tmp_path)[0] == []
+
+
+def test_lines_in_pieces_and_on_stderr_are_read(tmp_path):
+    script = "import sys; print('lo', end=''); print('ss', 1.5); print('loss 2.5', file=sys.stderr)"
+    assert printed(script, tmp_path)[0] == [1.5, 2.5]
+
+
+def test_only_the_first_losses_are_kept(tmp_path):
+    found, _ = printed("for i in range(100): print('loss', i)", tmp_path)
+    assert found == list(range(COMPARED_STEPS))
+
+
+def test_the_lowest_rank_speaks(tmp_path):
+    for rank in (1, 0):
+        printed(f"print('loss', {rank + 10})", tmp_path, RANK=str(rank))
+    assert [loss.value for loss in read_losses(tmp_path)] == [10.0]
+
+
+def test_other_start_up_modules_run_as_well(tmp_path):
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "sitecustomize.py").write_text("import builtins; builtins.found = 'loss 7'")
+    found, _ = printed("print(found)", tmp_path, path=(HOOKS, IN_JOB, tmp_path / "user"))
+    assert found == [7.0]
+
+
+def test_a_process_that_is_not_asked_prints_as_ever(tmp_path):
+    script = "import sys; print(type(sys.stdout).__name__)"
+    assert "TextIOWrapper" in printed(script, tmp_path, DPRO_SEARCH_REPORT="")[1].stdout
+
+
+def test_equal_losses_are_the_same():
+    base = losses(3.0, 2.0, 1.0)
+    assert compare([base, base], [base], EXACT).verdict == "same"
+
+
+def test_losses_that_part_are_different_and_by_how_much_is_told():
+    base = losses(3.0, 2.0, 1.0)
+    found = compare([base, base], [base, losses(3.0, 2.0, 1.1)], EXACT)
+    assert found.verdict == "different"
+    assert found.difference == pytest.approx(0.1 / 1.1)
+    assert "differ, by more than 0.0001" in found.reason
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=3, max_size=20))
+def test_rounding_in_print_is_no_difference(values):
+    exact = losses(*values)
+    rounded = tuple(Loss.parse(f"{value:.3f}") for value in values)
+    assert compare([exact, rounded], [rounded], EXACT).verdict == "same"
+
+
+def test_what_the_recorded_setting_differs_by_itself_is_allowed():
+    base, again = losses(3.0, 2.0, 1.0), losses(3.0, 2.0, 1.01)
+    assert compare([base, again], [losses(3.0, 2.0, 1.02)], EXACT).verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "planned", "reason"),
+    [
+        ([(), ()], [()], "prints fewer than 3 losses"),
+        ([losses(1.0, 1.0, 1.0), losses(2.0, 1.0, 1.0)], [losses(1.0, 1.0, 1.0)], "fix the job's seeds"),
+    ],
+)
+def test_what_cannot_be_compared_is_unknown(recorded, planned, reason):
+    found = compare(recorded, planned, EXACT)
+    assert found.verdict == "unknown"
+    assert reason in found.reason
+
+
+def test_a_training_that_breaks_is_different():
+    base = losses(3.0, 2.0, 1.0)
+    found = compare([base, base], [losses(3.0, float("nan"), float("nan"))], EXACT)
+    assert (found.verdict, found.difference) == ("different", None)
+
+
+def test_half_precision_is_compared_by_where_the_training_gets():
+    base, rough = losses(3.0, 2.5, 2.0, 1.6, 1.2, 1.0), losses(3.1, 2.3, 2.2, 1.5, 1.25, 0.98)
+    half = tolerance_of(Plan(bfloat16_ops=("a",)))
+    assert half.by_convergence
+    assert compare([base, base], [rough], half).verdict == "same"
+    assert compare([base, base], [rough], EXACT).verdict == "different"
+    assert compare([base, base], [losses(*[3.0] * 6)], half).verdict == "different"
+
+
+def test_a_plan_is_given_as_much_as_its_boldest_change():
+    assert tolerance_of(Plan(servers=2)).relative < tolerance_of(Plan(op_clusters=(("a",),))).relative
+    assert tolerance_of(Plan(op_clusters=(("a",),))).relative < tolerance_of(Plan(micro_batches=2)).relative

@@ -1,0 +1,48 @@
+"""A rank of a DistributedDataParallel job that follows the plan in DPRO_SEARCH_PLAN: its buckets, and its parts of a batch."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
+sys.path.insert(0, PLAN)
+
+
+def planned(name):
+    return bool(PLAN) and Path(PLAN, name).exists()
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+if planned("ddp.py"):
+    from ddp import planned_ddp
+
+    model = planned_ddp(model)
+else:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss_of = nn.CrossEntropyLoss()
+inputs, labels = torch.randn(16, 64), torch.randint(10, (16,))
+for step in range(12):
+    optimizer.zero_grad()
+    with torch.no_grad():
+        value = loss_of(model.module(inputs), labels).item()
+    if planned("micro_batches.py"):
+        from micro_batches import planned_parts
+
+        for part, of_part in planned_parts(model, inputs, labels):
+            loss_of(model(part), of_part).backward()
+    else:
+        loss_of(model(inputs), labels).backward()
+    optimizer.step()
+    print("step", step, "loss", value.hex(), flush=True)
+found = model._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+if os.environ.get("BUCKETS_TO") and dist.get_rank() == 0:
+    Path(os.environ["BUCKETS_TO"]).write_text(found)
+dist.destroy_process_group()

@@ -1,0 +1,159 @@
+"""Real jobs of every framework under an exported plan: they follow it, train the same, and say so where they do not."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.deploy.jobs import KINDS, RecordedJob
+from dpro_search.deploy.losses import compare, tolerance_of
+from dpro_search.deploy.targets import JobFacts
+from dpro_search.errors import InputError, JobError
+from dpro_search.space.plan import Plan
+
+pytestmark = pytest.mark.integration
+
+WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
+TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
+
+
+def environment(name):
+    """Python of a framework's environment."""
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    interpreter = root / name / "bin" / "python"
+    if not interpreter.is_file():
+        pytest.skip(f"no environment at {interpreter}; build it with scripts/make_env.sh {name}")
+    return str(interpreter)
+
+
+def job(kind, command, framework, **env):
+    spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
+    return RecordedJob(kind=KINDS[kind], spec=spec, facts=JobFacts(framework=framework), rate_bps=None, shaped=False)
+
+
+def verdict(job, plan, base):
+    """What the losses of a run under a plan say, beside those of a run as recorded."""
+    return compare([base.losses], [job.run(plan, warmup=2).losses], tolerance_of(plan))
+
+
+@pytest.fixture(scope="module")
+def tensorflow_job():
+    command = (environment("tensorflow"), WORKLOADS / "train.py", "--model", "vgg16", "--batch", 2, "--steps", 9)
+    return job("tensorflow-horovod", command, "tensorflow")
+
+
+@pytest.fixture(scope="module")
+def tensorflow_base(tensorflow_job):
+    return tensorflow_job.run(Plan(), warmup=2)
+
+
+def test_tensorflow_follows_groups_and_clusters_together(tensorflow_job, tensorflow_base):
+    plan = Plan(
+        tensor_groups=(("dense_2/bias#31", "dense_2/kernel#30"), ("dense_1/bias#29", "dense_1/kernel#28")),
+        op_clusters=(("sequential/dense/BiasAdd", "sequential/dense/Relu"),),
+    )
+    assert len(tensorflow_base.losses) == 9
+    found = verdict(tensorflow_job, plan, tensorflow_base)
+    assert found.verdict == "same", found.reason
+
+
+def test_tensorflow_accumulates(tensorflow_job, tensorflow_base):
+    found = verdict(tensorflow_job, Plan(micro_batches=2), tensorflow_base)
+    assert found.verdict == "same", found.reason
+
+
+@pytest.fixture(scope="module")
+def torch_job():
+    return job("pytorch-ddp", (environment("torch"), TORCH_JOB), "pytorch")
+
+
+@pytest.fixture(scope="module")
+def torch_base(torch_job):
+    return torch_job.run(Plan(), warmup=2)
+
+
+@pytest.mark.parametrize("plan", [Plan(bucket_cap_bytes=20_000), Plan(micro_batches=4), Plan(compression="fp16")])
+def test_pytorch_trains_the_same(torch_job, torch_base, plan):
+    found = verdict(torch_job, plan, torch_base)
+    assert found.verdict == "same", found.reason
+
+
+def test_ddp_makes_exactly_the_groups_of_a_plan(torch_job, tmp_path):
+    # In the order in which gradients become ready: from the last layer, bias after weight or before.
+    sizes = [64 * 64 * 4, 64 * 4] * 4 + [64 * 10 * 4, 10 * 4]
+    ready = _ready_order(torch_job, tmp_path)
+    tensors = [TensorInfo(name=str(i), node="", dtype="float32", shape=(), size_bytes=sizes[i]) for i in ready]
+    groups = tuple(tuple(str(i) for i in part) for part in (ready[:1], ready[1:6], ready[6:]))
+    following = replace(
+        torch_job,
+        facts=JobFacts(framework="pytorch", tensors=tensors, ready_order=True),
+        spec=replace(torch_job.spec, env={**torch_job.spec.env, "BUCKETS_TO": str(tmp_path / "buckets")}),
+    )
+    following.run(Plan(tensor_groups=groups), warmup=2)
+    assert _buckets(tmp_path / "buckets") == [set(map(int, group)) for group in groups]
+
+
+def _ready_order(torch_job, folder):
+    """Of a run whose buckets hold one gradient each."""
+    spec = replace(torch_job.spec, env={**torch_job.spec.env, "BUCKETS_TO": str(folder / "alone")})
+    replace(torch_job, spec=spec).run(Plan(bucket_cap_bytes=1), warmup=2)
+    return [index for bucket in _buckets(folder / "alone") for index in bucket]
+
+
+def _buckets(path):
+    return [{int(index) for index in bucket.split()} for bucket in path.read_text().split(",")]
+
+
+def test_a_script_that_does_not_follow_is_told_what_to_use(torch_job):
+    plain = job(
+        "pytorch-ddp", (environment("torch"), WORKLOADS.parents[1] / "tests" / "integration" / "ddp_job.py", "plain"), "pytorch"
+    )
+    with pytest.raises(JobError, match=r"does not follow the plan: its script does not use ddp\.py \(planned_ddp in place of"):
+        plain.run(Plan(bucket_cap_bytes=1000), warmup=2)
+
+
+def test_a_plan_for_another_kind_of_job_is_refused_before_it_runs(torch_job):
+    with pytest.raises(InputError, match="cycle_time_us: ddp and pytorch cannot express it"):
+        torch_job.run(Plan(cycle_time_us=1.0), warmup=2)
+
+
+@pytest.fixture(scope="module")
+def kvstore_job():
+    command = (environment("mxnet"), WORKLOADS / "mxnet_train.py", "--model", "vgg16", "--batch", 1, "--steps", 8)
+    return job("mxnet-kvstore", command, "mxnet", DMLC_NUM_SERVER="2")
+
+
+@pytest.fixture(scope="module")
+def kvstore_base(kvstore_job):
+    return kvstore_job.run(Plan(), warmup=2)
+
+
+@pytest.mark.parametrize("plan", [Plan(servers=1), Plan(p3=True, slice_threshold=400_000)])
+def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstore_base, plan):
+    found = verdict(kvstore_job, plan, kvstore_base)
+    assert found.compared == 8
+    assert found.verdict == "same", found.reason
+
+
+def test_mxnet_on_horovod_follows_its_knobs():
+    command = (
+        environment("mxnet"),
+        WORKLOADS / "mxnet_train.py",
+        "--comm",
+        "horovod",
+        "--model",
+        "vgg16",
+        "--batch",
+        1,
+        "--steps",
+        8,
+    )
+    plain = job("mxnet-horovod", command, "mxnet")
+    base = plain.run(Plan(), warmup=2)
+    found = verdict(plain, Plan(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
+    assert found.verdict == "same", found.reason
+    assert np.isfinite(base.times.iteration_us).all()

@@ -1,3 +1,48 @@
-"""dpro-search: record a distributed training job, replay it under changed strategies, search, export and prove the best plan."""
+"""dpro-search: record a distributed training job, replay it under changed strategies, search, export and prove the best plan.
+
+The names in `__all__` are the Python API (`dpro_search.api`), which is loaded when one of them is first used: importing the
+package alone costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpro_search.api import (
+        Diagnosis,
+        DproSearchError,
+        Plan,
+        Prediction,
+        Recording,
+        Replay,
+        Run,
+        import_trace,
+        load,
+        load_run,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Diagnosis",
+    "DproSearchError",
+    "Plan",
+    "Prediction",
+    "Recording",
+    "Replay",
+    "Run",
+    "import_trace",
+    "load",
+    "load_run",
+]
+
+if not TYPE_CHECKING:  # a type checker would take any name for known
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(import_module("dpro_search.api"), name)
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,17 +1,20 @@
 """The command `dpro-search`: finds the verb, runs it, and turns what goes wrong into one line and an exit code.
 
 A verb is a module here with one function of its name. Only the module of the verb that was asked for is imported, so that
-`--help` answers at once.
+`--help` answers at once, and so does a shell that asks for completions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib
+import inspect
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -22,23 +25,28 @@ from dpro_search.errors import DproSearchError
 
 
 @dataclass(frozen=True)
-class _Verb:
+class Verb:
+    """A verb: its module, which has a function of the same name, and a line on it."""
+
     module: str
     help: str
 
 
-_VERBS = {
-    "collect": _Verb("dpro_search.cli.collect", "Run a training job with the hooks on and write a trace."),
-    "import": _Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
-    "replay": _Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
-    "diagnose": _Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
-    "fit": _Verb("dpro_search.cli.fit", "Train cost models, or measure what they are trained on."),
-    "run": _Verb("dpro_search.cli.run", "Search the best plans for a trace."),
-    "export": _Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
-    "validate": _Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
-    "report": _Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
-    "doctor": _Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to get the rest."),
+VERBS = {
+    "collect": Verb("dpro_search.cli.collect", "Run a training job with the hooks on and write a trace."),
+    "import": Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
+    "replay": Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
+    "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
+    "fit": Verb("dpro_search.cli.fit", "Train cost models, or measure what they are trained on."),
+    "run": Verb("dpro_search.cli.run", "Search the best plans for a trace."),
+    "export": Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
+    "validate": Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
+    "report": Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
+    "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to get the rest."),
 }
+_PROGRAM = "dpro-search"
+_COMPLETE = "_DPRO_SEARCH_COMPLETE"  # set by a shell that asks for completions; the words typed so far are in the other two
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 # The base of all usage errors. Typer exports only this child of it, and has its own copy of click in some versions.
 _ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -54,9 +62,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Exit codes: 0 success; 1 the job itself failed, or this machine could not do it, or Ctrl-C; 2 wrong usage or bad input.
     """
     args = list(sys.argv[1:] if args is None else args) or ["--help"]
-    verb = next((arg for arg in args if not arg.startswith("-")), "")
+    verb = _verb_of(_typed(os.environ) if _COMPLETE in os.environ else args)
     try:
-        code = typer.main.get_command(_app(verb))(args, prog_name="dpro-search", standalone_mode=False)
+        code = _command_of(verb)(args, prog_name=_PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except DproSearchError as error:
         _fail(str(error), error.exit_code)
@@ -71,26 +79,49 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _app(verb: str) -> typer.Typer:
-    """All verbs for `--help`; the asked one with its options."""
-    app = typer.Typer(add_completion=False, help="Record a distributed training job, replay it, search plans, prove the best.")
+def _command_of(verb: str) -> Any:
+    """All verbs as the command-line library has them, for `--help`; the one asked for (or none) with its options."""
+    app = typer.Typer(help="Record a distributed training job, replay it, search plans, prove the best.")
     app.callback()(_options)
-    for name, entry in _VERBS.items():
-        app.command(name, help=None if name == verb else entry.help)(_loaded(entry) if name == verb else _listed)
-    return app
+    for name, entry in VERBS.items():
+        app.command(name, help=None if name == verb else entry.help)(loaded(entry) if name == verb else _listed)
+    return typer.main.get_command(app)
 
 
-def _loaded(verb: _Verb) -> Callable[..., Any]:
+def _verb_of(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+def _typed(environment: Mapping[str, str]) -> list[str]:
+    """The words after the program's name, of a command line that is being typed."""
+    return next((environment[name] for name in _TYPED if name in environment), "").split()[1:]
+
+
+def loaded(verb: Verb) -> Callable[..., Any]:
+    """The verb's function, with an option ``--quiet`` if it has none of its own."""
     function = getattr(importlib.import_module(verb.module), verb.module.rpartition(".")[2])
+    signature = inspect.signature(function, eval_str=True)
+    own = "quiet" in signature.parameters
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        quiet = kwargs["quiet"] if own else kwargs.pop("quiet")
         try:
-            return function(*args, **kwargs)
+            # Errors are said by `main`, which is outside.
+            with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+                return function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             raise _InterruptedError(*interrupt.args) from interrupt
 
+    if not own:
+        flag = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
+        signature = signature.replace(parameters=[*signature.parameters.values(), flag])
+        run.__annotations__ = {**function.__annotations__, flag.name: _Quiet}
+    run.__signature__ = signature  # type: ignore[attr-defined]
     return run
+
+
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Only the result and errors: no progress, no warnings.")]
 
 
 def _listed() -> None:
@@ -99,7 +130,7 @@ def _listed() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dpro-search {__version__}")
+        print(f"{_PROGRAM} {__version__}")
         raise typer.Exit
 
 
@@ -112,7 +143,7 @@ def _options(
 
 
 def _help_of(verb: str) -> str:
-    return f"dpro-search {verb} --help" if verb in _VERBS else "dpro-search --help"
+    return f"{_PROGRAM} {verb} --help" if verb in VERBS else f"{_PROGRAM} --help"
 
 
 def _os_error(error: OSError) -> str:
@@ -123,7 +154,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"dpro-search: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{_PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

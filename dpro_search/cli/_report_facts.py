@@ -15,6 +15,7 @@ import msgspec
 from dpro_search import __version__
 from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
 from dpro_search.cli.run import describe, digest_of
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.report import Facts
@@ -155,7 +156,7 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
     for number, line in enumerate(lines):
         try:
             trial = decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except DAMAGED as error:
             notes.append(f"trials from {number} on are not shown ({path}: line {number + 1} is damaged: {error})")
             break
         found.append(
@@ -178,7 +179,7 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
         return None
     try:
         validation = msgspec.json.decode(path.read_bytes(), type=Validation)
-    except (OSError, msgspec.MsgspecError, InputError) as error:
+    except (OSError, *DAMAGED, InputError) as error:
         raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
@@ -192,12 +193,15 @@ def _terms(trace: Trace) -> tuple[Term, ...]:
     """Terms of the cost model of kinds of jobs that have one."""
     from dpro_search.replay import Predictor
     from dpro_search.replay.ddp.predictor import DdpPredictor
+    from dpro_search.replay.fsdp.predictor import FsdpPredictor
 
     costs: CommCosts
     if trace.meta.settings is not None:
         costs = Predictor.from_trace(trace).costs
     elif trace.meta.format == "pytorch-ddp":
         costs = DdpPredictor.from_trace(trace).costs
+    elif trace.meta.format == "pytorch-fsdp":
+        costs = FsdpPredictor.from_trace(trace).costs
     else:
         return ()
     return cost_terms(costs)

@@ -6,10 +6,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from dpro_search.errors import InputError, MissingCapabilityError
+
+DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding JSON raises: also for nesting without end
 
 
 @contextmanager
@@ -46,5 +50,6 @@ def write_file(path: Path, data: bytes) -> None:
         tmp.write_bytes(data)
         tmp.replace(path)
     except OSError as error:
-        tmp.unlink(missing_ok=True)
+        with suppress(OSError):  # on a read-only disk there is nothing, and the first error is the one to report
+            tmp.unlink()
         raise MissingCapabilityError(f"{path}: cannot be written ({error.strerror})") from error

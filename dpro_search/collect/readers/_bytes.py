@@ -8,6 +8,7 @@ from pathlib import Path
 from dpro_search.errors import InputError, TraceFormatError
 
 _GZIP_MAGIC = b"\x1f\x8b"
+MOST_BYTES = 8 * 2**30  # of a file, unpacked
 
 
 def read_whole(path: Path) -> bytes:
@@ -37,13 +38,16 @@ def read_available(path: Path) -> tuple[bytes, bool]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not raw.startswith(_GZIP_MAGIC):
         return raw, False
-    parts = []
+    parts, left = [], MOST_BYTES
     while raw.startswith(_GZIP_MAGIC):  # gzip files may be concatenated
         stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         try:
-            parts.append(stream.decompress(raw) + stream.flush())
+            parts.append(stream.decompress(raw, left))
         except zlib.error as error:
             raise TraceFormatError(f"{path}: damaged gzip data ({error}); copy or record it again") from error
+        left -= len(parts[-1])
+        if left <= 0:
+            raise TraceFormatError(f"{path}: more than {MOST_BYTES // 2**30} GiB when unpacked; cut it into smaller files")
         if not stream.eof:
             return b"".join(parts), True
         raw = stream.unused_data

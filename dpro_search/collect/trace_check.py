@@ -1,0 +1,98 @@
+"""What every reader of a trace relies on, checked: a file that was damaged, or that somebody else made, may be anything."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from dpro_search.collect.trace import NodeGraph, Trace
+
+MOST_BYTES = 16 * 2**30  # of a trace's columns, unpacked; a thousand times the bundled sample
+_MOST_RANKS = 1 << 20
+
+
+def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in a file of `numpy.savez`, without running anything in it.
+
+    Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES`; `OSError` if it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        if total > MOST_BYTES:
+            raise ValueError(f"{total / 2**30:.0f} GiB when unpacked, more than the limit of {MOST_BYTES / 2**30:.0f} GiB")
+        with np.load(path, allow_pickle=False) as data:
+            return {key: data[key] for key in data.files}
+    except OSError:
+        raise
+    except Exception as error:  # numpy lets through what its parsers raise: of zip, deflate, Python literals, tokens, types
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def check(trace: Trace) -> None:
+    """Raise `ValueError` that says what does not fit, if anything does not."""
+    for wrong, what in _problems(trace):
+        if wrong:
+            raise ValueError(what)
+
+
+def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
+    from dpro_search.collect.trace import DependencyKind, EventKind
+
+    meta, events, steps, needs = trace.meta, trace.events, trace.steps, trace.dependencies
+    yield not 1 <= meta.ranks <= _MOST_RANKS, f"{meta.ranks} ranks"
+    per_rank = (meta.hosts, meta.cores, meta.clock.offset_us, meta.clock.residual_us)
+    yield any(len(column) != meta.ranks for column in per_rank), "hosts, cores and clocks are not one a rank"
+    yield bool(trace.graphs) and len(trace.graph_of_rank) != meta.ranks, "graphs are not one a rank"
+    for title, columns in (("events", events), ("steps", steps), ("dependencies", needs)):
+        yield from _columns(title, columns)
+    yield _outside(events.name, 0, len(trace.names)), "events: a name that is not there"
+    yield _outside(events.kind, 0, len(EventKind)), "events: an unknown kind"
+    yield _outside(events.rank, 0, _MOST_RANKS), "events: an impossible rank"
+    yield _outside(events.tensor, -1, len(trace.tensors)), "events: a tensor that is not there"
+    yield _outside(events.step, -1), "events: a step below -1"
+    yield _outside(events.collective, -1), "events: a collective below -1"
+    yield _outside(steps.rank, 0, meta.ranks), "steps: a rank that is not there"
+    yield _outside(steps.index, 0), "steps: an index below 0"
+    for title, spans in (("events", events), ("steps", steps)):
+        yield bool((spans.end_us < spans.start_us).any()), f"{title}: an end before its start"
+    for end in (needs.source, needs.target):
+        yield _outside(end, 0, len(events)), "dependencies: an event that is not there"
+    yield _outside(needs.kind, 0, len(DependencyKind)), "dependencies: an unknown kind"
+    yield any(tensor.size_bytes < -1 for tensor in trace.tensors), "tensors: a negative size"  # -1: not known
+    if trace.graphs:  # without any, what a rank is said to have is not looked at
+        yield any(not 0 <= number < len(trace.graphs) for number in trace.graph_of_rank), "a graph that is not there"
+    for graph in trace.graphs:
+        yield from _graph(graph)
+
+
+def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
+    """All columns are flat, of one length, and numbers of their kind; start and end are finite."""
+    found = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    shapes = {column.shape for column in found.values()}
+    yield len(shapes) > 1 or any(len(shape) != 1 for shape in shapes), f"{title}: columns of different lengths"
+    for name, column in found.items():
+        expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
+        yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
+        if name in ("start_us", "end_us"):  # others may be unknown
+            yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
+
+
+def _graph(graph: NodeGraph) -> Iterator[tuple[bool, str]]:
+    nodes, pointers = len(graph.name), graph.input_ptr
+    yield len(graph.op) != nodes or pointers.shape != (nodes + 1,), "graph: columns of different lengths"
+    yield pointers.dtype.kind != "i" or graph.input_idx.dtype.kind != "i", "graph: indices that are no integers"
+    yield bool(pointers[0] != 0 or pointers[-1] != len(graph.input_idx) or (np.diff(pointers) < 0).any()), "graph: broken pointers"
+    yield _outside(graph.input_idx, 0, nodes), "graph: an input that is not there"
+
+
+def _outside(column: npt.NDArray[Any], low: int, high: int | None = None) -> bool:
+    """Whether any number is below `low`, or not below `high`."""
+    return bool(len(column)) and (int(column.min()) < low or (high is not None and int(column.max()) >= high))

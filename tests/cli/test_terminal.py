@@ -1,0 +1,121 @@
+"""What a terminal gets: completions, colours that can be turned off, quiet, tables that fit."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro_search.cli import VERBS
+
+COMMAND = [sys.executable, "-m", "dpro_search.cli"]
+
+
+def dpro(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}, check=False)
+
+
+def completed(words: str) -> list[str]:
+    """What bash would offer for a command line, "dpro-search re"."""
+    typed = words.split(" ")
+    done = dpro(COMP_WORDS=words, COMP_CWORD=str(len(typed) - 1), _DPRO_SEARCH_COMPLETE="complete_bash")
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_verbs_are_completed():
+    assert completed("dpro-search re") == ["replay", "report"]
+    assert set(completed("dpro-search ")) >= set(VERBS)
+
+
+def test_options_and_their_values_are_completed():
+    assert completed("dpro-search collect --fr") == ["--framework"]
+    assert completed("dpro-search collect --framework py") == ["pytorch"]
+
+
+def test_zsh_and_fish_are_served_too():
+    for shell, action in (("zsh", {}), ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"})):
+        done = dpro(_TYPER_COMPLETE_ARGS="dpro-search run --samp", _DPRO_SEARCH_COMPLETE=f"complete_{shell}", **action)
+        assert "--sampler" in done.stdout
+
+
+def test_a_completion_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom dpro_search.cli import main\n"
+        "try: main([])\nexcept SystemExit: print('numpy' in sys.modules, file=sys.stderr)"
+    )
+    env = {**os.environ, "COMP_WORDS": "dpro-search run --tri", "COMP_CWORD": "2", "_DPRO_SEARCH_COMPLETE": "complete_bash"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert (done.stdout.split(), done.stderr.split()) == (["--trials"], ["False"])
+
+
+def test_the_script_for_the_shell_can_be_had():
+    done = dpro(_DPRO_SEARCH_COMPLETE="source_bash")
+    assert done.returncode == 0, done.stderr
+    assert "_DPRO_SEARCH_COMPLETE=complete_bash" in done.stdout
+
+
+def on_a_terminal(*args: object, **env: str) -> str:
+    """What a command writes to a terminal of 80 columns."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *map(str, args)], stdout=theirs, stderr=theirs, env={**clean, "COLUMNS": "80", **env})
+    os.close(theirs)
+    written = bytearray()
+    try:
+        while piece := os.read(ours, 1 << 16):
+            written += piece
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait() == 0
+    return written.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])\b[0-9;]*m")
+
+
+def test_colours_are_for_terminals_and_no_color_takes_them_away(tmp_path: Path):
+    search = ("run", "--sampler", "mcmc", "--trials", 30)
+    env = {"TERM": "xterm-256color"}
+    coloured = on_a_terminal(*search, "--out", tmp_path / "a", **env)
+    plain = on_a_terminal(*search, "--out", tmp_path / "b", NO_COLOR="1", **env)
+    assert COLOUR.search(coloured)
+    assert not COLOUR.search(plain)
+    assert "trials in" in plain
+
+
+def test_quiet_leaves_the_result_and_errors_only(tmp_path: Path):
+    source = Path(__file__).parents[1] / "data" / "ddp_mlp"
+    done = dpro("import", source, "--out", tmp_path / "T", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert str(tmp_path / "T") in done.stdout
+    again = dpro("import", source, "--out", tmp_path / "T", "--quiet")
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_can_be_quiet_and_its_help_fits_80_columns(verb):
+    done = dpro(verb, "--help", COLUMNS="80")
+    assert "--quiet" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("args", [("replay",), ("replay", "--samples", "5"), ("diagnose",)])
+def test_results_fit_80_columns(args):
+    done = dpro(*args)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+
+
+def test_json_is_the_same_with_and_without_a_terminal():
+    shown = on_a_terminal("replay", "--json", TERM="xterm-256color")
+    assert json.loads(shown)["predicted_iteration_us"] == json.loads(dpro("replay", "--json").stdout)["predicted_iteration_us"]

@@ -1,0 +1,92 @@
+"""The Python API: its examples run, its tables are safe, and it costs nothing until it is used."""
+
+import doctest
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+import dpro_search
+from dpro_search import api
+from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.errors import InputError
+
+
+def test_the_examples_in_its_docstrings_run():
+    failed, tried = doctest.testmod(api, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    assert failed == 0
+    assert tried > 10
+
+
+def test_every_name_is_there_and_nothing_else_is_loaded_for_the_package():
+    code = "import sys, dpro_search; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "numpy" not in loaded
+    assert "dpro_search.api" not in loaded
+    assert dpro_search.__all__ == api.__all__
+    assert set(dpro_search.__all__) <= set(dir(dpro_search))
+    assert all(getattr(dpro_search, name) is getattr(api, name) for name in dpro_search.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'serach'"):
+        dpro_search.serach  # noqa: B018
+
+
+def test_packages_and_api_do_not_hide_each_other():
+    import dpro_search.replay
+    import dpro_search.search
+
+    assert dpro_search.replay.Predictor
+    assert dpro_search.search.run_search
+    assert not {"replay", "search", "report"} & set(dpro_search.__all__)
+
+
+def test_it_says_what_the_command_line_says():
+    job = dpro_search.load()
+    facts = verbs_of(job.trace).replay_trace(job.trace, ReplayRequest(changes=("fusion_threshold_bytes=0",)))
+    found = job.replay(changes={"fusion_threshold_bytes": 0})
+    assert found.iteration_us == facts["predicted_iteration_us"]
+    assert found.breakdown_us == facts["breakdown_us"]
+    assert job.replay(dpro_search.Plan(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"changes": {"threshold": 1}}, "no such knob"),
+        ({"what_if": ["magic"]}, "magic"),
+        ({"holdout_step": 15, "changes": {"ranks": 4}}, "leave out"),
+    ],
+)
+def test_what_a_job_does_not_know_is_one_line(asked, said):
+    with pytest.raises(InputError, match=said):
+        dpro_search.load().replay(**asked)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return dpro_search.load().search(trials=20, sampler="mcmc", out=tmp_path_factory.mktemp("search") / "run")
+
+
+def test_a_run_can_be_opened_exported_and_reported(run, tmp_path):
+    again = dpro_search.load_run(run.folder)
+    assert again == run
+    assert (again.best, again.speedup) == (run.best, run.speedup)
+    exported = run.export(tmp_path / "tuned")
+    assert dpro_search.Plan.load(exported.folder / "plan.json") == run.best
+    assert run.report(tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(InputError, match="plan-99"):
+        run.export(tmp_path / "none", plan=99)
+
+
+def test_tables_are_well_formed_and_hostile_names_stay_text(run):
+    job = dpro_search.load()
+    evil = "<script>alert(1)</script>"
+    meta = msgspec.structs.replace(job.trace.meta, framework=evil)
+    diagnosis = replace(job.diagnose(), findings=(evil,))
+    for shown in (replace(job, trace=replace(job.trace, meta=meta)), job.replay(), diagnosis, run):
+        html = shown._repr_html_()
+        ElementTree.fromstring(html)
+        assert "<script>" not in html
+    assert "&lt;script&gt;" in diagnosis._repr_html_()

@@ -1,0 +1,29 @@
+"""docs/cli.md is what the verbs' own code says."""
+
+import re
+
+import pytest
+
+from dpro_search.cli import VERBS
+from scripts.make_cli_reference import PAGE, page, section
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == page(), "write it again: python scripts/make_cli_reference.py"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_a_sentence_an_option_and_an_example(verb):
+    text = section(verb)
+    assert re.search(r"\n\n[A-Z].*\.\s*\Z", text.split("```")[0], re.DOTALL)
+    assert "| `--json` |" in text
+    assert "| `--quiet` |" in text
+    assert f"\ndpro-search {verb}" in text.split("Example:")[1]
+
+
+def test_values_defaults_and_needs_are_shown():
+    text = section("collect")
+    assert "dpro-search collect [OPTIONS] -- CMD..." in text
+    assert "(required)" in text
+    assert "tensorflow, pytorch, mxnet" in text
+    assert "default: 2)" in text

@@ -1,0 +1,265 @@
+"""Files that are damaged or made to do harm: a value or one line of error, never a crash, nothing written elsewhere."""
+
+import io
+import json
+import shutil
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample import predictor
+
+from dpro_search import load_run
+from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import DproSearchError, InputError, TraceFormatError
+from dpro_search.search import SearchResult
+from dpro_search.space.plan import Plan
+from tests.faults.processes import RAW, SEARCH, dpro, fails_in_one_line, succeeds
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(FUZZ, max_examples=40)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["fp16", "2bit", "a#0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+DEEP = 200_000  # brackets; more than any recursive reader stands
+
+
+def one_line(error: DproSearchError, where: object = "") -> None:
+    assert "\n" not in str(error)
+    assert str(where) in str(error)
+
+
+def read_plan(raw: bytes) -> Plan | None:
+    try:
+        return Plan.from_json(raw, "p.json")
+    except InputError as error:
+        one_line(error, "p.json")
+        return None
+
+
+class TestPlans:
+    @FUZZ
+    @given(fields=st.dictionaries(st.sampled_from(Plan.__struct_fields__) | st.text(max_size=5), VALUES, max_size=4))
+    def test_any_object_is_a_plan_or_one_line(self, fields):
+        plan = read_plan(json.dumps({"version": 1, **fields}).encode())
+        assert plan is None or Plan.from_json(plan.to_json()) == plan
+
+    @FUZZ
+    @given(
+        raw=st.binary(max_size=60) | st.binary(max_size=20).map(lambda raw: b'{"version": 1, "tensor_groups": [["' + raw + b'"]]}')
+    )
+    def test_any_bytes_are_a_plan_or_one_line(self, raw):
+        read_plan(raw)
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"[" * DEEP,
+            b'{"version":1,"tensor_groups":' + b"[" * DEEP,
+            b'{"a":' * DEEP,
+            b'{"version":' + b"[" * DEEP + b"]" * DEEP + b"}",
+        ],
+    )
+    def test_nesting_without_end_is_one_line(self, raw):
+        assert read_plan(raw) is None
+
+    @FUZZ
+    @given(
+        threshold=st.none() | st.integers(0, 2**200),
+        cycle_us=st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
+    )
+    def test_a_plan_of_any_numbers_is_priced_or_refused(self, threshold, cycle_us):
+        try:
+            plan = Plan(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
+            found = predictor().predict(plan)
+        except DproSearchError as error:
+            one_line(error)
+        else:
+            assert np.isfinite(found.iteration_us)
+
+
+@cache
+def columns(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "trace.npz") as data:
+        return dict(data)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """A small real trace."""
+    folder = tmp_path_factory.mktemp("recorded") / "trace"
+    assemble_ddp(RAW).save(folder)
+    return folder
+
+
+def replayed_or_one_line(folder: Path) -> None:
+    try:
+        trace = Trace.load(folder)
+        verbs_of(trace).replay_trace(trace, ReplayRequest())
+    except DproSearchError as error:
+        one_line(error)
+
+
+class TestTraces:
+    @SLOW
+    @given(seed=st.integers(0, 2**32 - 1), flips=st.integers(1, 30))
+    def test_bytes_may_be_wrong(self, recorded, tmp_path_factory, seed, flips):
+        folder = shutil.copytree(recorded, tmp_path_factory.mktemp("flipped") / "trace")
+        rng = np.random.default_rng(seed)
+        for name in ("trace.npz", "meta.json"):
+            data = np.frombuffer((folder / name).read_bytes(), np.uint8).copy()
+            data[rng.integers(0, len(data), flips)] = rng.integers(0, 256, flips)
+            (folder / name).write_bytes(data.tobytes())
+            replayed_or_one_line(folder)
+            shutil.copyfile(recorded / name, folder / name)
+
+    @SLOW
+    @given(data=st.data())
+    def test_columns_may_hold_anything(self, recorded, tmp_path_factory, data):
+        found = dict(columns(recorded))
+        name = data.draw(st.sampled_from(sorted(found)))
+        column = found[name]
+        change = data.draw(st.sampled_from(["value", "shorter", "type", "shape", "gone"]))
+        if change == "value" and column.dtype.kind != "b":
+            column = column.copy()
+            places = data.draw(st.lists(st.integers(0, max(len(column) - 1, 0)), min_size=1, max_size=3))
+            worst = [0, -1, -2, 10**6, 2**31 - 1] if column.dtype.kind in "iu" else [0.0, -1e30, 1e300, float("nan"), float("inf")]
+            for place in places if len(column) else ():
+                column[place] = np.asarray(data.draw(st.sampled_from(worst))).astype(column.dtype)
+        elif change == "shorter":
+            column = column[: len(column) // 2]
+        elif change == "type":
+            column = column.astype(data.draw(st.sampled_from([str, np.complex128, np.bool_, np.float32])))
+        elif change == "shape":
+            column = column[None]
+        found[name] = column
+        if change == "gone":
+            del found[name]
+        folder = tmp_path_factory.mktemp("changed")
+        shutil.copyfile(recorded / "meta.json", folder / "meta.json")
+        np.savez(folder / "trace.npz", **found)
+        replayed_or_one_line(folder)
+
+    @FUZZ
+    @given(data=st.data())
+    def test_metadata_may_hold_anything(self, recorded, tmp_path_factory, data):
+        meta = json.loads((recorded / "meta.json").read_bytes())
+        meta[data.draw(st.sampled_from(sorted(meta)))] = data.draw(VALUES)
+        folder = tmp_path_factory.mktemp("meta")
+        shutil.copyfile(recorded / "trace.npz", folder / "trace.npz")
+        (folder / "meta.json").write_text(json.dumps(meta))
+        try:
+            Trace.load(folder)
+        except DproSearchError as error:
+            one_line(error)
+
+    def test_columns_that_would_fill_the_memory_are_refused(self, recorded, tmp_path):
+        shutil.copyfile(recorded / "meta.json", tmp_path / "meta.json")
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**40,)})
+        with zipfile.ZipFile(tmp_path / "trace.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("strings.npy", header.getvalue() + bytes(100))
+        with pytest.raises(TraceFormatError, match="damaged"):
+            Trace.load(tmp_path)
+
+    def test_a_pickle_is_not_read(self, recorded, tmp_path):
+        shutil.copyfile(recorded / "meta.json", tmp_path / "meta.json")
+        np.savez(tmp_path / "trace.npz", **{**columns(recorded), "strings": np.array([_Evil(tmp_path / "harm")], dtype=object)})
+        with pytest.raises(TraceFormatError):
+            Trace.load(tmp_path)
+        assert not (tmp_path / "harm").exists()
+
+
+class _Evil:
+    """Does harm when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("searched")
+    succeeds(*SEARCH, 20, "--out", folder / "run")
+    return folder / "run"
+
+
+def content(path: Path) -> dict[Path, bytes]:
+    """Of a file, or of all files of a folder."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return {file: file.read_bytes() for file in files}
+
+
+@pytest.fixture
+def run(searched, tmp_path) -> Path:
+    return shutil.copytree(searched, tmp_path / "mine" / "run")
+
+
+class TestRunFolders:
+    @SLOW
+    @given(data=st.data())
+    def test_any_file_of_a_run_may_hold_anything(self, searched, tmp_path_factory, data):
+        folder = shutil.copytree(searched, tmp_path_factory.mktemp("changed") / "run")
+        path = folder / data.draw(st.sampled_from(["run.json", "result.json"]))
+        fields = json.loads(path.read_bytes())
+        fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(VALUES)
+        path.write_text(json.dumps(fields))
+        try:
+            load_run(folder)
+        except DproSearchError as error:
+            one_line(error, path)
+
+    @SLOW
+    @given(raw=st.binary(max_size=100) | st.just(b"[" * DEEP))
+    @pytest.mark.parametrize("name", ["run.json", "result.json"])
+    def test_bytes_of_a_run_may_be_anything(self, name, searched, tmp_path_factory, raw):
+        folder = shutil.copytree(searched, tmp_path_factory.mktemp("bytes") / "run")
+        (folder / name).write_bytes(raw)
+        with pytest.raises(DproSearchError) as refusal:
+            load_run(folder)
+        one_line(refusal.value, folder / name)
+
+    @pytest.mark.parametrize("name", ["trials.jsonl", "run.json"])
+    def test_a_journal_of_anything_is_one_line(self, name, run):
+        (run / name).write_bytes(b"[" * DEEP + b"\n")
+        assert str(run / name) in fails_in_one_line(2, *SEARCH, 20, "--out", run)
+
+    def test_what_a_run_names_elsewhere_is_not_written_to(self, run, tmp_path):
+        away = tmp_path / "away"
+        result = SearchResult.load(run)
+        (run / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, run=str(away))))
+        found = load_run(run)
+        found.result.save()
+        found.export(tmp_path / "tuned")
+        assert not away.exists()
+
+    @pytest.mark.parametrize("name", ["trials.jsonl", "plans", "run.json", "topn.csv"])
+    def test_a_link_in_a_run_folder_is_not_followed(self, name, run, tmp_path):
+        outside = tmp_path / "outside"
+        (run / name).rename(outside)
+        if name == "trials.jsonl":
+            outside.write_bytes(b"somebody's only line")
+        (run / name).symlink_to(outside)
+        before = content(outside)
+        dpro(*SEARCH, 30, "--out", run)
+        assert content(outside) == before
+
+    def test_a_moved_sample_is_refused_by_its_digest(self, run):
+        assert sample_trace_path().is_dir()
+        fields = json.loads((run / "run.json").read_bytes())
+        (run / "run.json").write_text(json.dumps({**fields, "trace": str(run)}))
+        assert "not there any more" in fails_in_one_line(2, "report", run, "--out", run / "page.html")

@@ -105,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InputError(f"{where}: plan version {version}, this program reads {PLAN_VERSION}")
             unknown = set(fields) - set(Plan.__struct_fields__)
             if unknown:
-                raise InputError(f"{where}: unknown field '{min(unknown)}' (known: {', '.join(Plan.__struct_fields__)})")
+                raise InputError(f"{where}: unknown field {min(unknown)!r} (known: {', '.join(Plan.__struct_fields__)})")
             return msgspec.json.decode(msgspec.json.encode(fields), type=Plan)
         except DAMAGED as error:
             raise InputError(f"{where}: not a plan ({error})") from error

@@ -1,7 +1,7 @@
-"""Records and measures MXNet and PyTorch jobs for docs/validation.md: four workloads, four ways to communicate, three link rates.
+"""Records and measures MXNet and PyTorch jobs for docs/validation.md: four workloads, five ways to communicate, three link rates.
 
     python -m experiments.validation.frameworks DIR --python mxnet=ENV/bin/python --python pytorch=ENV/bin/python
-        [--schemes ps horovod byteps ddp] [--workloads ...] [--runs N]
+        [--schemes ps horovod byteps ddp fsdp] [--workloads ...] [--runs N]
 
 Needs root; nothing else may run on the machine meanwhile. Resumable: what is in DIR already is not run again. Each recording stands
 between two plain runs of the same job, for the machine's speed drifts; then the changed settings run once each at the base rate.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,14 @@ from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job, time_mxnet_horovod_job
 from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
-from dpro_search.collect.torch_job import record_ddp_job, time_ddp_job
+from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_ddp_job
 from experiments.validation.measure import Measured
 
 WORKLOADS = ("bert", "vgg16", "resnet50", "inception_v3")
 RATES = ("2gbit", "unlimited", "500mbit")
-BASE_RATE = RATES[0]
+BASE_RATE, SLOWEST = RATES[0], RATES[-1]
 WARMUP = 5
-STEPS = {"2gbit": 27, "unlimited": 27, "500mbit": 12}  # of a plain run, after the warm-up; those on a slow link are long and alike
+STEPS = {"2gbit": 22, "unlimited": 22, "500mbit": 12}  # of a plain run, after the warm-up; those on a slow link are long and alike
 TRAINING = Path(__file__).resolve().parents[1] / "workloads"
 
 
@@ -118,6 +118,17 @@ SCHEMES = {
                 Change(name="buckets of 100 MiB", sets=("bucket_cap_bytes=104857600",), arguments=("--bucket-cap-mb", "100")),
             ),
         ),
+        Scheme(
+            name="fsdp",
+            framework="pytorch",
+            script=("torch_train.py", "--fsdp"),
+            record=record_fsdp_job,
+            time=time_ddp_job,
+            changes=(
+                Change(name="prefetch", sets=("prefetch=1",), arguments=("--prefetch",)),
+                Change(name="no reshard", sets=("reshard_after_forward=0",), arguments=("--no-reshard",)),
+            ),
+        ),
     )
 }
 
@@ -147,10 +158,10 @@ class Run:
         return JobSpec(command=tuple(command), ranks=2, cores=(0, 1), env=env)
 
 
-def runs(scheme: Scheme, workload: str, rounds: int, changes: bool) -> Iterator[Run]:
+def runs(scheme: Scheme, workload: str, rates: Sequence[str], rounds: int, changes: bool) -> Iterator[Run]:
     """All runs of a workload, in their order."""
-    for rate in RATES:
-        for number in (0, None, *range(1, rounds)):
+    for rate in rates:
+        for number in (0, None, *range(1, rounds if rate != SLOWEST else 1)):
             yield Run(scheme=scheme, workload=workload, rate=rate, number=number)
     for change in scheme.changes if changes else ():
         yield Run(scheme=scheme, workload=workload, rate=BASE_RATE, change=change, number=0)
@@ -162,14 +173,16 @@ def main() -> None:
     parser.add_argument("--python", action="append", required=True, metavar="FRAMEWORK=PATH", help="mxnet, byteps, pytorch")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=2, help="plain runs of each recorded setting")
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of the recorded settings")
+    parser.add_argument("--rounds", type=int, default=2, help="plain runs of each recorded setting; one on the slowest link")
     parser.add_argument("--runs", type=int, help="end after so many")
     parser.add_argument("--short", action="store_true", help="half as many steps")
     parser.add_argument("--no-changes", action="store_true", help="leave out the changed settings")
     options = parser.parse_args()
     python = dict(text.split("=", 1) for text in options.python)
     chosen = [(SCHEMES[scheme], workload) for scheme in options.schemes for workload in options.workloads]
-    wanted = [run for scheme, workload in chosen for run in runs(scheme, workload, options.rounds, not options.no_changes)]
+    of_each = (options.rates, options.rounds, not options.no_changes)
+    wanted = [run for scheme, workload in chosen for run in runs(scheme, workload, *of_each)]
     left = [run for run in wanted if not run.path(options.folder).exists()]
     for run in left[: options.runs]:
         steps = STEPS[run.rate] // (2 if options.short else 1)
@@ -182,7 +195,7 @@ def _execute(run: Run, out: Path, python: str, steps: int) -> None:
     load, started = os.getloadavg()[0], time.time()
     rate = parse_rate(run.rate)
     if run.number is None:
-        schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=8)
+        schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=steps * 3 // 4)
         needed = schedule.warmup + schedule.untraced + schedule.traced + 3
         run.scheme.record(run.spec(python, needed), out, rate_bps=rate, shaped=True, schedule=schedule)
         said = "recorded"

@@ -39,6 +39,7 @@ class Row(msgspec.Struct, kw_only=True):
     interval_us: tuple[float, float]
     error_pct: float
     error_at_speed_pct: float  # the same, with the recording's compute scaled to the CPU time that the runs' had
+    noise_pct: float  # standard error of the plain runs' mean: of the runs among each other, or of their steps, whichever is larger
     settled: bool
 
 
@@ -95,8 +96,17 @@ def _row(folder: Path, scheme: Scheme, workload: str, recorded_rate: str, rate: 
         interval_us=tuple(facts["interval_us"]),
         error_pct=(facts["predicted_iteration_us"] / measured_us - 1) * 100,
         error_at_speed_pct=(at_speed["predicted_iteration_us"] / measured_us - 1) * 100,
+        noise_pct=_noise_us(runs) / measured_us * 100,
         settled=facts["settled"],
     )
+
+
+def _noise_us(runs: list[Measured]) -> float:
+    """Standard error of the mean of all runs; a step follows the one before it, so that the steps of one run are not enough."""
+    among_steps = float(np.sqrt(np.mean([np.var(run.iteration_us) / len(run.iteration_us) for run in runs]) / len(runs)))
+    means = [trim_mean(run.iteration_us, TRIMMED) for run in runs]
+    among_runs = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
+    return max(among_steps, among_runs)
 
 
 def _compute_us(runs: list[Measured]) -> float:
@@ -114,21 +124,22 @@ def _print(title: str, rows: list[Row]) -> None:
     if not rows:
         return
     print(f"\n### {title}\n")
-    columns = "plain runs, ms | recording's own steps, ms | predicted, ms | error | at the runs' CPU speed | against own steps"
+    columns = "plain runs, ms | noise | own steps, ms | predicted, ms | error | at the runs' CPU speed | against own steps"
     print(f"| scheme | workload | link | setting | {columns} |")
-    print("|---|---|---|---|---|---:|---:|---:|---:|---:|")
+    print("|---|---|---|---|---|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         link = row.rate if row.rate == row.recorded_rate else f"{row.recorded_rate} to {row.rate}"
         runs = ", ".join(f"{value / 1e3:.0f}" for value in row.measured_us)
         own = f"{_own_error_pct(row):+.1f} %" if row.setting == "as recorded" else ""
         print(
-            f"| {row.scheme} | {row.workload} | {link} | {row.setting} | {runs} | {row.recording_us / 1e3:.0f} "
-            f"| {row.predicted_us / 1e3:.0f} | {row.error_pct:+.1f} % | {row.error_at_speed_pct:+.1f} % | {own} |"
+            f"| {row.scheme} | {row.workload} | {link} | {row.setting} | {runs} | {row.noise_pct:.1f} % "
+            f"| {row.recording_us / 1e3:.0f} | {row.predicted_us / 1e3:.0f} | {row.error_pct:+.1f} % "
+            f"| {row.error_at_speed_pct:+.1f} % | {own} |"
         )
     print("\nAbsolute errors, median / worst:\n")
-    columns = "against plain runs | at the runs' CPU speed | against own steps | own steps against plain runs | inside"
+    columns = "against plain runs | at the runs' CPU speed | against own steps | own steps against plain runs | noise | inside"
     print(f"| scheme | rows | {columns} |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name in [*SCHEMES, "all"]:
         mine = [row for row in rows if name in (row.scheme, "all")]
         if mine:
@@ -143,6 +154,8 @@ def _summary(rows: list[Row]) -> str:
         own = np.abs([_own_error_pct(row) for row in rows])
         drift = np.abs([row.recording_us / np.mean(row.measured_us) - 1 for row in rows]) * 100
         figures[2:] = [f"{np.median(column):.1f} / {column.max():.1f} %" for column in (own, drift)]
+    noise = [row.noise_pct for row in rows]
+    figures.append(f"{np.median(noise):.1f} / {max(noise):.1f} %")
     inside = sum(row.interval_us[0] <= np.mean(row.measured_us) <= row.interval_us[1] for row in rows)
     return " | ".join([*figures, str(inside)])
 

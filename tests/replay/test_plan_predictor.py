@@ -176,10 +176,8 @@ class TestHorovod:
         except DproSearchError as error:
             pytest.skip(f"no model of fused ops: {error}")
         rng = np.random.default_rng(0)
-        plan = Plan()
-        for _ in range(40):
-            plan = prices.space.propose(plan, rng)
-        assert plan.op_clusters
+        proposed = (prices.space.propose(Plan(), rng) for _ in range(400))  # few: on this job's CPU fusing hardly ever pays
+        plan = next(plan for plan in proposed if plan.op_clusters)
         found = prices.predict(plan)
         assert found.iteration_us > 0
         assert found.interval_us[0] < found.iteration_us < found.interval_us[1]

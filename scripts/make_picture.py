@@ -21,7 +21,7 @@ _SYSTEMS = {  # by the scheme of the results: name and colour (told apart also b
     "byteps": ("MXNet BytePS", "#7a5c00"),
 }
 _SIZE, _LEFT, _TOP, _ROW = 480, 64, 16, 20  # of the square, its margins, a line of the legend; in pixels
-_LOW_MS, _HIGH_MS = 20.0, 4000.0
+_LOW_MS, _HIGH_MS = 20.0, 5000.0
 _TICKS_MS = (20, 50, 100, 200, 500, 1000, 2000, 4000)
 _BAND = 1.1
 
@@ -44,13 +44,14 @@ def drawn(found: list[tuple[str, float, float]]) -> str:
     height = _TOP + _SIZE + 56
     svg = ElementTree.Element(
         "svg",
-        {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {_LEFT + _SIZE + 190} {height}", "font-family": "sans-serif"},
+        {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {_LEFT + _SIZE + 220} {height}", "font-family": "sans-serif"},
     )
     svg.set("font-size", "13")
     _add(svg, "title").text = "Predicted over measured iteration time"
     _add(svg, "rect", width="100%", height="100%", fill="#ffffff")
     corners = [
-        (_LOW_MS, _LOW_MS / _BAND), (_LOW_MS, _LOW_MS * _BAND), (_HIGH_MS, _HIGH_MS * _BAND), (_HIGH_MS, _HIGH_MS / _BAND),
+        (_LOW_MS, _LOW_MS), (_LOW_MS, _LOW_MS * _BAND), (_HIGH_MS / _BAND, _HIGH_MS),
+        (_HIGH_MS, _HIGH_MS), (_HIGH_MS, _HIGH_MS / _BAND), (_LOW_MS * _BAND, _LOW_MS),
     ]  # fmt: skip
     _add(svg, "polygon", points=" ".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in corners), fill="#e4e4e4")
     for tick in _TICKS_MS:

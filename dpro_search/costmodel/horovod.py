@@ -29,8 +29,8 @@ _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absol
 _USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
 _USUAL_DISPATCH_US = 300.0
 _USUAL_COPY_US, _ENOUGH_COPIED_BYTES = 0.17e-3, 1e6  # per byte, and how much must have been copied to know better
-# MPI's transfers on a limited link take once or twice their wire's time: a rank that sends already tells its peer to send behind
-# its own bytes, so that one direction follows the other unless both begin together. What they take where no recording tells:
+# MPI's transfers on a limited link take from once to twice their wire's time, as if one direction sometimes waited for the other.
+# What they take where no recording tells (means over recordings of four models at two rates):
 _USUAL_TURNS = (1.6, 1.15)  # while main streams run, and in the tail; as good as so many observations:
 _TURNS_WEIGHT = 10
 SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
@@ -62,7 +62,7 @@ class CommCosts:
     poll_share
         Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
     turns_busy, turns_tail
-        Wire times that a transfer takes where it waits by polling: 1 if both directions are used at once, 2 if one after the other.
+        Wire times that a transfer of MPI takes on a limited link: 1 if both directions are used at once, 2 if one after the other.
     residual_pct
         Standard deviation of measured over fitted duration of a step's transfers.
     """

@@ -5,7 +5,6 @@ The folder holds ``communication.json`` and the trees in XGBoost's JSON, a file 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,8 +21,9 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import POINT_COLUMNS, AllReduceCost, Points
 from dpro_search.costmodel.communication import TREE_FEATURES, AllReduceRegressor, AllReduceTimes, Range
 from dpro_search.costmodel.communication_points import Series
+from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
 from dpro_search.costmodel.learned.regressor import conformal_quantile
-from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 1
 COVERAGE = 0.9
@@ -141,7 +141,7 @@ class CommunicationModel:
             for number, one in enumerate(self.info.series):
                 booster = self.regressors[one.name].booster_
                 if booster is not None:
-                    (tmp / _trees_name(number)).write_bytes(_trees(booster))
+                    (tmp / _trees_name(number)).write_bytes(trees_json(booster))
 
     @staticmethod
     def load(folder: Path) -> CommunicationModel:
@@ -157,14 +157,14 @@ class CommunicationModel:
             A file is damaged.
         """
         path = folder / _FILE
-        info = _decoded(path)
+        info = read_info(path, CommunicationInfo, MODEL_VERSION, "model of communication")
         if (info.columns, info.features) != (POINT_COLUMNS, TREE_FEATURES):
             raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
         regressors = {}
         for number, one in enumerate(info.series):
             regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,))
             regressor.cost_ = one.cost
-            regressor.booster_ = _booster(folder / _trees_name(number), one.trees_digest) if one.trees_digest else None
+            regressor.booster_ = load_trees(folder / _trees_name(number), one.trees_digest) if one.trees_digest else None
             regressor.range_ = Range(low=_finite(path, one.low), high=_finite(path, one.high))
             regressor.scores_ = np.array(one.residuals)
             regressor.left_out_ = regressor.formula_left_out_ = None
@@ -187,7 +187,7 @@ def _info(series: Series, regressor: AllReduceRegressor) -> SeriesInfo:
         low=_or_none(regressor.range_.low),
         high=_or_none(regressor.range_.high),
         residuals=tuple(np.round(regressor.scores_, 6).tolist()),
-        trees_digest="" if regressor.booster_ is None else _digest(_trees(regressor.booster_)),
+        trees_digest="" if regressor.booster_ is None else digest(trees_json(regressor.booster_)),
     )
 
 
@@ -226,43 +226,3 @@ def _finite(path: Path, values: Sequence[float | None]) -> Floats:
 
 def _trees_name(number: int) -> str:
     return f"series-{number}.trees.json"
-
-
-def _trees(booster: xgboost.Booster) -> bytes:
-    return bytes(booster.save_raw("json"))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _booster(path: Path, digest: str) -> xgboost.Booster:
-    trees = _read(path)
-    # XGBoost ends the process on some damaged files, so that none may reach it.
-    if _digest(trees) != digest:
-        raise TraceFormatError(f"{path}: damaged or of another model; train it again with 'dpro-search fit'")
-    booster = xgboost.Booster({"nthread": 1})
-    booster.load_model(bytearray(trees))
-    return booster
-
-
-class _Version(msgspec.Struct):
-    version: int
-
-
-def _decoded(path: Path) -> CommunicationInfo:
-    data = _read(path)
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != MODEL_VERSION:
-            raise TraceVersionError(f"{path}: model version {version}, this program reads {MODEL_VERSION}; train it again")
-        return msgspec.json.decode(data, type=CommunicationInfo)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"{path}: damaged or no model of communication ({error})") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error

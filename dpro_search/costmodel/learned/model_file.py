@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,9 +16,10 @@ from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.costmodel.learned.domain import Domain
 from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
+from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
 from dpro_search.costmodel.learned.regressor import EXPERTS, FusedTimeRegressor, base_terms, tree_features
 from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores
-from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 2
 
@@ -133,7 +133,7 @@ class FusionModel:
         TraceFormatError
             A file is damaged.
         """
-        info = _decoded(folder / "model.json")
+        info = read_info(folder / "model.json", FusionModelInfo, MODEL_VERSION, "cost model")
         return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
 
 
@@ -152,7 +152,7 @@ def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -
         scores=left_out_scores(rows, estimator),
         parameters=estimator.get_params(),
         features=estimator.features,
-        trees_digests=tuple(map(_digest, _trees(estimator))),
+        trees_digests=tuple(map(digest, _trees(estimator))),
         bases=tuple(tuple(base.tolist()) for base in estimator.bases_),
         weight=estimator.weight_,
         residuals=tuple(estimator.scores_.tolist()),
@@ -183,7 +183,7 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
         raise TraceFormatError(f"{path}: its parts do not fit the features; train it again with 'dpro-search fit'")
     estimator.bases_ = [np.array(base) for base in info.bases]
     estimator.boosters_ = [
-        _booster(folder / _trees_file(sees, i), digest, tree_features(sees)) for i, digest in enumerate(info.trees_digests)
+        _booster(folder / _trees_file(sees, i), expected, tree_features(sees)) for i, expected in enumerate(info.trees_digests)
     ]
     estimator.weight_, estimator.scores_, estimator.left_out_ = info.weight, np.array(info.residuals), None
     estimator.domain_ = Domain(
@@ -195,16 +195,8 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
     return estimator
 
 
-def _booster(path: Path, digest: str, features: int) -> xgboost.Booster:
-    trees = _read(path)
-    # XGBoost ends the process on some damaged files, so that none may reach it.
-    if _digest(trees) != digest:
-        raise TraceFormatError(f"{path}: damaged or of another model; train it again with 'dpro-search fit'")
-    booster = xgboost.Booster({"nthread": 1})
-    try:
-        booster.load_model(bytearray(trees))
-    except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
-        raise TraceFormatError(f"{path}: damaged or cut off; train it again with 'dpro-search fit'") from error
+def _booster(path: Path, expected: str, features: int) -> xgboost.Booster:
+    booster = load_trees(path, expected)
     if booster.num_features() != features:
         raise InputError(f"{path}: {booster.num_features()} features, expected {features}; train it again")
     return booster
@@ -215,30 +207,4 @@ def _trees_file(sees: str, number: int) -> str:
 
 
 def _trees(estimator: FusedTimeRegressor) -> list[bytes]:
-    return [bytes(booster.save_raw("json")) for booster in estimator.boosters_]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-class _Version(msgspec.Struct):
-    version: int
-
-
-def _decoded(path: Path) -> FusionModelInfo:
-    data = _read(path)
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != MODEL_VERSION:
-            raise TraceVersionError(f"{path}: model version {version}, this program reads {MODEL_VERSION}; train it again")
-        return msgspec.json.decode(data, type=FusionModelInfo)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"{path}: damaged or no cost model ({error})") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error
+    return [trees_json(booster) for booster in estimator.boosters_]

@@ -108,7 +108,9 @@ class TorchJobFile(msgspec.Struct, kw_only=True):
 
 def read_torch_hook(path: Path) -> TorchHookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return read_json(path, TorchHookFile, "this rank ran no distributed module, or its process was killed")
+    return read_json(
+        path, TorchHookFile, "this rank ran no DistributedDataParallel and no fully_shard module, or its process was killed"
+    )
 
 
 @dataclass(frozen=True)

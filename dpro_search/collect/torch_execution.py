@@ -216,12 +216,17 @@ def read_execution_trace(path: Path, spans: HostSpans) -> ExecutionTrace:
 
 def _outermost(spans: HostSpans) -> dict[int, int]:
     """The function of the outermost operator around each operator that the profile shares with an execution trace."""
-    known = spans.is_op & (spans.function > 0)
-    rows = np.flatnonzero(known)
-    first = spans.outermost(known)[rows]
-    # Sorted by thread and start: each lies in the last outermost one up to it.
-    around = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))]
-    return dict(zip(spans.function[rows].tolist(), spans.function[around].tolist(), strict=True))
+    rows = np.flatnonzero(spans.is_op & (spans.function > 0))
+    order = rows[np.lexsort((-spans.end_us[rows], spans.start_us[rows], spans.thread[rows]))]
+    columns = (spans.thread[order], spans.start_us[order], spans.end_us[order], spans.function[order])
+    found: dict[int, int] = {}
+    inside, until_us, outer = -1, -np.inf, 0
+    for thread, start_us, end_us, function in zip(*(column.tolist() for column in columns), strict=True):
+        # Only an outermost operator's end counts: what lies in it may end a rounding later than itself.
+        if thread != inside or start_us >= until_us:
+            inside, until_us, outer = thread, end_us, function
+        found[function] = outer
+    return found
 
 
 def _decoded(path: Path) -> _File:

@@ -95,9 +95,7 @@ def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_p
     assert len(trace.tensors) == 14
     assert trace.meta.warnings == ()
     assert (trace.events.kind == EventKind.COMM).sum() == 2 * 3 * 14
-    # One for both ranks or one each: operators of Gloo's own threads come in any order.
-    assert set(trace.graph_of_rank) == set(range(len(trace.graphs)))
-    assert len(trace.graph_of_rank) == 2
+    assert len(trace.graphs) == 1  # both ranks ran the same operators
 
 
 def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):

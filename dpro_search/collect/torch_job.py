@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.collect.job import Schedule, StepTimes, machine, raw_folder, shaped_hosts, step_times
 from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.torch_files import FORMAT, FSDP_FORMAT, TorchJobFile, read_torch_hook
@@ -87,7 +87,7 @@ def _recorded(
 
 def _run(spec: JobSpec, out: Path, hook: dict[str, str], rate_bps: float | None, shaped: bool) -> None:
     with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
-        port = _PORT if hosts else _free_port()
+        port = _PORT if hosts else free_port()
         env = [_rank_env(spec, rank, hosts, port) for rank in range(spec.ranks)]
         run_ranks(spec, out, env, hosts=hosts, hook={**hook, "FRAMEWORK": "pytorch"})
 
@@ -107,10 +107,3 @@ def _rank_env(spec: JobSpec, rank: int, hosts: ShapedHosts | None, port: int) ->
     }
     threads = {"OMP_NUM_THREADS": "1"} if spec.cores and "OMP_NUM_THREADS" not in spec.env else {}
     return threads | {key: str(value) for key, value in values.items()}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

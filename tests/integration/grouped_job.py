@@ -8,6 +8,7 @@ Writes OUT/rank<r>.json: the recorded gradient names and the weights after a few
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 how, out = sys.argv[1], Path(sys.argv[2])
@@ -62,3 +63,4 @@ def step():
 losses = [float(step()) for _ in range(5)]
 weights = [variable.numpy().tolist() for variable in variables]
 (out / f"rank{rank}.json").write_text(json.dumps({"gradients": recorded(), "losses": losses, "weights": weights}))
+time.sleep(1)  # Horovod ends without writing what its timeline's thread has not written yet

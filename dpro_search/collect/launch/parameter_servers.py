@@ -25,6 +25,7 @@ import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, run_ranks
 from dpro_search.errors import InputError, JobError
 
@@ -101,7 +102,7 @@ def run_with_servers(
     scheduler_host = spec.ranks
     root = {
         "DMLC_PS_ROOT_URI": hosts.address(scheduler_host) if hosts else "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_PORT if hosts else _free_port()),
+        "DMLC_PS_ROOT_PORT": str(_PORT if hosts else free_port()),
         "DMLC_NUM_SERVER": str(servers.count),
         "DMLC_NUM_WORKER": str(spec.ranks),
     }
@@ -190,10 +191,3 @@ def _cpu_ns(pid: int) -> int:
 def _tail(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"{' | '.join(lines[-3:])[-_TAIL:] or 'no output'}; see {log}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

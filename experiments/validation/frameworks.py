@@ -1,7 +1,7 @@
-"""Records and measures MXNet and PyTorch jobs for docs/validation.md: four workloads, five ways to communicate, three link rates.
+"""Records and measures jobs for docs/validation.md: four workloads, six ways to communicate, three link rates.
 
     python -m experiments.validation.frameworks DIR --python mxnet=ENV/bin/python --python pytorch=ENV/bin/python
-        [--schemes ps horovod byteps ddp fsdp] [--workloads ...] [--runs N]
+        [--schemes ps horovod byteps ddp fsdp tensorflow-mpi] [--workloads ...] [--runs N]
 
 Needs root; nothing else may run on the machine meanwhile. Resumable: what is in DIR already is not run again. Each recording stands
 between two plain runs of the same job, for the machine's speed drifts; then the changed settings run once each at the base rate.
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect.byteps_job import record_byteps_job, time_byteps_job
-from dpro_search.collect.job import Schedule, StepTimes
+from dpro_search.collect.job import Schedule, StepTimes, record_job, time_job
 from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job, time_mxnet_horovod_job
@@ -56,6 +56,7 @@ class Scheme:
     record: object
     time: object
     changes: tuple[Change, ...]
+    env: dict[str, str] = field(default_factory=dict)
 
 
 SCHEMES = {
@@ -129,6 +130,19 @@ SCHEMES = {
                 Change(name="no reshard", sets=("reshard_after_forward=0",), arguments=("--no-reshard",)),
             ),
         ),
+        Scheme(
+            name="tensorflow-mpi",
+            framework="tensorflow",
+            script=("train.py",),
+            record=record_job,
+            time=time_job,
+            changes=(
+                Change(
+                    name="threshold 2 MiB", sets=("fusion_threshold_bytes=2097152",), env={"HOROVOD_FUSION_THRESHOLD": "2097152"}
+                ),
+            ),
+            env={"HOROVOD_CONTROLLER": "mpi"},
+        ),
     )
 }
 
@@ -154,7 +168,7 @@ class Run:
         script, *arguments = self.scheme.script
         command = [python, str(TRAINING / script), *arguments, "--model", self.workload, "--steps", str(steps)]
         command += () if self.change is None else self.change.arguments
-        env = {"OMP_NUM_THREADS": "1"} | ({} if self.change is None else self.change.env)
+        env = {"OMP_NUM_THREADS": "1"} | self.scheme.env | ({} if self.change is None else self.change.env)
         return JobSpec(command=tuple(command), ranks=2, cores=(0, 1), env=env)
 
 
@@ -170,7 +184,9 @@ def runs(scheme: Scheme, workload: str, rates: Sequence[str], rounds: int, chang
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", action="append", required=True, metavar="FRAMEWORK=PATH", help="mxnet, byteps, pytorch")
+    parser.add_argument(
+        "--python", action="append", required=True, metavar="FRAMEWORK=PATH", help="mxnet, byteps, pytorch, tensorflow"
+    )
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of the recorded settings")
@@ -211,7 +227,7 @@ def _execute(run: Run, out: Path, python: str, steps: int) -> None:
         out.write_bytes(msgspec.json.encode(measured))
         said = f"{times.median_us / 1e3:.1f} ms"
     name = "base" if run.change is None else run.change.name
-    print(f"{run.scheme.name:8} {run.workload:13} {run.rate:10} {name:20} {said}  ({time.time() - started:.0f} s)", flush=True)
+    print(f"{run.scheme.name:14} {run.workload:13} {run.rate:10} {name:20} {said}  ({time.time() - started:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def free_port() -> int:
     """A port of this machine that nobody listens on, outside of those that the system hands out by itself.
 
     Between this call and the moment when a process of the job listens there, seconds pass, in which its other processes ask the
-    system for ports of their own: one of these must not be the meeting point (a ps-lite server that got it ends with ``is_scheduler_``).
+    system for ports of their own: one of these must not be the meeting point (a ps-lite server there ends with ``is_scheduler_``).
     """
     first, last = (int(word) for word in _RANGE.read_text().split())
     candidates = [port for port in range(1024, 65536) if not first <= port <= last]

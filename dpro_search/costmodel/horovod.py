@@ -24,6 +24,7 @@ from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cp
 _GOODPUT = 1448 / 1514
 _QUIET_US = 50.0  # no agreement between two processes on one machine is faster
 _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absolute, and relative to the wire's time
+_TURNS_SPREAD = 0.5  # the latter where a transfer takes the wire's time once or twice (`CommCosts.turns_busy`)
 # alpha_busy, alpha_more and alpha_tail on one-core ranks under Linux with 250 ticks a second (means over recordings of four models,
 # one of them without fusion), and for how many observations each stands.
 _USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
@@ -115,7 +116,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     share = np.clip(main_left_us / duration, 0.0, 1.0)
     wire = wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit_transfer(
-        size, duration, begun_busy, share, wire, cpu, concurrency
+        size, duration, begun_busy, share, wire, cpu, concurrency, _TURNS_SPREAD if polls(trace) else _TRANSFER_SPREAD
     )
     turns = (1.0, 1.0)
     if polls(trace):
@@ -193,7 +194,14 @@ def _volume(ranks: int) -> float:
 
 
 def fit_transfer(
-    size: Floats, duration: Floats, begun_busy: Floats, busy: Floats, wire: float, cpu: float, concurrency: float
+    size: Floats,
+    duration: Floats,
+    begun_busy: Floats,
+    busy: Floats,
+    wire: float,
+    cpu: float,
+    concurrency: float,
+    spread: float = _TRANSFER_SPREAD,
 ) -> tuple[float, float, float, float, float]:
     """(alpha busy, alpha more, alpha tail, beta busy, beta tail); beta cannot be below what wire and processors need.
 
@@ -209,11 +217,13 @@ def fit_transfer(
         Time per byte of the link and of the processors.
     concurrency
         Executor threads that compete with the communication's on a busy rank.
+    spread
+        Standard deviation of a transfer, of what `wire` or `cpu` need.
     """
     floor = max(wire, cpu)
     columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
     # What varies is the waiting for the core (about as much as its mean) and the transfer (a few per cent).
-    weight = 1 / np.hypot(_LATENCY_SPREAD_US, _TRANSFER_SPREAD * floor * size)
+    weight = 1 / np.hypot(_LATENCY_SPREAD_US, spread * floor * size)
     design = np.stack(columns, axis=1) * weight[:, None]
     target = duration * weight
     # A trace of fused transfers holds few small ones, so that the latencies lean to their usual values.

@@ -39,7 +39,10 @@ def fit(
         str | None, typer.Option("--python", metavar="PYTHON", help="With --collect: interpreter that has the framework.")
     ] = None,
     backends: Annotated[
-        str | None, typer.Option("--backends", metavar="A,B", help="With --collect comm: only these (default: all that are here).")
+        str | None,
+        typer.Option(
+            "--backends", metavar="A,B", help="With --collect comm: only these, e.g. gloo,mpi:ring (default: all that are here)."
+        ),
     ] = None,
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="With --collect comm: numbers of ranks.")] = "2,3,4,8",
     rates: Annotated[

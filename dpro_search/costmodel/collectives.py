@@ -2,11 +2,15 @@
 
 Every algorithm sends a number of messages one after the other, moves bytes over the busiest link, and adds bytes up. The
 counts follow from the algorithm (Thakur, Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH",
-2005); what a message, a byte on the wire and an added byte cost is fitted. Link and processors work side by side, more or less:
-their times are joined by a norm whose exponent is fitted as well (1: one after the other; large: the slower alone counts).
+2005); what a message, a byte on the wire and an added byte cost is fitted.
+
+A call on a limited link takes at least what its bytes take there, and at least what its messages and the processors take. While a
+message is under way the link rests; a shaped one (a token bucket) saves up to a burst of bytes meanwhile and catches up, so that
+only longer rests are lost. What processors do beside the link costs a part of it that is fitted: 0 where both run side by side, 1
+where one waits for the other.
 
 Ranks may share cores, as on a testbed of many hosts on one machine. Then a core moves and adds the bytes of all its ranks, and
-each message waits for its rank's turn. A link may carry the first bytes at once, however slow it is (a token bucket's burst).
+each message waits for its rank's turn.
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ from itertools import product
 import msgspec
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.special import expit, logit
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 
 _LEAST_US = 1e-6  # below, a constant counts as none
-_MOST_OVERLAP = 8.0  # of the norm's exponent: more makes no difference
 _LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
 _BURST_BYTES = 100e3  # where the search for a burst begins
-_BOUNDS = np.log(1e-9), np.log(1e9)  # of every constant, as a logarithm
+_BOUNDS = np.log(1e-9), np.log(1e9)  # of every constant, as a logarithm, and of the part exposed, as a logit
 _MOST_TRIES = 100
 
 
@@ -191,15 +195,15 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
     move_us_per_byte, add_us_per_byte
         Of the processors, for each byte that the busiest core moves and adds up.
-    overlap
-        Exponent of the norm that joins link and processors.
+    exposed
+        Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
     turn_us
         Of each message, for each further rank or server on its core.
+    crowding
+        Further time on a limited link, as a part of it, where ranks share cores: one that has no turn does not empty its sockets,
+        so that the other direction of an exchange waits.
     burst_bytes
-        That a limited link carries at once.
-    hiding
-        Exponent of the norm that joins the messages' latencies with the rest: 1 where a message waits for nothing else meanwhile;
-        more where links recover, or other ranks work, while one waits.
+        That a limited link saves up while it rests; 0: none, a rest is lost.
     """
 
     algorithm: Algorithm
@@ -208,29 +212,31 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     wire_factor: float
     move_us_per_byte: float
     add_us_per_byte: float
-    overlap: float
+    exposed: float
     turn_us: float = 0.0
+    crowding: float = 0.0
     burst_bytes: float = 0.0
-    hiding: float = 1.0
 
     def parts_us(self, points: Points) -> tuple[Floats, Floats, Floats]:
         """Times of the messages, of the link and of the processors, [points] each; one rank has none."""
         counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
         some = points.ranks > 1
         latency_us = np.where(some, self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us), 0.0)
-        queued_bytes = np.maximum(counted.wire * points.size_bytes - self.burst_bytes, 0.0)
-        wire_us = queued_bytes / points.link_bytes_per_us * self.wire_factor
+        factor = self.wire_factor * np.where(counted.turns > 0, 1 + self.crowding, 1.0)
+        wire_us = counted.wire * points.size_bytes / points.link_bytes_per_us * factor
         work_us = points.size_bytes * (counted.moved * self.move_us_per_byte + counted.added * self.add_us_per_byte)
         return latency_us, wire_us, work_us
 
     def predict(self, points: Points) -> Floats:
         """Duration of each all-reduce in us, [points]."""
         latency_us, wire_us, work_us = self.parts_us(points)
-        most_us = np.maximum(np.maximum(wire_us, work_us), _LEAST_US)
-        joined_us = most_us * ((wire_us / most_us) ** self.overlap + (work_us / most_us) ** self.overlap) ** (1 / self.overlap)
-        most_us = np.maximum(np.maximum(latency_us, joined_us), _LEAST_US)
-        total_us = most_us * ((latency_us / most_us) ** self.hiding + (joined_us / most_us) ** self.hiding) ** (1 / self.hiding)
-        found: Floats = np.where(points.ranks > 1, total_us, 0.0)
+        messages = counts(self.algorithm, points.ranks, points.servers, points.cores).messages
+        saved_us = messages * self.burst_bytes / points.link_bytes_per_us
+        lost_us = np.maximum(latency_us - saved_us, 0.0)
+        if self.algorithm is Algorithm.PARAMETER_SERVER:
+            # Pushes and pulls go opposite ways: one direction rests while the other is used.
+            wire_us = np.maximum(wire_us - saved_us, wire_us / 2)
+        found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
         return found
 
 
@@ -269,10 +275,10 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
         raise InputError(f"{algorithm}: a measured duration is not a positive number")
     counted = counts(algorithm, points.ranks, points.servers, points.cores)
     limited = bool(np.isfinite(points.link_bytes_per_us).any())
-    crowded = bool(counted.turns.any())
+    crowded, sometimes = bool(counted.turns.any()), len(np.unique(counted.turns > 0)) > 1
 
     def cost(constants: Floats) -> AllReduceCost:
-        overhead, message, move, add, wire, overlap, turn, burst, hiding = np.exp(constants)
+        overhead, message, move, add, wire, turn, crowding, burst = np.exp(constants[:-1])
         return AllReduceCost(
             algorithm=algorithm,
             overhead_us=float(overhead),
@@ -280,10 +286,10 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
             wire_factor=float(wire) if limited else 1.0,
             move_us_per_byte=float(move),
             add_us_per_byte=float(add),
-            overlap=float(min(1 + overlap, _MOST_OVERLAP)),
+            exposed=float(expit(constants[-1])) if limited else 0.0,
             turn_us=float(turn) if crowded else 0.0,
+            crowding=float(crowding) if limited and sometimes else 0.0,
             burst_bytes=float(burst) if limited else 0.0,
-            hiding=float(min(1 + hiding, _MOST_OVERLAP)),
         )
 
     logarithm = np.log(duration)
@@ -295,10 +301,11 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
     quickest = duration.min()
     per_byte = float(np.median(duration / np.maximum(counted.moved * points.size_bytes, 1.0)))
     best = None
-    # Of the shortest call, what messages take, and the burst: the sum is not convex.
+    # What messages take of the shortest call, and what links save up: the sum is not convex.
     for share, burst in product((0.5, 0.05), (1.0, _BURST_BYTES) if limited else (1.0,)):
         message = share * quickest / counted.messages.max()
-        start = np.log([quickest / 2, message, per_byte, per_byte / 10, 1.05, 1.0, message / 10, burst, 0.1])
+        positive = np.log([quickest / 2, message, per_byte, per_byte / 10, 1.05, message / 10, 0.1, burst])
+        start = np.append(positive, logit(0.1))
         found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS, max_nfev=_MOST_TRIES)
         if best is None or found.cost < best.cost:
             best = found

@@ -1,32 +1,30 @@
-"""How long an all-reduce takes that was not measured: the formula of its algorithm, corrected by boosted trees, with an interval.
+"""How long an all-reduce takes that was not measured: the formula of its algorithm, corrected by what it missed, with an interval.
 
-The formula (`costmodel/collectives.py`) carries a prediction beyond the measured sizes, ranks and rates. The trees learn the
-logarithm of what it is wrong by - a protocol that changes with the size, a library that cuts tensors - and count the less, the
-further a point is from what was measured. Intervals are split-conformal: the residuals are those of whole sizes that a fit had not
-seen.
+The formula (`costmodel/collectives.py`) carries a prediction beyond the measured sizes, ranks and rates; what it is wrong by is
+learned from the points around (`costmodel/communication_residual.py`). Intervals are split-conformal: the residuals are those of
+whole sizes that a fit had not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.collectives import Algorithm, AllReduceCost, Points, fit_best
+from dpro_search.costmodel.communication_residual import Residual
 from dpro_search.costmodel.learned.regressor import Origin, conformal_quantile
 from dpro_search.errors import InputError
 
-TREE_FEATURES = ("size_octave", "rank_octave", "core_octave", "latency_share", "wire_share", "bytes_per_message_octave")
 _FEWEST, _MOST = 4, 1000  # points that a formula needs, and that its constants are fitted to
-_ENOUGH, _ENOUGH_SIZES = 40, 8  # points, and sizes among them, from which on trees are grown
+_ENOUGH, _ENOUGH_SIZES = 16, 5  # points, and sizes among them, from which on a residual is learned
 _FOLDS = 5
-_AROUND = (2**-0.25, 2**0.25)  # sizes for which the trees are asked
+_LEAST_US = 1e-3
 _REFUSED = 6.0  # octaves of time from the nearest measured point: nothing is said
 
 
@@ -65,15 +63,15 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     algorithms
         What the backend may be doing; the one whose formula fits best is taken.
-    trees, depth, learning_rate
-        Of the boosted trees; no trees: the formula alone.
+    correct
+        Whether to learn what the formula is wrong by; else the formula alone predicts.
     seed
-        Of their random subsamples.
+        Of what is drawn of many points, and of what is left out together.
 
     Attributes
     ----------
     cost_ : AllReduceCost
-    booster_ : xgboost.Booster or None
+    residual_ : Residual or None
         None where there were too few points to learn more than the formula's constants.
     range_ : Range
     scores_ : array [n], sorted
@@ -88,15 +86,11 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self,
         *,
         algorithms: Sequence[Algorithm] = (Algorithm.RING,),
-        trees: int = 120,
-        depth: int = 4,
-        learning_rate: float = 0.1,
+        correct: bool = True,
         seed: int = 0,
     ) -> None:
         self.algorithms = algorithms
-        self.trees = trees
-        self.depth = depth
-        self.learning_rate = learning_rate
+        self.correct = correct
         self.seed = seed
 
     def fit(self, X: Floats, y: Floats, groups: npt.NDArray[Any] | None = None) -> AllReduceRegressor:  # noqa: N803
@@ -118,7 +112,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             There are too few points, or impossible ones.
         """
         points, y = Points.of_matrix(X), np.asarray(y, dtype=np.float64)
-        self.cost_, self.booster_ = self._fitted(points, y)
+        self.cost_, self.residual_ = self._fitted(points, y)
         self.range_ = Range.of(points)
         self.left_out_ = self.formula_left_out_ = None
         self.scores_ = np.zeros(0)
@@ -130,8 +124,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Floats) -> Floats:  # noqa: N803
         """Durations, us, [n]; also of all-reduces outside what was measured."""
-        points = Points.of_matrix(X)
-        return corrected_us(self.cost_, self.booster_, points, self._distance(points))
+        return corrected_us(self.cost_, self.residual_, Points.of_matrix(X))
 
     def predict_interval(self, X: Floats, coverage: float = 0.9) -> AllReduceTimes:  # noqa: N803
         """Durations with intervals that hold the true one with the given probability.
@@ -145,7 +138,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError("intervals need measurements of at least two sizes of tensors")
         points = Points.of_matrix(X)
         distance = self._distance(points)
-        us = corrected_us(self.cost_, self.booster_, points, distance)
+        us = corrected_us(self.cost_, self.residual_, points)
         half = conformal_quantile(self.scores_, coverage) * (1 + distance)
         refused = distance > _REFUSED
         origin = np.where(refused, Origin.REFUSED, np.where(distance > 0, Origin.EXTRAPOLATED, Origin.INTERPOLATED))
@@ -155,30 +148,18 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _distance(self, points: Points) -> Floats:
         """How far the formula has to carry: octaves between a point's time and that of the nearest measured one, [n]."""
         inside = self.range_.nearest(points)
-        here, there = (np.maximum(self.cost_.predict(each), 1e-3) for each in (points, inside))
+        here, there = (np.maximum(self.cost_.predict(each), _LEAST_US) for each in (points, inside))
         outside = (points.matrix() != inside.matrix()).any(axis=1)
         return np.where(outside, np.maximum(np.abs(np.log2(here / there)), 1e-6), 0.0)
 
-    def _fitted(self, points: Points, y: Floats) -> tuple[AllReduceCost, xgboost.Booster | None]:
+    def _fitted(self, points: Points, y: Floats) -> tuple[AllReduceCost, Residual | None]:
         few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
         cost = fit_best(self.algorithms, points.select(few), y[few])
-        if not self.trees or len(y) < _ENOUGH or len(np.unique(points.size_bytes)) < _ENOUGH_SIZES:
+        taken = points.ranks > 1  # one rank takes no time
+        if not self.correct or taken.sum() < _ENOUGH or len(np.unique(points.size_bytes[taken])) < _ENOUGH_SIZES:
             return cost, None
-        data = xgboost.DMatrix(tree_matrix(cost, points), label=np.log(y / np.maximum(cost.predict(points), 1e-3)))
-        settings = {
-            "max_depth": self.depth,
-            "eta": self.learning_rate,
-            "subsample": 0.8,
-            "min_child_weight": 2,
-            "lambda": 1.0,
-            "objective": "reg:pseudohubererror",
-            "huber_slope": 0.2,
-            "base_score": 0.0,
-            "tree_method": "exact",  # splits half way between two sizes
-            "seed": self.seed,
-            "nthread": 1,
-        }
-        return cost, xgboost.train(settings, data, num_boost_round=self.trees)
+        taken_points = points.select(taken)
+        return cost, Residual.learned(taken_points, np.log(y[taken] / np.maximum(cost.predict(taken_points), _LEAST_US)), self.seed)
 
     def _left_out(self, points: Points, y: Floats, groups: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         """log(predicted / y) of every point by a fit without its group: the formula's, and that of all, [n] each."""
@@ -186,38 +167,17 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         for out in folds(groups, self.seed):
             if (~out).sum() < _FEWEST:
                 continue
-            cost, booster = self._fitted(points.select(~out), y[~out])
+            cost, residual = self._fitted(points.select(~out), y[~out])
             held = points.select(out)
             formula[out] = np.log(cost.predict(held) / y[out])
-            # Left-out sizes lie between others, or are the formula's and the nearest trees' to carry.
-            found[out] = np.log(corrected_us(cost, booster, held, np.zeros(len(held))) / y[out])
+            found[out] = np.log(corrected_us(cost, residual, held) / y[out])
         return formula, found
 
 
-def corrected_us(cost: AllReduceCost, booster: xgboost.Booster | None, points: Points, distance: Floats) -> Floats:
-    """The formula's times, corrected by the trees: fully where points were measured, half an octave of time away, and so on."""
+def corrected_us(cost: AllReduceCost, residual: Residual | None, points: Points) -> Floats:
+    """The formula's times, corrected by what was learned of its errors, [points]."""
     us = cost.predict(points)
-    if booster is None:
-        return us
-    # Trees are steps: a size between two measured ones gets a part of both.
-    around = [replace(points, size_bytes=points.size_bytes * factor) for factor in _AROUND]
-    correction = np.mean([booster.inplace_predict(tree_matrix(cost, each)) for each in around], axis=0)
-    return np.asarray(us * np.exp(correction * 0.5**distance), dtype=np.float64)
-
-
-def tree_matrix(cost: AllReduceCost, points: Points) -> npt.NDArray[np.float32]:
-    """What the trees see of n points, [n, len(TREE_FEATURES)]: all of it finite."""
-    latency_us, wire_us, work_us = cost.parts_us(points)
-    total = np.maximum(latency_us + wire_us + work_us, 1e-3)
-    columns = [
-        np.log2(np.maximum(points.size_bytes, 1.0)),
-        np.log2(points.ranks),
-        np.log2(np.minimum(points.cores, 2.0**20)),
-        latency_us / total,
-        wire_us / total,
-        np.log2(np.maximum(points.size_bytes / points.ranks, 1.0)),
-    ]
-    return np.stack(columns, axis=1).astype(np.float32)
+    return us if residual is None else us * np.exp(residual.predict(points))
 
 
 def default_groups(points: Points) -> npt.NDArray[Any]:

@@ -1,6 +1,6 @@
 """A trained model of communication: one regressor for each backend and algorithm, its scores, and its folder on disk.
 
-The folder holds ``communication.json`` and the trees in XGBoost's JSON, a file for each series that has some. Nothing in it is run.
+The folder holds ``communication.json`` only: constants of formulas, and the points and constants of what corrects them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xgboost
+import sklearn
 
 import dpro_search
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import POINT_COLUMNS, AllReduceCost, Points
-from dpro_search.costmodel.communication import TREE_FEATURES, AllReduceRegressor, AllReduceTimes, Range
+from dpro_search.costmodel.communication import AllReduceRegressor, AllReduceTimes, Range
 from dpro_search.costmodel.communication_points import Series
-from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
+from dpro_search.costmodel.communication_residual import Residual, ResidualData
+from dpro_search.costmodel.learned.files import read_info
 from dpro_search.costmodel.learned.regressor import conformal_quantile
 from dpro_search.errors import InputError, TraceFormatError
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2  # 1: corrected by trees
 COVERAGE = 0.9
 _FILE = "communication.json"
 _HALVES = 2  # of the left-out points, that judge each other's intervals
@@ -46,8 +47,8 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
         Of every column of `POINT_COLUMNS`; infinite ones are None.
     residuals
         Sorted errors of the logarithm, which give the intervals.
-    trees_digest
-        Of the file of the trees; empty: there are none.
+    residual
+        What the formula is wrong by; None: there were too few points to learn it.
     """
 
     name: str
@@ -61,7 +62,7 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
     residuals: tuple[float, ...]
-    trees_digest: str = ""
+    residual: ResidualData | None = None
 
 
 class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,6 @@ class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[SeriesInfo, ...]
     sources: tuple[str, ...]  # what the points come from
     columns: tuple[str, ...] = POINT_COLUMNS
-    features: tuple[str, ...] = TREE_FEATURES
     trained_at: str
     versions: dict[str, str]
 
@@ -107,7 +107,7 @@ class CommunicationModel:
             series=tuple(infos),
             sources=tuple(sources),
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={"dpro-search": dpro_search.__version__, "xgboost": xgboost.__version__},
+            versions={"dpro-search": dpro_search.__version__, "scikit-learn": sklearn.__version__},
         )
         return CommunicationModel(info=info, regressors=regressors)
 
@@ -138,10 +138,6 @@ class CommunicationModel:
         """Write the folder; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
             (tmp / _FILE).write_bytes(msgspec.json.encode(self.info) + b"\n")
-            for number, one in enumerate(self.info.series):
-                booster = self.regressors[one.name].booster_
-                if booster is not None:
-                    (tmp / _trees_name(number)).write_bytes(trees_json(booster))
 
     @staticmethod
     def load(folder: Path) -> CommunicationModel:
@@ -158,13 +154,13 @@ class CommunicationModel:
         """
         path = folder / _FILE
         info = read_info(path, CommunicationInfo, MODEL_VERSION, "model of communication")
-        if (info.columns, info.features) != (POINT_COLUMNS, TREE_FEATURES):
+        if info.columns != POINT_COLUMNS:
             raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
         regressors = {}
-        for number, one in enumerate(info.series):
+        for one in info.series:
             regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,))
             regressor.cost_ = one.cost
-            regressor.booster_ = load_trees(folder / _trees_name(number), one.trees_digest) if one.trees_digest else None
+            regressor.residual_ = None if one.residual is None else _residual(path, one.residual)
             regressor.range_ = Range(low=_finite(path, one.low), high=_finite(path, one.high))
             regressor.scores_ = np.array(one.residuals)
             regressor.left_out_ = regressor.formula_left_out_ = None
@@ -187,7 +183,7 @@ def _info(series: Series, regressor: AllReduceRegressor) -> SeriesInfo:
         low=_or_none(regressor.range_.low),
         high=_or_none(regressor.range_.high),
         residuals=tuple(np.round(regressor.scores_, 6).tolist()),
-        trees_digest="" if regressor.booster_ is None else digest(trees_json(regressor.booster_)),
+        residual=None if regressor.residual_ is None else regressor.residual_.data,
     )
 
 
@@ -224,5 +220,8 @@ def _finite(path: Path, values: Sequence[float | None]) -> Floats:
     return np.array([np.inf if value is None else value for value in values])
 
 
-def _trees_name(number: int) -> str:
-    return f"series-{number}.trees.json"
+def _residual(path: Path, data: ResidualData) -> Residual:
+    try:
+        return Residual.of_data(data)
+    except ValueError as error:
+        raise TraceFormatError(f"{path}: {error}; train it again with 'dpro-search fit'") from error

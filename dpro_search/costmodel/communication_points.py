@@ -46,7 +46,7 @@ class Series:
     points, duration_us
         [n] each.
     spread_pct
-        How far repeated measurements of a point were apart, [n]; NaN: not known.
+        What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
     """
 
     name: str
@@ -94,7 +94,7 @@ def table_series(table: CommTable) -> list[Series]:
                     cores=np.array(table.header.cores),
                 ),
                 duration_us=np.array([row.duration_us for row in rows]),
-                spread_pct=np.array([row.spread_pct if len(row.rounds_us) > 1 else np.nan for row in rows]),
+                spread_pct=np.array([row.spread_pct for row in rows]),
             )
         )
     return found
@@ -190,14 +190,17 @@ def _backend(trace: Trace) -> str:
     return {"ddp": "gloo"}.get(trace.meta.comm, trace.meta.comm)
 
 
-def _servers_used(backend: str, size_bytes: int, servers: int) -> int:
-    """Servers that a tensor goes to: all for a large one, few or one for a small one."""
+def _servers_used(backend: str, size_bytes: int, servers: int) -> float:
+    """Servers that share a tensor: all a large one, few or one a small one."""
     if backend not in _STORES:
         return 1
     part = _STORE_PARTS[backend]
     if backend == "kvstore":
         return servers if size_bytes >= part else 1
-    return min(-(-size_bytes // part), servers)
+    # A server gets whole parts, in turn: the busiest one decides how many it is as if there were.
+    whole, rest = divmod(size_bytes, part)
+    busiest = -(-whole // servers) * part if whole % servers or not rest else whole // servers * part + rest
+    return size_bytes / busiest
 
 
 def _transfers(trace: Trace, events: Events) -> Floats:

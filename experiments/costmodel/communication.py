@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="*")
     parser.add_argument("--nccl", type=Path)
     parser.add_argument("--aiconfigurator", type=Path)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="series with one of these in their name")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     measured = Series.joined([one for path in options.tables for one in table_series(read_comm_table(path))])
@@ -45,6 +46,7 @@ def main() -> None:
         series += [replace(one, name="nccl a100 (vTrain)") for one in nccl_series(options.nccl)]
     if options.aiconfigurator:
         series += aiconfigurator_series(options.aiconfigurator)
+    series, measured = ([one for one in some if any(text in one.name for text in options.only)] for some in (series, measured))
     result = {"asked_pct": ASKED_PCT, "series": [judged(one) for one in series], "choice": choices(measured)}
     show(result)
     if options.out:
@@ -52,12 +54,12 @@ def main() -> None:
 
 
 def judged(series: Series) -> dict[str, Any]:
-    """Errors of a series on left-out sizes, ranks and rates: of the formula with trees, and alone."""
+    """Errors of a series on left-out sizes, ranks and rates: of the corrected formula, and of the formula alone."""
     known = series.spread_pct[np.isfinite(series.spread_pct)]
     return {
         "name": series.name,
         "rows": len(series.duration_us),
-        "repeats_pct": float(np.median(known)) if len(known) else None,
+        "repeats_pct": float(known.mean()) if len(known) else None,
         "sizes": _errors(series, _size_folds(series.points)),
         "ranks": _errors(series, _rank_split(series.points)),
         "rates": _errors(series, _rate_splits(series.points)),
@@ -151,10 +153,9 @@ def _errors(series: Series, splits: Splits) -> dict[str, Any] | None:
     """Mean errors over the points that the splits leave out; None: there is nothing to leave out."""
     both: list[tuple[Floats, Floats]] = []
     for kept, out in splits:
-        truth = series.duration_us[out]
-        held = series.points.select(out).matrix()
-        pair = [np.abs(_fit(series, kept, formula_only=alone).predict(held) / truth - 1) for alone in (False, True)]
-        both.append((pair[0], pair[1]))
+        truth, held = series.duration_us[out], series.points.select(out)
+        fit = _fit(series, kept)
+        both.append((np.abs(fit.predict(held.matrix()) / truth - 1), np.abs(fit.cost_.predict(held) / truth - 1)))
     if not both:
         return None
     errors, alone = (np.concatenate(column) * 100 for column in zip(*both, strict=True))
@@ -162,6 +163,7 @@ def _errors(series: Series, splits: Splits) -> dict[str, Any] | None:
         "points": len(errors),
         "mape_pct": float(errors.mean()),
         "median_pct": float(np.median(errors)),
+        "worst_pct": float(errors.max()),
         "formula_mape_pct": float(alone.mean()),
     }
 
@@ -175,9 +177,9 @@ def _left_out(series: Series, splits: Splits) -> dict[tuple[float, ...], float]:
     return found
 
 
-def _fit(series: Series, kept: Mask, *, formula_only: bool = False) -> AllReduceRegressor:
-    regressor = AllReduceRegressor(algorithms=series.algorithms, **({"trees": 0} if formula_only else {}))
+def _fit(series: Series, kept: Mask) -> AllReduceRegressor:
     one_group = np.zeros(int(kept.sum()))  # the intervals are not asked for
+    regressor = AllReduceRegressor(algorithms=series.algorithms)
     return regressor.fit(series.points.select(kept).matrix(), series.duration_us[kept], one_group)
 
 

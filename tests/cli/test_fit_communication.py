@@ -58,6 +58,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
         (measured, "--out", tmp_path),
         (measured, "--collect", "comm", "--out", tmp_path / "n"),
         ("--collect", "comm", "--backends", "smoke", "--out", tmp_path / "n"),
+        ("--collect", "comm", "--backends", "mpi:smoke", "--out", tmp_path / "n"),
         ("--collect", "comm", "--ranks", "two", "--out", tmp_path / "n"),
         ("--collect", "comm", "--ranks", "1", "--out", tmp_path / "n"),
         ("--collect", "comm", "--rates", "fast", "--out", tmp_path / "n"),

@@ -41,6 +41,19 @@ def test_rows_come_back(tmp_path, name):
     assert is_comm_table(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "duration"), [([7], 7), ([6, 8], 7), ([5, 90, 7], 7), ([90, 6, 8, 1], 7), ([6, 8, 90, 7, 7, 7, 1], 7)]
+)
+def test_a_disturbed_round_does_not_move_a_duration(rounds, duration):
+    assert row(4096, rounds_us=tuple(map(float, rounds))).duration_us == duration
+
+
+def test_rounds_that_agree_are_settled_and_one_round_never_is():
+    assert row(4096, rounds_us=(10.0,)).standard_error == float("inf")
+    alike, apart = row(4096, rounds_us=(10.0, 10.1, 9.9)), row(4096, rounds_us=(10.0, 20.0, 15.0))
+    assert alike.standard_error < 0.01 < 0.1 < apart.standard_error
+
+
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     one, other = written(tmp_path / "a.gz"), written(tmp_path / "b.gz", ROWS[::-1])
     assert one.read_bytes() == other.read_bytes()

@@ -33,7 +33,7 @@ def cost(algorithm=Algorithm.RING, **constants) -> AllReduceCost:
         "wire_factor": 1.0,
         "move_us_per_byte": 0.0,
         "add_us_per_byte": 0.0,
-        "overlap": 8.0,
+        "exposed": 0.0,
     }
     return AllReduceCost(algorithm=algorithm, **(usual | constants))
 
@@ -67,10 +67,25 @@ def test_bytes_that_workers_and_servers_move_do_not_depend_on_how_many_servers_s
     assert one > two == eight == 16
 
 
-def test_a_burst_passes_a_link_at_once():
-    burst = cost(wire_factor=1.0, burst_bytes=1e5)
-    points = Points(size_bytes=np.array([1e4, 1e6]), ranks=np.array([2, 2]), link_bytes_per_us=np.array(100.0))
-    np.testing.assert_allclose(burst.predict(points), [0.0, 9000.0], atol=1e-3)
+def test_the_longer_of_link_and_processors_counts_and_a_part_of_the_shorter():
+    points = Points(size_bytes=np.array([1e4, 1e6]), ranks=np.array([2, 2]), link_bytes_per_us=np.array([200.0, 50.0]))
+    constants = {"move_us_per_byte": 1e-2}  # 10 us a KB beside 5 and 20 on the link
+    np.testing.assert_allclose(cost(**constants).predict(points), [100.0, 20000.0])
+    np.testing.assert_allclose(cost(**constants, exposed=0.5).predict(points), [125.0, 25000.0])
+
+
+def test_a_link_catches_up_on_what_it_could_not_carry_while_it_rested_up_to_its_burst():
+    points = Points(size_bytes=np.array(1e6), ranks=np.array([2]), link_bytes_per_us=np.array(100.0))
+    for burst_bytes, lost_us in ((0.0, 400.0), (5e3, 300.0), (1e5, 0.0)):  # two messages, a rest of 200 us each
+        np.testing.assert_allclose(cost(message_us=200.0, burst_bytes=burst_bytes).predict(points), 10000.0 + lost_us)
+    small = Points(size_bytes=np.array([1e3]), ranks=np.array([2]), link_bytes_per_us=np.array(100.0))
+    np.testing.assert_allclose(cost(message_us=200.0, burst_bytes=1e5).predict(small), 400.0)
+
+
+def test_pushes_rest_while_pulls_are_under_way_and_the_links_save_up():
+    points = Points(size_bytes=np.array([1e4, 1e6]), ranks=np.array(2), link_bytes_per_us=np.array(100.0))
+    found = cost(Algorithm.PARAMETER_SERVER, burst_bytes=1e5).predict(points)  # of two workers: 4 bytes a byte
+    np.testing.assert_allclose(found, [400.0 / 2, 40000.0 - 2 * 1000.0])
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
@@ -98,7 +113,7 @@ def test_the_formula_is_what_the_replay_of_its_messages_takes(algorithm, scheme,
     algorithm=st.sampled_from([Algorithm.RING, Algorithm.HALVING_DOUBLING, Algorithm.TREE]),
 )
 def test_points_of_known_constants_are_met_again(overhead_us, message_us, move_us_per_byte, algorithm):
-    true = cost(algorithm, overhead_us=overhead_us, message_us=message_us, move_us_per_byte=move_us_per_byte, overlap=2.0)
+    true = cost(algorithm, overhead_us=overhead_us, message_us=message_us, move_us_per_byte=move_us_per_byte, exposed=0.2)
     size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 9), [2, 4, 8], [60.0, 240.0, np.inf]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate)
     fitted = fit_all_reduce(algorithm, points, true.predict(points))
@@ -161,9 +176,9 @@ def test_nccl_on_eight_gpus_follows_from_two_to_four():
     assert errors.mean() < 0.15
 
 
-def test_what_crowded_cores_and_a_burst_cost_is_met_again():
+def test_what_crowded_cores_cost_is_met_again():
     true = cost(
-        overhead_us=100.0, message_us=40.0, turn_us=30.0, move_us_per_byte=1e-3, wire_factor=1.05, burst_bytes=1.3e5, overlap=3.0
+        overhead_us=100.0, message_us=40.0, turn_us=30.0, move_us_per_byte=5e-3, wire_factor=1.05, crowding=0.5, exposed=0.3
     )
     size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 15), [2, 3, 4], [60.0, 120.0, 250.0]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate, cores=np.array(2))

@@ -1,4 +1,4 @@
-"""All-reduces that were not measured: a formula carries, trees correct it, intervals say how sure that is."""
+"""All-reduces that were not measured: a formula carries, a residual corrects it, intervals say how sure that is."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ TRUE = AllReduceCost(
     wire_factor=1.05,
     move_us_per_byte=1e-3,
     add_us_per_byte=0.0,
-    overlap=3.0,
+    exposed=0.1,
 )
 
 
@@ -52,7 +52,7 @@ def error(regressor: AllReduceRegressor, points: Points) -> float:
 def test_sizes_between_measured_ones_are_met_though_the_formula_alone_misses_them():
     between = grid(SIZES[:-1] * 1.4)
     points = grid(SIZES)
-    assert error(fitted(points), between) < 0.05 < error(fitted(points, trees=0), between)
+    assert error(fitted(points), between) < 0.05 < error(fitted(points, correct=False), between)
 
 
 def test_far_from_what_was_measured_the_formula_alone_counts():
@@ -87,10 +87,10 @@ def test_left_out_sizes_are_predicted_by_fits_without_them():
         assert not set(groups[mask]) & set(groups[~mask])
 
 
-def test_a_few_points_give_a_formula_and_no_trees():
+def test_a_few_points_give_a_formula_and_no_residual():
     points = Points(size_bytes=np.array([1e4, 1e5, 1e6, 1e7, 1e8]), ranks=np.array(2))
     regressor = fitted(points)
-    assert regressor.booster_ is None
+    assert regressor.residual_ is None
     assert len(regressor.scores_)
 
 
@@ -159,16 +159,19 @@ def test_files_of_another_version_or_with_other_features_are_refused(tmp_path):
     path.write_bytes(msgspec.json.encode(whole | {"version": 99}))
     with pytest.raises(TraceVersionError, match="version 99"):
         CommunicationModel.load(tmp_path / "m")
-    path.write_bytes(msgspec.json.encode(whole | {"features": ["other"]}))
+    path.write_bytes(msgspec.json.encode(whole | {"columns": ["other"]}))
     with pytest.raises(InputError, match="other features"):
         CommunicationModel.load(tmp_path / "m")
 
 
-def test_damaged_trees_are_noticed(tmp_path):
+@pytest.mark.parametrize("damage", [{"constants": [1.0]}, {"constants": [99.0] * 5}, {"inputs": []}, {"values": [0.0]}])
+def test_an_impossible_residual_is_noticed(damage, tmp_path):
     model().save(tmp_path / "m")
-    trees = tmp_path / "m" / "series-0.trees.json"
-    trees.write_bytes(trees.read_bytes()[:-100])
-    with pytest.raises(TraceFormatError, match="damaged"):
+    path = tmp_path / "m" / "communication.json"
+    whole = msgspec.json.decode(path.read_bytes())
+    whole["series"][0]["residual"] |= damage
+    path.write_bytes(msgspec.json.encode(whole))
+    with pytest.raises(TraceFormatError, match="residual"):
         CommunicationModel.load(tmp_path / "m")
 
 

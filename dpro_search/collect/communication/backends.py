@@ -39,6 +39,8 @@ class Backend:
         Program that starts its ranks.
     algorithms
         That it can be told to use.
+    meets
+        Whether ranks meet before each timed call.
     has_servers
         Whether it has parameter servers, as many as ranks, on hosts of their own.
     env
@@ -50,6 +52,7 @@ class Backend:
     environment: str = ""
     tool: str = "setpriv"
     algorithms: tuple[str, ...]
+    meets: bool = False
     has_servers: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     launch: Launch
@@ -120,7 +123,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(name="gloo", modules=("torch",), environment="torch", algorithms=("ring",), launch=_launch_gloo),
-        Backend(name="mpi", tool="mpirun", algorithms=_MPI, env=_FORCED, launch=_launch_mpi),
+        Backend(name="mpi", tool="mpirun", algorithms=_MPI, meets=True, env=_FORCED, launch=_launch_mpi),
         Backend(
             name="kvstore",
             modules=("mxnet",),
@@ -142,8 +145,17 @@ BACKENDS = {
 
 
 def backends_named(names: tuple[str, ...]) -> tuple[Backend, ...]:
-    """Backends by name, all if none is named; raises `InputError` for an unknown one."""
-    unknown = [name for name in names if name not in BACKENDS]
-    if unknown:
-        raise InputError(f"--backends: '{unknown[0]}' is none of {', '.join(BACKENDS)}")
-    return tuple(BACKENDS[name] for name in names or BACKENDS)
+    """Backends by name, all if none is named; ``name:algorithm`` takes one of its algorithms, and may come several times.
+
+    Raises `InputError` for an unknown one.
+    """
+    wanted: dict[str, list[str]] = {}
+    for text in names or BACKENDS:
+        name, _, algorithm = text.partition(":")
+        if name not in BACKENDS:
+            raise InputError(f"--backends: '{name}' is none of {', '.join(BACKENDS)}")
+        known = BACKENDS[name].algorithms
+        if algorithm and algorithm not in known:
+            raise InputError(f"--backends {text}: {name} has {', '.join(known)}")
+        wanted.setdefault(name, []).extend((algorithm,) if algorithm else known)
+    return tuple(replace(BACKENDS[name], algorithms=tuple(dict.fromkeys(found))) for name, found in wanted.items())

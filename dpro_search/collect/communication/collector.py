@@ -3,6 +3,11 @@
 A job has one backend and one number of ranks; its links' rate is changed while it runs, and rounds alternate between rates, sizes
 and algorithms, so that a disturbance does not fall on one of them alone. Sizes grow: one that would take too long, judged by the
 smaller ones, is left out.
+
+What is measured is a call in a train of calls, as `nccl-tests` does it and as a backward pass posts them: single calls of small
+tensors wait for a turn on a core, by chance, and links that have rested let a burst pass at once. Calls before the timed ones use
+the burst up. Rounds beyond those asked for are made where rounds differ. Ranks of MPI meet before each call, as they do in jobs
+(Horovod agrees on each): in a train of its calls both directions of a link may come to take turns, for as long as the train lasts.
 """
 
 from __future__ import annotations
@@ -27,9 +32,13 @@ from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 SIZES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
-_CELL_US = 40e3  # timed calls of a cell in a round: so long, or so many
-_FEWEST, _MOST = 1, 30
-_WARM_US = 150e3  # a longer call needs no call before it
+_TRAIN_US = 80e3  # timed calls of a cell in a round: so long, or so many
+_FEWEST, _MOST = 1, 500
+_DRAIN_BYTES = 512 * 1024  # sent before the timed calls: links let 128 KiB pass at once up to 2 Gbit/s
+_BEFORE_BYTES = 1024 * 1024  # the largest tensor sent for that
+_SETTLED = 0.02  # standard error of a duration
+_FURTHER = 3  # times the rounds asked for, until it is reached
+_MOST_WIRE_TIMES = 2  # of the bytes that a host sends: both directions one after the other
 _FIRST_US = 5e3  # guess for the smallest sizes
 _CARRIES = 4  # sizes a measured one tells the time of, and of an order
 _JOB_S, _EDGES_S = 3000.0, 400.0  # of orders to one job; for it to begin, to end its last order, and to end
@@ -42,11 +51,11 @@ class CommRequest:
     Attributes
     ----------
     backends
-        Names; empty: all that this machine has.
+        Names, or ``name:algorithm`` for one of its algorithms; empty: all that this machine has.
     ranks, rates_bps, sizes_bytes
         Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
     rounds
-        Of every all-reduce.
+        Of every all-reduce; up to three times as many, if at least two are asked for, where these differ.
     longest_s
         All-reduces that take longer are left out.
     python
@@ -207,7 +216,7 @@ class _Job:
         """Round by round, rate by rate, sizes upwards; each order looks at what the ones before it took."""
         sizes = sorted(self._request.sizes_bytes)
         parts = [sizes[i : i + _CARRIES] for i in range(0, len(sizes), _CARRIES)]
-        for number in range(1, self._request.rounds + 1):
+        for number in range(1, self._most_rounds + 1):
             for part, rate_bps in itertools.product(parts, self._request.rates_bps):
                 found = [self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self._backend.algorithms]
                 if cells := self._within_limit([cell for cell in found if cell is not None], rate_bps):
@@ -225,14 +234,33 @@ class _Job:
 
     def _cell(self, algorithm: str, size_bytes: int, rate_bps: float | None, number: int) -> Cell | None:
         """The cell's round of a number; None if it was measured, or would take too long."""
-        known = self._store.rows.get(self._key(algorithm, size_bytes, rate_bps))
-        if known is not None and len(known.rounds_us) >= number:
+        if not self._wants(self._store.rows.get(self._key(algorithm, size_bytes, rate_bps)), number):
             return None
         expected_us = self._expected_us(algorithm, size_bytes, rate_bps)
         if expected_us > self._request.longest_s * 1e6:
             return None
-        calls = int(np.clip(_CELL_US / expected_us, _FEWEST, _MOST))
-        return Cell(algorithm=algorithm, size_bytes=size_bytes, warm=int(expected_us < _WARM_US), calls=calls)
+        calls = int(np.clip(_TRAIN_US / expected_us, _FEWEST, _MOST))
+        before_bytes = min(size_bytes, _BEFORE_BYTES)
+        before = min(-(-_DRAIN_BYTES // before_bytes), max(calls // 2, 1))
+        return Cell(
+            algorithm=algorithm,
+            size_bytes=size_bytes,
+            before_bytes=before_bytes,
+            before=before,
+            calls=calls,
+            meet=self._backend.meets,
+        )
+
+    @property
+    def _most_rounds(self) -> int:
+        return self._request.rounds * (_FURTHER if self._request.rounds > 1 else 1)
+
+    def _wants(self, known: AllReduceRow | None, number: int) -> bool:
+        """Whether an all-reduce is to be measured when a round of this number is made."""
+        done = 0 if known is None else len(known.rounds_us)
+        if known is None or done < min(number, self._request.rounds):
+            return True
+        return done < number and known.standard_error > _SETTLED
 
     def _expected_us(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> float:
         """From the next smaller size that was measured; infinite where that is far away."""
@@ -240,7 +268,7 @@ class _Job:
         for position, size in enumerate(reversed(sizes)):
             row = self._store.rows.get(self._key(algorithm, size, rate_bps))
             if row is not None:
-                return row.duration_us * size_bytes / size if position <= _CARRIES else float("inf")
+                return _carried_us(row, size_bytes) if position <= _CARRIES else float("inf")
         return _FIRST_US if len(sizes) <= _CARRIES else float("inf")
 
     def _key(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> tuple[str, str, int, float | None, int]:
@@ -261,9 +289,18 @@ class _Job:
                     servers=self._backend.servers(self._ranks),
                     rate_bps=order.rate_bps,
                     size_bytes=cell.size_bytes,
-                    rounds_us=(*(old.rounds_us if old else ()), round(float(np.median(answer.durations_us)), 2)),
-                    calls=(old.calls if old else 0) + len(answer.durations_us),
+                    rounds_us=(*(old.rounds_us if old else ()), round(answer.call_us, 2)),
+                    calls=(old.calls if old else 0) + cell.calls,
                     sent_bytes=answer.sent_bytes,
                 )
             )
         self._store.add(rows, sum(cell.calls for cell in order.cells))
+
+
+def _carried_us(row: AllReduceRow, size_bytes: int) -> float:
+    """Time of a larger tensor than a row's: the row's, and what the further bytes take on the link; at most in proportion."""
+    in_proportion = row.duration_us * size_bytes / row.size_bytes
+    if row.rate_bps is None:
+        return in_proportion
+    further_us = (size_bytes / row.size_bytes - 1) * row.sent_bytes * 8e6 / row.rate_bps
+    return min(in_proportion, row.duration_us + _MOST_WIRE_TIMES * further_us)

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,24 @@ from dpro_search.errors import JobError
 _POLL_S = 0.005
 _ANSWER_S = 240.0  # an order takes seconds
 _READY_S = 120.0
-_LEAST_PAUSE_S = 0.0003
-_BURST_BYTES, _REFILLED = 128 * 1024, 1.2  # what shaped links up to 2 Gbit/s let pass at once, and a margin
-_MOST_WIRE = 6  # bytes on a link for each byte of the tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One all-reduce to be timed: `warm` calls that do not count, then `calls` that do."""
+    """One all-reduce to be timed: `before` calls of `before_bytes`, and at once `calls` of `size_bytes`, which count.
+
+    Attributes
+    ----------
+    meet
+        Whether ranks meet before each timed call; else one call follows the other.
+    """
 
     algorithm: str
     size_bytes: int
-    warm: int
+    before_bytes: int
+    before: int
     calls: int
+    meet: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +52,9 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a cell took: durations of its calls, and the most that a host sent in a call."""
+    """What a cell took: the time of all its calls over their number, and the most that a host sent in a call."""
 
-    durations_us: tuple[float, ...]
+    call_us: float
     sent_bytes: int
 
 
@@ -114,14 +119,14 @@ class Conversation(threading.Thread):
     def _give(self, order: Order) -> bool:
         """Whether the order was answered."""
         self._hosts.set_rate(order.rate_bps)
-        self._post([_line(cell, order.rate_bps) for cell in order.cells])
+        self._post([astuple(cell) for cell in order.cells])
         found = self._awaited(f"result-{self._given - 1}", _ANSWER_S)
         if found is None:
             return False
-        self._on_answers(order, [_answer([rank[number] for rank in found]) for number in range(len(order.cells))])
+        self._on_answers(order, [_answer(cell, [rank[number] for rank in found]) for number, cell in enumerate(order.cells)])
         return True
 
-    def _post(self, cells: list[tuple[str, int, int, int, float]]) -> None:
+    def _post(self, cells: list[tuple[Any, ...]]) -> None:
         write_file(self._folder / f"order-{self._given}.json", msgspec.json.encode(cells))
         self._given += 1
 
@@ -138,19 +143,11 @@ class Conversation(threading.Thread):
         return [msgspec.json.decode(path.read_bytes()) for path in paths]
 
 
-def _line(cell: Cell, rate_bps: float | None) -> tuple[str, int, int, int, float]:
-    """A cell as ranks read it, with the pause between two calls: until the links let as much pass at once as before the first."""
-    spent_bits = 8 * min(_REFILLED * _BURST_BYTES, _MOST_WIRE * cell.size_bytes)
-    pause_s = max(spent_bits / rate_bps, _LEAST_PAUSE_S) if rate_bps else _LEAST_PAUSE_S
-    return cell.algorithm, cell.size_bytes, cell.warm, cell.calls, pause_s
-
-
-def _answer(ranks: Sequence[dict[str, Any]]) -> Answer:
-    """From when the last rank began to when the last had ended, call by call."""
-    begins, ends = ([[span[i] for span in rank["spans_ns"]] for rank in ranks] for i in (0, 1))
-    calls = len(begins[0])
-    durations = [max(rank[i] for rank in ends) - max(rank[i] for rank in begins) for i in range(calls)]
+def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> Answer:
+    """From when the last rank began to when the last had ended, over all spans."""
+    spans = zip(*(rank["spans_ns"] for rank in ranks), strict=True)
+    total_ns = sum(max(end for _, end in span) - max(begin for begin, _ in span) for span in spans)
     return Answer(
-        durations_us=tuple(max(ns, 1) / 1e3 for ns in durations),
-        sent_bytes=max(int(rank["sent_bytes"]) for rank in ranks) // max(calls, 1),
+        call_us=max(total_ns, 1) / 1e3 / cell.calls,
+        sent_bytes=max(int(rank["sent_bytes"]) for rank in ranks) // cell.calls,
     )

@@ -6,9 +6,11 @@ A table is small and written whole, so that there is never half a row; a collect
 from __future__ import annotations
 
 import gzip
+import math
 import statistics
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2  # 1: single calls, each from links that had rested
 KIND = "all-reduces"
 _GZIP = b"\x1f\x8b"
 
@@ -44,11 +46,12 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
     rate_bps
         Of every rank's and server's link in each direction; None: not limited.
     rounds_us
-        Median duration of each round's calls: from when the last rank began to when the last rank had ended.
+        Mean time of a call in each round: in a train of calls with nothing between them; of MPI's calls, before which ranks meet,
+        from when the last rank began to when the last had ended.
     calls
         Timed calls in all rounds.
     sent_bytes
-        What the busiest rank's host sent in a call, headers and the barrier before the call included.
+        What the busiest rank's host sent in a call, headers included.
     """
 
     backend: str
@@ -74,13 +77,23 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def duration_us(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.rounds_us)
+        """Mean over the middle half of the rounds, which a disturbed round does not move."""
+        return _middle_mean(self.rounds_us)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean of the rounds, as a part of it; infinite after a single round."""
+        if len(self.rounds_us) < 2:
+            return math.inf
+        return statistics.stdev(self.rounds_us) / math.sqrt(len(self.rounds_us)) / statistics.fmean(self.rounds_us)
 
     @property
     def spread_pct(self) -> float:
-        """How far the rounds are apart: half their range over the median."""
-        return (max(self.rounds_us) - min(self.rounds_us)) / 2 / self.duration_us * 100
+        """What chance makes of the duration: half the difference of the odd rounds' and the even ones', over it; NaN: one round."""
+        if len(self.rounds_us) < 2:
+            return math.nan
+        odd, even = (_middle_mean(self.rounds_us[first::2]) for first in (0, 1))
+        return abs(odd - even) / 2 / self.duration_us * 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +155,11 @@ def is_comm_table(path: Path) -> bool:
         return msgspec.json.decode(_content(path).split(b"\n", 1)[0], type=_Head).kind == KIND
     except (TraceFormatError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
+
+
+def _middle_mean(rounds_us: Sequence[float]) -> float:
+    cut = (len(rounds_us) + 1) // 4
+    return statistics.fmean(sorted(rounds_us)[cut : len(rounds_us) - cut])
 
 
 class _Head(msgspec.Struct):

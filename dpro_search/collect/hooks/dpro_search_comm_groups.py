@@ -1,7 +1,8 @@
 """The all-reduces of each backend behind one face: `start(NAME)` joins this process to its job and gives the group.
 
 A group has `rank`, `version`, `prepare(algorithm, size_bytes)`, which gives a function that runs one all-reduce of float32 to its
-end, `barrier()` and `stop()`. Standard library and the backend only; MPI needs no Python package: its library is called as it is.
+end, and `stop()`; that of MPI has `meet()` as well, a barrier. Standard library and the backend only; MPI needs no Python package:
+its library is called as it is.
 """
 
 import ctypes
@@ -38,9 +39,6 @@ class Gloo:
     def prepare(self, algorithm, size_bytes):
         tensor = self._torch.empty(size_bytes // 4).fill_(0.0)
         return lambda: self._dist.all_reduce(tensor)
-
-    def barrier(self):
-        self._dist.barrier()
 
     def stop(self):
         self._dist.destroy_process_group()
@@ -85,7 +83,7 @@ class Mpi:
         arguments = (_IN_PLACE, buffer, size_bytes // 4, self._float, self._sum, self._communicators[algorithm])
         return lambda: self._call("MPI_Allreduce", *arguments)
 
-    def barrier(self):
+    def meet(self):
         self._call("MPI_Barrier", self._world)
 
     def stop(self):
@@ -114,7 +112,8 @@ class KVStore:
 
     def prepare(self, algorithm, size_bytes):
         tensor = self._nd.zeros((size_bytes // 4,))
-        if size_bytes not in self._keys:
+        new = size_bytes not in self._keys
+        if new:
             self._keys[size_bytes] = len(self._keys)
             self._store.init(self._keys[size_bytes], tensor)
         key = self._keys[size_bytes]
@@ -123,10 +122,9 @@ class KVStore:
             self._store.pushpull(key, tensor, out=tensor)
             tensor.wait_to_read()
 
+        if new:  # servers make room for a key when it first comes
+            run()
         return run
-
-    def barrier(self):
-        self._store._barrier()
 
     def stop(self):
         self._nd.waitall()
@@ -144,12 +142,12 @@ class BytePS:
         self.rank = bps.rank()
         self.version = "mxnet " + mxnet.__version__ + ", byteps"
         self._declared = set()
-        self._meet = self.prepare("", 4)
 
     def prepare(self, algorithm, size_bytes):
         tensor = self._nd.zeros((size_bytes // 4,))
         name = "allreduce_%d" % size_bytes  # of one size always: its keys are made for it
-        if name not in self._declared:
+        new = name not in self._declared
+        if new:
             self._declared.add(name)
             self._bps.byteps_declare_tensor(name)
 
@@ -157,10 +155,9 @@ class BytePS:
             self._bps.byteps_push_pull(tensor, version=0, priority=0, name=name, is_average=False)
             tensor.wait_to_read()
 
+        if new:  # likewise
+            run()
         return run
-
-    def barrier(self):
-        self._meet()
 
     def stop(self):
         self._nd.waitall()

@@ -2,9 +2,10 @@
 
     python dpro_search_comm_worker.py BACKEND FOLDER
 
-Waits for ``order-N.json``, N = 0, 1, ...: a list of cells [algorithm, bytes, warm calls, timed calls, pause between two calls in
-seconds]. Runs them and writes ``result-N-RANK.json``: of each cell, when every timed call began and ended, and what the host sent
-meanwhile. An empty list ends the job. All ranks run on one machine and read the same clock.
+Waits for ``order-N.json``, N = 0, 1, ...: a list of cells [algorithm, bytes, bytes of a call before the timed ones, such calls,
+timed calls, whether ranks meet before each of these]. Runs the calls of a cell one after the other, and writes
+``result-N-RANK.json``: of each cell, when the timed calls began and ended (one by one if ranks meet, else all together), and what
+the host sent in them. An empty list ends the job. All ranks run on one machine and read the same clock.
 """
 
 import json
@@ -35,22 +36,22 @@ def main():
     group.stop()
 
 
-def _measured(group, algorithm, size_bytes, warm, calls, pause_s):
+def _measured(group, algorithm, size_bytes, before_bytes, before, calls, meet):
     run = group.prepare(algorithm, size_bytes)
-    for _ in range(warm):
-        run()
-    spans = []
-    group.barrier()
+    run_before = run if before_bytes == size_bytes else group.prepare(algorithm, before_bytes)
+    for _ in range(before):
+        run_before()
     sent = _sent_bytes()
-    for _ in range(calls):
-        # Links that let a burst pass are as they are between the collectives of a job.
-        time.sleep(pause_s)
-        group.barrier()
-        begin = time.monotonic_ns()
-        run()
-        spans.append((begin, time.monotonic_ns()))
-    group.barrier()
+    spans = [_span(run, 1, group.meet) for _ in range(calls)] if meet else [_span(run, calls)]
     return {"spans_ns": spans, "sent_bytes": _sent_bytes() - sent}
+
+
+def _span(run, calls, meet=lambda: None):
+    meet()
+    begin = time.monotonic_ns()
+    for _ in range(calls):
+        run()
+    return begin, time.monotonic_ns()
 
 
 def _sent_bytes():

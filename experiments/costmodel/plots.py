@@ -2,29 +2,33 @@
 
     python -m experiments.costmodel.plots TABLE... --out DIR
 
-Writes scores.{json,md}, learning_curve.{json,png} and importance.{json,png}. The pictures need matplotlib (the extra "plots"); the
-numbers come without it.
+Writes scores.{json,md}, xla_learning_curve.{json,svg} and xla_importance.{json,svg}.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
 
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.learned.features import FEATURES, feature_matrix
+from dpro_search.costmodel.learned.features import ClusterFeatures, shaped_features
+from dpro_search.costmodel.learned.kernels import PART_FEATURES
 from dpro_search.costmodel.learned.model_file import FusionModel, FusionModelInfo, distinct
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-REPEATS = 3
-SHOWN = 20
+SHARES = (0.1, 0.3, 1.0)  # of the clusters of the other models
+OTHERS = (3, 6)  # models to learn from
+SHOWN = 18
+_WIDTH, _HEIGHT, _LEFT, _TOP = 420, 240, 60, 16  # of the plane and its margins, pixels
+_COLOURS = ("#0072b2", "#d55e00")  # told apart also by people who see no red and green
 
 
 def main() -> None:
@@ -35,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     tables = [read_table(path) for path in options.tables]
     rows = distinct(tables)
-    features = feature_matrix([row.cluster for row in rows])
+    features = shaped_features([row.cluster for row in rows])
     fused = np.array([row.fused_us for row in rows])
     groups = np.array([row.model for row in rows])
     options.out.mkdir(parents=True, exist_ok=True)
@@ -44,14 +48,12 @@ def main() -> None:
     info = FusionModel.train(tables).info
     (options.out / "scores.md").write_text(score_table(info))
     scores = {"shapes": info.shapes.scores, "times": info.times.scores}
-    for name, found in (("scores", scores), ("learning_curve", curve), ("importance", importance)):
+    for name, found in (("scores", scores), ("xla_learning_curve", curve), ("xla_importance", importance)):
         (options.out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    if importlib.util.find_spec("matplotlib"):
-        _draw(curve, importance, options.out)
-    else:
-        print("matplotlib is not installed: numbers only (pip install 'dpro-search[plots]')")
+    (options.out / "xla_learning_curve.svg").write_text(curve_picture(curve))
+    (options.out / "xla_importance.svg").write_text(importance_picture(importance[:SHOWN]))
     for point in curve:
-        print(f"{point['rows']:6d} rows: {point['mape_pct']:.1f} % on left-out models")
+        print(f"{point['rows']:6d} rows of {point['models']} models: {point['mape_pct']:.1f} % on left-out models")
 
 
 def score_table(info: FusionModelInfo) -> str:
@@ -67,60 +69,124 @@ def score_table(info: FusionModelInfo) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def learning_curve(features: Floats, fused: Floats, groups: np.ndarray[Any, Any], seed: int) -> list[dict[str, Any]]:
-    """Error on each left-out model, by how many clusters of the others were learned from."""
+def learning_curve(features: ClusterFeatures, fused: Floats, groups: np.ndarray[Any, Any], seed: int) -> list[dict[str, Any]]:
+    """Error on each left-out model, by how many clusters of all others were learned from, and by how many others."""
     generator = np.random.default_rng(seed)
+    names = np.unique(groups)
     points = []
-    for share in SHARES:
+    for share, count in (*((share, len(names) - 1) for share in SHARES), *((1.0, n) for n in OTHERS if n < len(names) - 1)):
         errors, counts = [], []
-        for _ in range(REPEATS if share < 1 else 1):
-            for group in np.unique(groups):
-                others = np.flatnonzero(groups != group)
-                chosen = generator.permutation(others)[: max(int(share * len(others)), 20)]
-                predicted = FusedTimeRegressor().fit(features[chosen], fused[chosen]).predict(features[groups == group])
-                errors.append(np.abs(predicted / fused[groups == group] - 1) * 100)
-                counts.append(len(chosen))
-        points.append({"rows": round(float(np.mean(counts))), "mape_pct": float(np.concatenate(errors).mean())})
+        for group in names:
+            chosen = generator.permutation(names[names != group])[:count]
+            others = np.flatnonzero(np.isin(groups, chosen))
+            picked = np.sort(generator.permutation(others)[: max(int(share * len(others)), 20)])
+            mine = groups == group
+            predicted = FusedTimeRegressor().fit(features[picked], fused[picked]).predict(features[mine])
+            errors.append(np.abs(predicted / fused[mine] - 1) * 100)
+            counts.append(len(picked))
+        error = float(np.concatenate(errors).mean())
+        points.append({"rows": round(float(np.mean(counts))), "models": count, "mape_pct": error})
     return points
 
 
-def permutation_importance(features: Floats, fused: Floats, groups: np.ndarray[Any, Any], seed: int) -> list[dict[str, Any]]:
-    """By how much the error on left-out models grows when a feature is shuffled among them, the largest first."""
+def permutation_importance(
+    features: ClusterFeatures, fused: Floats, groups: np.ndarray[Any, Any], seed: int
+) -> list[dict[str, Any]]:
+    """By how much the error on left-out models grows when a feature is shuffled among their parts of a class, the largest first."""
     generator = np.random.default_rng(seed)
-    growth = np.zeros(len(FEATURES))
+    columns = range(1, len(PART_FEATURES))
+    growth = np.zeros(len(PART_FEATURES))
     for group in np.unique(groups):
         mine = groups == group
         estimator = FusedTimeRegressor().fit(features[~mine], fused[~mine])
-        usual = _error_pct(estimator, features[mine], fused[mine])
-        for column in range(len(FEATURES)):
-            shuffled = features[mine].copy()
-            shuffled[:, column] = generator.permutation(shuffled[:, column])
-            growth[column] += (_error_pct(estimator, shuffled, fused[mine]) - usual) * mine.mean()
-    return [{"feature": FEATURES[i], "points": float(growth[i])} for i in np.argsort(-growth)]
+        own = features[mine]
+        usual = _error_pct(estimator, own, fused[mine])
+        for column in columns:
+            shuffled = own.parts.copy()
+            for number in np.unique(own.parts[:, 0]):
+                alike = np.flatnonzero(own.parts[:, 0] == number)
+                shuffled[alike, column] = shuffled[generator.permutation(alike), column]
+            error = _error_pct(estimator, dataclasses.replace(own, parts=shuffled), fused[mine])
+            growth[column] += (error - usual) * mine.mean()
+    return [{"feature": PART_FEATURES[i], "points": float(growth[i])} for i in sorted(columns, key=lambda i: -growth[i])]
 
 
-def _error_pct(estimator: FusedTimeRegressor, features: Floats, fused: Floats) -> float:
+def _error_pct(estimator: FusedTimeRegressor, features: ClusterFeatures, fused: Floats) -> float:
     """Mean error of the logarithm, in per cent: one large error does not decide."""
     return float(np.abs(np.log(estimator.predict(features) / fused)).mean()) * 100
 
 
-def _draw(curve: list[dict[str, Any]], importance: list[dict[str, Any]], out: Path) -> None:
-    import matplotlib as mpl
+def curve_picture(curve: list[dict[str, Any]]) -> str:
+    """The learning curve as SVG."""
+    most_models = max(point["models"] for point in curve)
+    series = {
+        "fewer clusters of all other models": [point for point in curve if point["models"] == most_models],
+        "all clusters of fewer models": sorted(
+            curve[len(SHARES) :] + curve[len(SHARES) - 1 : len(SHARES)], key=lambda p: p["rows"]
+        ),
+    }
+    low, high = (pick(point["rows"] for point in curve) for pick in (min, max))
+    top = 10 * math.ceil(max(point["mape_pct"] for point in curve) / 10)
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    def x(rows: float) -> float:
+        return _LEFT + _WIDTH * math.log(rows / low) / math.log(high / low)
 
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot([point["rows"] for point in curve], [point["mape_pct"] for point in curve], marker="o")
-    axes.set(xscale="log", xlabel="measured clusters of other models", ylabel="error on left-out models, %", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    figure.savefig(out / "learning_curve.png", dpi=120)
-    figure, axes = pyplot.subplots(figsize=(6, 5), layout="constrained")
-    top = importance[:SHOWN][::-1]
-    axes.barh([entry["feature"] for entry in top], [entry["points"] for entry in top])
-    axes.set(xlabel="growth of the error when shuffled, points")
-    figure.savefig(out / "importance.png", dpi=120)
-    pyplot.close("all")
+    def y(error: float) -> float:
+        return _TOP + _HEIGHT * (1 - error / top)
+
+    svg = _canvas("Error on left-out models by measured clusters", _LEFT + _WIDTH + 20, _TOP + _HEIGHT + 50)
+    for tick in range(0, top + 1, 10 if top <= 60 else 50):
+        _add(svg, "line", "grid", x1=_LEFT, x2=_LEFT + _WIDTH, y1=y(tick), y2=y(tick))
+        _text(svg, _LEFT - 6, y(tick) + 4, f"{tick} %", "end")
+    for point in series["fewer clusters of all other models"]:
+        _text(svg, x(point["rows"]), _TOP + _HEIGHT + 18, str(point["rows"]), "middle")
+    for number, ((name, points), colour) in enumerate(zip(series.items(), _COLOURS, strict=True)):
+        line = " ".join(f"{x(point['rows']):.1f},{y(point['mape_pct']):.1f}" for point in points)
+        _add(svg, "polyline", "", points=line, fill="none", stroke=colour, **{"stroke-width": 2})
+        for point in points:
+            _add(svg, "circle", "", cx=x(point["rows"]), cy=y(point["mape_pct"]), r=3.5, fill=colour)
+        _add(svg, "circle", "", cx=_LEFT + _WIDTH - 235, cy=_TOP + 10 + 20 * number, r=4, fill=colour)
+        _text(svg, _LEFT + _WIDTH - 225, _TOP + 14 + 20 * number, name, "start")
+    _text(svg, _LEFT + _WIDTH / 2, _TOP + _HEIGHT + 40, "measured clusters of other models", "middle")
+    return _written(svg)
+
+
+def importance_picture(importance: list[dict[str, Any]]) -> str:
+    """The permutation importance as SVG."""
+    row, left = 19, 130
+    most = max(entry["points"] for entry in importance)
+    svg = _canvas("Growth of the error when a feature is shuffled", left + _WIDTH + 60, _TOP + row * len(importance) + 40)
+    for number, entry in enumerate(importance):
+        at, length = _TOP + row * number, _WIDTH * max(entry["points"], 0) / most
+        _text(svg, left - 8, at + 13, entry["feature"], "end")
+        _add(svg, "rect", "", x=left, y=at + 2, width=length, height=row - 5, fill=_COLOURS[0])
+        _text(svg, left + length + 6, at + 13, f"{entry['points']:.1f}", "start")
+    _text(svg, left, _TOP + row * len(importance) + 24, "growth of the error when shuffled, points", "start")
+    return _written(svg)
+
+
+def _canvas(title: str, width: float, height: float) -> ElementTree.Element:
+    """An empty picture, whose text and grid suit a light and a dark page."""
+    shape = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "font-family": "sans-serif", "font-size": "13"}
+    svg = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **shape})
+    ElementTree.SubElement(svg, "title").text = title
+    dark = "@media (prefers-color-scheme: dark) { text { fill: #dddddd } .grid { stroke: #555555 } }"
+    ElementTree.SubElement(svg, "style").text = "text { fill: #222222 } .grid { stroke: #cccccc } " + dark
+    return svg
+
+
+def _add(parent: ElementTree.Element, tag: str, group: str, **attributes: str | float) -> ElementTree.Element:
+    named = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in attributes.items()}
+    return ElementTree.SubElement(parent, tag, {**({"class": group} if group else {}), **named})
+
+
+def _text(parent: ElementTree.Element, x: float, y: float, words: str, anchor: str) -> None:
+    _add(parent, "text", "", x=x, y=y, **{"text-anchor": anchor}).text = words
+
+
+def _written(svg: ElementTree.Element) -> str:
+    ElementTree.indent(svg)
+    return ElementTree.tostring(svg, encoding="unicode") + "\n"
 
 
 if __name__ == "__main__":

@@ -57,6 +57,34 @@ def test_fused_and_unfused_times_are_without_the_call():
     assert row.noise_us >= 0
 
 
+def updated(*, results, update_us):
+    """A cluster whose op updates a variable by what it made; `results`: whether that is needed outside as well."""
+    tensors = (
+        ClusterTensor("float32", (4,), "in"),
+        ClusterTensor("float32", (4,), "out" if results else "inner"),
+        ClusterTensor("float32", (4,), "variable"),
+        ClusterTensor("float32", (4,), "inner"),
+    )
+    ops = (ClusterOp("Neg", (0,), (1,)), ClusterOp("Square", (1,), (3,)), ClusterOp("AssignVariableOp", (2, 3), ()))
+    return Cluster(ops=ops, tensors=tensors, op_us=(1.0, update_us, update_us))
+
+
+@pytest.mark.parametrize(
+    ("results", "update_us", "expected"),
+    [(True, 0.0, (False, True, True)), (True, 1.0, (False, False, False)), (False, 0.0, (False, False, False))],
+    ids=["dead code to the optimizer", "ran", "nothing but updates: asked for"],
+)
+def test_updates_that_only_the_compiled_cluster_does_are_told(results, update_us, expected):
+    assert updated(results=results, update_us=update_us).left_out == expected
+
+
+def test_whether_it_pays_is_said_of_equal_ops_and_clear_differences_only():
+    row = next(row for row in real() if row.pays is not None)
+    assert row.pays == (row.fused_us < row.unfused_us)
+    assert msgspec.structs.replace(row, unfused_min_us=row.fused_min_us).pays is None
+    assert msgspec.structs.replace(row, cluster=updated(results=True, update_us=0.0)).pays is None
+
+
 def test_a_table_of_the_first_version_is_read_but_not_continued(tmp_path):
     """It lacks what was added since: constants' values, what ops ran as, their times in a step."""
     table = read_table(REAL)

@@ -61,6 +61,7 @@ def test_clusters_are_measured_and_a_second_call_goes_on(tensorflow_python, work
         assert sum(row.cluster.op_us) > 0
         assert row.model == "mlp"
         assert len(row.cluster.step_op_us) == len(row.cluster.ops)
+        assert not any(row.cluster.left_out)
     found = [row.cluster for row in rows]
     assert sum(sum(cluster.step_op_us) for cluster in found) > 0
     assert {op.ran_as for cluster in found for op in cluster.ops} - {""}

@@ -91,6 +91,27 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a tensor has an unknown role or a negative size")
 
     @property
+    def left_out(self) -> tuple[bool, ...]:
+        """Of each op: whether it did not run unfused, being needed for updates of variables only where there are results as well.
+
+        TensorFlow's optimizer takes such updates for dead code where no result waits for them, as it did in the bundled table; the
+        compiled cluster does them.
+        """
+        users: dict[int, list[int]] = {}
+        for i, op in enumerate(self.ops):
+            for number in op.inputs:
+                users.setdefault(number, []).append(i)
+        found = [False] * len(self.ops)
+        if any(tensor.role == "out" for tensor in self.tensors):
+            for i in range(len(self.ops) - 1, -1, -1):
+                needed = (
+                    self.tensors[number].role == "out" or not all(found[user] for user in users.get(number, ()))
+                    for number in self.ops[i].outputs
+                )
+                found[i] = self.op_us[i] == 0 and not any(needed)
+        return tuple(found)
+
+    @property
     def fingerprint(self) -> str:
         """Equal for clusters of equal ops, shapes and wiring, whatever the times and names."""
         made: dict[int, bytes] = {}
@@ -151,6 +172,13 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True, tag="measured",
     def noise_us(self) -> float:
         """How far the two best rounds of each kind are apart, added up: a smaller difference of the two kinds means nothing."""
         return sum(_spread(rows) for rows in (self.unfused_min_us, self.fused_min_us))
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the ops took less time fused; None where the two differ by no more than the noise, or are not of the same ops."""
+        if abs(self.unfused_us - self.fused_us) <= self.noise_us or any(self.cluster.left_out):
+            return None
+        return self.fused_us < self.unfused_us
 
 
 class FailedCluster(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="row"):

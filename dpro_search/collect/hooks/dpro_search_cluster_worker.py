@@ -128,7 +128,11 @@ class Part:
             with tf.control_dependencies(returned[len(wanted) :]):
                 if outputs is not None:
                     return [tf.identity(value) for value in inputs[:outputs]] or [tf.constant(0)]
-                return list(returned[: len(wanted)]) or [tf.constant(0)]
+                results = list(returned[: len(wanted)])
+                if effects:
+                    # Updates that no result waits for are dead code to the graph optimizer.
+                    results = [tf.identity(value) for value in results]
+                return results or [tf.constant(0)]
 
         signature = [tf.TensorSpec(value.shape, value.dtype) for value in arguments]
         self.function = tf.compat.v1.wrap_function(body, signature)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpro_search.collect.clusters.bundled import bundled_model_path
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
 from dpro_search.collect.trace import Floats, GraphTensors, Ints, NodeGraph
-from dpro_search.costmodel.learned.features import TimedOps, extent, feature_matrix, timed_matrix
+from dpro_search.costmodel.learned.features import TimedOps, extent, shaped_features, timed_features
 from dpro_search.costmodel.learned.model_file import FusionModel
 from dpro_search.costmodel.learned.op_classes import kind_of
 from dpro_search.errors import InputError
@@ -109,8 +109,8 @@ class ClusterCosts:
         origin = np.zeros(len(members), dtype=np.int64)
         known = np.array([cluster is not None for cluster in shaped], dtype=np.bool_)
         for estimator, chosen, features in (
-            (self._model.estimator, known, feature_matrix([cluster for cluster in shaped if cluster is not None])),
-            (self._model.timed, ~known, timed_matrix([self._timed(members[i]) for i in np.flatnonzero(~known)])),
+            (self._model.estimator, known, shaped_features([cluster for cluster in shaped if cluster is not None])),
+            (self._model.timed, ~known, timed_features([self._timed(members[i]) for i in np.flatnonzero(~known)])),
         ):
             if chosen.any():
                 found = estimator.predict_interval(features)

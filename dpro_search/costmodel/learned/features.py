@@ -1,7 +1,7 @@
-"""What a cost model sees of a cluster: a row of numbers, each with a unit in its name.
+"""What a cost model sees of a cluster: numbers, each with a unit in its name, of the cluster as a whole and of each of its parts.
 
-Two sets: `TIMED_FEATURES` need an op's type, its time by itself and the wiring, which every trace has; `FEATURES` adds what needs
-shapes: bytes, floating-point operations, and what a compiler makes of them.
+Two sets: without shapes, an op's type, its time by itself and the wiring, which every trace has; with shapes also bytes,
+floating-point operations, and the kernels that a compiler makes. Those of the whole say how far a cluster is from measured ones.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.collect.clusters.table import Cluster
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.learned.kernels import kernel_rows
 from dpro_search.costmodel.learned.op_classes import (
     CLASSES,
     HEAVY,
@@ -24,8 +27,10 @@ from dpro_search.costmodel.learned.op_classes import (
     is_strided,
     kind_of,
     leaders,
+    own_us,
     tensor_bytes,
 )
+from dpro_search.costmodel.learned.parts import NAMES_OF, TIMED_CLASSES
 
 _EXTENT = ("ops", "depth", "width", "inputs", "outputs")
 TIMED_FEATURES = (
@@ -46,11 +51,6 @@ FEATURES = (
     *(f"{name}_bytes" for name in CLASSES),
     *(f"{name}_flops" for name in HEAVY),
 )
-# Products and pooling compute more than they stream: their bytes say nothing that their work does not.
-STREAMED_BYTES = tuple(f"{name}_bytes" for name in CLASSES if name not in (*HEAVY, "pool", "pool_grad"))
-CLASS_FLOPS = tuple(f"{name}_flops" for name in HEAVY)
-CLASS_US = tuple(f"{name}_us" for name in CLASSES)
-KIND_US = tuple(f"{kind}_us" for kind in KINDS)
 _NARROW = ("float32", "int32", "bool")  # what nearly all measured ops compute with
 
 
@@ -76,19 +76,71 @@ class TimedOps:
     outputs: int
 
 
-def feature_matrix(clusters: Sequence[Cluster]) -> Floats:
-    """Features of n clusters, [n, len(FEATURES)]; all are finite and not negative."""
-    rows = [cluster_features(cluster) for cluster in clusters]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(FEATURES))
+@dataclass(frozen=True, kw_only=True)
+class ClusterFeatures:
+    """Features of n clusters; all are finite and not negative. A mask or numbers of clusters pick some of them.
+
+    Attributes
+    ----------
+    whole : array [n, features]
+        Of the cluster as a whole: `FEATURES`, or `TIMED_FEATURES`.
+    parts : array [parts, features]
+        Of what it consists of: `PART_FEATURES`, or `TIMED_PARTS`.
+    of : array [parts], ascending
+        The cluster of each part; each cluster has at least one.
+    """
+
+    whole: Floats
+    parts: Floats
+    of: Ints
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, chosen: npt.NDArray[Any]) -> ClusterFeatures:
+        numbers = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        first = np.searchsorted(self.of, np.arange(len(self) + 1))
+        counts = first[numbers + 1] - first[numbers]
+        of = np.repeat(np.arange(len(numbers)), counts)
+        offset = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return ClusterFeatures(whole=self.whole[numbers], parts=self.parts[first[numbers][of] + offset], of=of)
 
 
-def timed_matrix(clusters: Sequence[TimedOps]) -> Floats:
-    """Features of n clusters without shapes, [n, len(TIMED_FEATURES)]."""
-    rows = [timed_features(cluster) for cluster in clusters]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(TIMED_FEATURES))
+def feature_names(sees: str) -> tuple[str, ...]:
+    """Columns of `ClusterFeatures.whole` with "shapes" or with "times" only."""
+    return {"shapes": FEATURES, "times": TIMED_FEATURES}[sees]
 
 
-def timed_features(cluster: TimedOps) -> list[float]:
+def shaped_features(clusters: Sequence[Cluster]) -> ClusterFeatures:
+    """Features of clusters whose tensors' shapes are known."""
+    return _joined([cluster_features(cluster) for cluster in clusters], [kernel_rows(cluster) for cluster in clusters], "shapes")
+
+
+def timed_features(clusters: Sequence[TimedOps]) -> ClusterFeatures:
+    """Features of clusters without shapes."""
+    return _joined([_timed_whole(cluster) for cluster in clusters], [_timed_parts(cluster) for cluster in clusters], "times")
+
+
+def _joined(whole: Sequence[Sequence[float]], parts: Sequence[Sequence[Sequence[float]]], sees: str) -> ClusterFeatures:
+    count, width = len(feature_names(sees)), len(NAMES_OF[sees])
+    return ClusterFeatures(
+        whole=np.array(whole, dtype=np.float64).reshape(len(whole), count),
+        parts=np.array([row for rows in parts for row in rows], dtype=np.float64).reshape(-1, width),
+        of=np.repeat(np.arange(len(parts)), [len(rows) for rows in parts]).astype(np.int64),
+    )
+
+
+def _timed_parts(cluster: TimedOps) -> list[tuple[float, ...]]:
+    """`TIMED_PARTS` of the call, then of the ops of each kind."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for kind, own in zip(cluster.kinds, cluster.us, strict=True):
+        found[kind].append(own)
+    whole = sum(cluster.us), len(cluster.us), cluster.inputs, cluster.outputs, cluster.depth, cluster.width
+    kinds = [(TIMED_CLASSES.index(kind), sum(own), len(own), max(own), *whole) for kind, own in found.items()]
+    return [(0.0, 0.0, 0.0, 0.0, *whole), *kinds]
+
+
+def _timed_whole(cluster: TimedOps) -> list[float]:
     """The values of `TIMED_FEATURES` for one cluster."""
     value: dict[str, float] = dict.fromkeys(TIMED_FEATURES, 0.0)
     for kind, us in zip(cluster.kinds, cluster.us, strict=True):
@@ -103,14 +155,15 @@ def timed_features(cluster: TimedOps) -> list[float]:
 
 def timed_ops(cluster: Cluster) -> TimedOps:
     """A measured cluster as a trace would know it."""
-    leads, ran = leaders(cluster), [us > 0 for us in cluster.op_us]
+    leads, own = leaders(cluster), own_us(cluster)
+    ran = [us > 0 for us in own]
     maker = {number: i for i, op in enumerate(cluster.ops) for number in op.outputs}
     needs = [[maker[number] for number in op.inputs if maker.get(number, i) < i] for i, op in enumerate(cluster.ops)]
     roles = [tensor.role for tensor in cluster.tensors]
     depth, width = extent(needs, ran)
     return TimedOps(
         kinds=tuple(kind_of(cluster.ops[leads[i]].type) for i, did in enumerate(ran) if did),
-        us=tuple(us for us in cluster.op_us if us > 0),
+        us=tuple(us for us in own if us > 0),
         depth=depth,
         width=width,
         inputs=roles.count("in") + roles.count("variable"),
@@ -136,13 +189,14 @@ def cluster_features(cluster: Cluster) -> list[float]:
     for tensor, size in zip(cluster.tensors, sizes, strict=True):
         if tensor.role != "const":
             value[f"{tensor.role}_bytes"] += size
+    own = own_us(cluster)
     for i, lead in enumerate(leaders(cluster)):
         op, leader = cluster.ops[i], cluster.ops[lead]
         refined = f"{class_of(cluster, leader)}_us"
         if refined in _REFINED_US:
-            value[refined] += cluster.op_us[i]
+            value[refined] += own[i]
         if is_strided(cluster, leader):
-            value["strided_grad_us"] += cluster.op_us[i]
+            value["strided_grad_us"] += own[i]
         value["other_dtype_ops"] += any(cluster.tensors[number].dtype not in _NARROW for number in op.outputs)
         if i != lead:
             continue  # a trace has the chain as one op
@@ -152,4 +206,4 @@ def cluster_features(cluster: Cluster) -> list[float]:
         if name in HEAVY:
             value[f"{name}_flops"] += work
     value["largest_tensor_bytes"] = max(sizes, default=0.0)
-    return timed_features(timed_ops(cluster)) + [value[name] for name in FEATURES[len(TIMED_FEATURES) :]]
+    return _timed_whole(timed_ops(cluster)) + [value[name] for name in FEATURES[len(TIMED_FEATURES) :]]

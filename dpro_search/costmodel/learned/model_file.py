@@ -14,14 +14,16 @@ import xgboost
 import dpro_search
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
+from dpro_search.costmodel.learned.additive import AdditiveModel
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
+from dpro_search.costmodel.learned.features import feature_names, shaped_features, timed_features, timed_ops
 from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
-from dpro_search.costmodel.learned.regressor import EXPERTS, FusedTimeRegressor, base_terms, tree_features
+from dpro_search.costmodel.learned.parts import CLASSES_OF, NAMES_OF, growing, term_count
+from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores
 from dpro_search.errors import InputError, TraceFormatError
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 
 
 class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,10 +31,11 @@ class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     scores: tuple[Score, ...]
     parameters: dict[str, float | str]
-    features: tuple[str, ...]
-    trees_digests: tuple[str, ...]  # of the files of the trees, one for each expert
-    bases: tuple[tuple[float, ...], ...]
-    weight: float
+    features: tuple[str, ...]  # of whole clusters
+    part_features: tuple[str, ...]
+    part_classes: tuple[str, ...]
+    trees_digest: str  # of the file of the trees
+    base: tuple[float, ...]
     residuals: tuple[float, ...]
     domain_centre: tuple[float, ...]
     domain_spread: tuple[float, ...]
@@ -75,9 +78,9 @@ class FusionModel:
     Attributes
     ----------
     estimator
-        For clusters with shapes, as `feature_matrix` has them.
+        For clusters with shapes, as `shaped_features` has them.
     timed
-        For those of a trace, as `timed_matrix` has them.
+        For those of a trace, as `timed_features` has them.
     """
 
     info: FusionModelInfo
@@ -100,8 +103,8 @@ class FusionModel:
         rows = distinct(tables)
         clusters = [row.cluster for row in rows]
         fused, groups = np.array([row.fused_us for row in rows]), np.array([row.model for row in rows])
-        estimator = FusedTimeRegressor(sees="shapes").fit(feature_matrix(clusters), fused, groups)
-        timed = FusedTimeRegressor(sees="times").fit(timed_matrix([timed_ops(cluster) for cluster in clusters]), fused, groups)
+        estimator = FusedTimeRegressor(sees="shapes").fit(shaped_features(clusters), fused, groups)
+        timed = FusedTimeRegressor(sees="times").fit(timed_features([timed_ops(cluster) for cluster in clusters]), fused, groups)
         info = FusionModelInfo(
             rows=len(rows),
             sources=headers,
@@ -117,8 +120,7 @@ class FusionModel:
         with written_folder(folder) as tmp:
             (tmp / "model.json").write_bytes(msgspec.json.encode(self.info) + b"\n")
             for estimator in (self.estimator, self.timed):
-                for number, trees in enumerate(_trees(estimator)):
-                    (tmp / _trees_file(estimator.sees, number)).write_bytes(trees)
+                (tmp / _trees_file(estimator.sees)).write_bytes(trees_json(estimator.model_.booster))
 
     @staticmethod
     def load(folder: Path) -> FusionModel:
@@ -151,10 +153,11 @@ def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -
     return EstimatorInfo(
         scores=left_out_scores(rows, estimator),
         parameters=estimator.get_params(),
-        features=estimator.features,
-        trees_digests=tuple(map(digest, _trees(estimator))),
-        bases=tuple(tuple(base.tolist()) for base in estimator.bases_),
-        weight=estimator.weight_,
+        features=feature_names(estimator.sees),
+        part_features=NAMES_OF[estimator.sees],
+        part_classes=CLASSES_OF[estimator.sees],
+        trees_digest=digest(trees_json(estimator.model_.booster)),
+        base=tuple(estimator.model_.base.tolist()),
         residuals=tuple(estimator.scores_.tolist()),
         domain_centre=tuple(domain.centre.tolist()),
         domain_spread=tuple(domain.spread.tolist()),
@@ -166,26 +169,26 @@ def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -
 def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
     path = folder / "model.json"
     estimator = FusedTimeRegressor(sees=sees)
-    known = estimator.features
-    if info.features != known:
-        missing = sorted(set(info.features) ^ set(known))
+    known = (*feature_names(sees), *NAMES_OF[sees], *CLASSES_OF[sees])
+    found = (*info.features, *info.part_features, *info.part_classes)
+    if found != known:
+        missing = sorted(set(found) ^ set(known))
         what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
         raise InputError(f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'")
-    count = len(known)
+    count = len(info.features)
     shaped = (
-        tuple(map(len, info.bases)) == base_terms(sees)
-        and len(info.trees_digests) == EXPERTS
+        len(info.base) == term_count(sees)
         and len(info.residuals) > 0
         and len(info.domain_points) > 0
         and all(len(row) == count for row in (info.domain_centre, info.domain_spread, *info.domain_points))
     )
     if not shaped:
         raise TraceFormatError(f"{path}: its parts do not fit the features; train it again with 'dpro-search fit'")
-    estimator.bases_ = [np.array(base) for base in info.bases]
-    estimator.boosters_ = [
-        _booster(folder / _trees_file(sees, i), expected, tree_features(sees)) for i, expected in enumerate(info.trees_digests)
-    ]
-    estimator.weight_, estimator.scores_, estimator.left_out_ = info.weight, np.array(info.residuals), None
+    booster = load_trees(folder / _trees_file(sees), info.trees_digest)
+    if booster.num_features() != len(growing(sees)):
+        raise InputError(f"{path}: {booster.num_features()} features of trees, expected {len(growing(sees))}; train it again")
+    estimator.model_ = AdditiveModel(base=np.array(info.base), booster=booster)
+    estimator.scores_, estimator.left_out_ = np.array(info.residuals), None
     estimator.domain_ = Domain(
         centre=np.array(info.domain_centre),
         spread=np.array(info.domain_spread),
@@ -195,16 +198,5 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
     return estimator
 
 
-def _booster(path: Path, expected: str, features: int) -> xgboost.Booster:
-    booster = load_trees(path, expected)
-    if booster.num_features() != features:
-        raise InputError(f"{path}: {booster.num_features()} features, expected {features}; train it again")
-    return booster
-
-
-def _trees_file(sees: str, number: int) -> str:
-    return f"{sees}-{number}.trees.json"
-
-
-def _trees(estimator: FusedTimeRegressor) -> list[bytes]:
-    return [trees_json(booster) for booster in estimator.boosters_]
+def _trees_file(sees: str) -> str:
+    return f"{sees}.trees.json"

@@ -103,6 +103,14 @@ def leaders(cluster: Cluster) -> tuple[int, ...]:
     return tuple(found)
 
 
+def own_us(cluster: Cluster) -> tuple[float, ...]:
+    """Time of each op by itself; of those that were left out there, in the whole step, where that is known."""
+    if not cluster.step_op_us:
+        return cluster.op_us
+    rows = zip(cluster.op_us, cluster.step_op_us, cluster.left_out, strict=True)
+    return tuple(in_step if left else own for own, in_step, left in rows)
+
+
 def tensor_bytes(cluster: Cluster, number: int) -> int:
     """Size of a tensor of a cluster."""
     tensor = cluster.tensors[number]

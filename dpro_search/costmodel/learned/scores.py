@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dpro_search.collect.clusters.table import MeasuredCluster
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.domain import Domain
+from dpro_search.costmodel.learned.op_classes import own_us
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, conformal_quantile, widening
 from dpro_search.errors import InputError
 
@@ -32,7 +33,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     median_error_pct: float
     coverage: float | None  # share inside the 90 % interval; None: no other models to take its width from
     refused: int  # rows too far from what was measured
-    pays_rows: int  # rows whose fused and unfused times differ by more than the noise
+    pays_rows: int  # rows whose fused and unfused times are of the same ops, and differ by more than the noise
     pays_right_pct: float | None  # of those, where prediction and measurement agree on whether fusing pays; None: there are none
     sum_mape_pct: float
     sum_pays_right_pct: float | None
@@ -69,7 +70,7 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
             inside[mine] = relative[mine] <= conformal_quantile(np.sort(relative[~mine]), COVERAGE)
     refused = Domain.refuses(distance)
     predicted = fused * np.exp(errors)
-    members = np.array([sum(row.cluster.op_us) for row in rows])
+    members = np.array([sum(own_us(row.cluster)) for row in rows])
 
     def score(name: str, chosen: npt.NDArray[np.bool_]) -> Score:
         picked = [rows[int(i)] for i in np.flatnonzero(chosen)]
@@ -84,7 +85,7 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
             median_error_pct=float(np.median(error)),
             coverage=None if len(names) < 3 or not len(answered) else float(answered.mean()),
             refused=int(refused[chosen].sum()),
-            pays_rows=sum(_clear(row) for row in picked),
+            pays_rows=sum(row.pays is not None for row in picked),
             pays_right_pct=right[0],
             sum_mape_pct=float(np.abs(members[chosen] / fused[chosen] - 1).mean()) * 100,
             sum_pays_right_pct=right[1],
@@ -96,14 +97,8 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
     return (*(score(name, groups == name) for name in names), score(ALL, np.ones(len(rows), bool)))
 
 
-def _clear(row: MeasuredCluster) -> bool:
-    return abs(row.unfused_us - row.fused_us) > row.noise_us
-
-
 def _pays_right_pct(rows: Sequence[MeasuredCluster], predicted_us: Floats) -> float | None:
     answers = [
-        (guess < row.unfused_us) == (row.fused_us < row.unfused_us)
-        for row, guess in zip(rows, predicted_us.tolist(), strict=True)
-        if _clear(row)
+        (guess < row.unfused_us) == row.pays for row, guess in zip(rows, predicted_us.tolist(), strict=True) if row.pays is not None
     ]
     return float(np.mean(answers)) * 100 if answers else None

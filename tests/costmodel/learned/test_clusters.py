@@ -8,7 +8,7 @@ from costmodel.learned.clusters import clusters, model
 
 from dpro_search.collect.trace import GraphTensors, NodeGraph, TensorType, Trace
 from dpro_search.costmodel.learned.clusters import ClusterCosts, cluster_time_us
-from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
+from dpro_search.costmodel.learned.features import shaped_features, timed_features, timed_ops
 from dpro_search.costmodel.learned.op_classes import leaders
 from dpro_search.costmodel.learned.regressor import Origin
 from dpro_search.errors import InputError
@@ -86,7 +86,7 @@ def test_with_shapes_a_recorded_cluster_is_priced_as_a_measured_one():
     for cluster in some:
         graph, recorded, names = recorded_alike(cluster)
         found = ClusterCosts(model(), graph, recorded=recorded).times([names])
-        expected = model().estimator.predict_interval(feature_matrix([cluster]))
+        expected = model().estimator.predict_interval(shaped_features([cluster]))
         assert found.shaped.all()
         np.testing.assert_allclose([found.us, found.low_us, found.high_us], [expected.us, expected.low_us, expected.high_us])
 
@@ -95,7 +95,7 @@ def test_without_shapes_it_is_priced_by_types_times_and_wiring():
     for cluster in told_whole()[:40]:
         graph, _, names = recorded_alike(cluster)
         found = ClusterCosts(model(), graph).times([names])
-        expected = model().timed.predict_interval(timed_matrix([timed_ops(cluster)]))
+        expected = model().timed.predict_interval(timed_features([timed_ops(cluster)]))
         assert not found.shaped.any()
         np.testing.assert_allclose([found.us, found.low_us], [expected.us, expected.low_us])
 

@@ -6,12 +6,11 @@ from costmodel.learned.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
 from dpro_search.costmodel.learned.features import (
-    CLASS_US,
     FEATURES,
     TIMED_FEATURES,
     cluster_features,
-    feature_matrix,
-    timed_matrix,
+    shaped_features,
+    timed_features,
     timed_ops,
 )
 from dpro_search.costmodel.learned.op_classes import KINDS, class_of, flops, is_strided, kind_of
@@ -121,20 +120,19 @@ def test_bytes_are_counted_once_a_tensor_and_by_where_they_are_needed():
 
 
 def test_features_of_real_clusters_are_finite_and_add_up():
-    matrix = feature_matrix(clusters())
+    matrix = shaped_features(clusters()).whole
     column = {name: matrix[:, i] for i, name in enumerate(FEATURES)}
     assert np.isfinite(matrix).all()
     assert (matrix >= 0).all()
-    for names in ([f"{kind}_us" for kind in KINDS], CLASS_US):
-        np.testing.assert_allclose(sum(column[name] for name in names), column["members_us"])
+    np.testing.assert_allclose(sum(column[f"{kind}_us"] for kind in KINDS), column["members_us"])
     np.testing.assert_array_equal(sum(column[f"{kind}_count"] for kind in KINDS), column["ops"])
 
 
 def test_what_a_trace_knows_is_the_first_part_of_what_is_known_with_shapes():
-    timed = timed_matrix([timed_ops(cluster) for cluster in clusters()])
-    np.testing.assert_array_equal(timed, feature_matrix(clusters())[:, : len(TIMED_FEATURES)])
+    timed = timed_features([timed_ops(cluster) for cluster in clusters()])
+    np.testing.assert_array_equal(timed.whole, shaped_features(clusters()).whole[:, : len(TIMED_FEATURES)])
 
 
 def test_few_ops_of_real_training_steps_are_of_an_unknown_type():
-    matrix = feature_matrix(clusters())
+    matrix = shaped_features(clusters()).whole
     assert matrix[:, FEATURES.index("other_us")].sum() < 0.01 * matrix[:, FEATURES.index("members_us")].sum()

@@ -9,7 +9,7 @@ from costmodel.learned.clusters import clusters, model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.learned.features import feature_matrix, timed_matrix, timed_ops
+from dpro_search.costmodel.learned.features import shaped_features, timed_features, timed_ops
 from dpro_search.costmodel.learned.model_file import FusionModel
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
@@ -33,10 +33,10 @@ def changed(folder, tmp_path, **fields):
 
 
 def test_a_loaded_model_predicts_what_the_saved_one_did(folder):
-    timed = timed_matrix([timed_ops(cluster) for cluster in clusters()])
+    timed = timed_features([timed_ops(cluster) for cluster in clusters()])
     reread = FusionModel.load(folder)
     for before, after, features in (
-        (model().estimator, reread.estimator, feature_matrix(clusters())),
+        (model().estimator, reread.estimator, shaped_features(clusters())),
         (model().timed, reread.timed, timed),
     ):
         saved, loaded = before.predict_interval(features), after.predict_interval(features)
@@ -80,7 +80,7 @@ def test_a_missing_model_is_said_to_be_missing(tmp_path):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(["model.json", "shapes-1.trees.json", "times-0.trees.json"]), cut=st.floats(0, 0.999))
+@given(name=st.sampled_from(["model.json", "shapes.trees.json", "times.trees.json"]), cut=st.floats(0, 0.999))
 def test_a_file_that_is_cut_off_is_refused_in_one_line(folder, tmp_path_factory, name, cut):
     copy = tmp_path_factory.mktemp("cut")
     for path in folder.iterdir():

@@ -1,11 +1,14 @@
 """Durations of fused clusters: better than the baselines on left-out models, physical, and honest about what it does not know."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from costmodel.learned.clusters import clusters, model, table
 from sklearn.base import clone
 
-from dpro_search.costmodel.learned.features import FEATURES, feature_matrix
+from dpro_search.costmodel.learned.features import FEATURES, shaped_features
+from dpro_search.costmodel.learned.kernels import PART_FEATURES
 from dpro_search.costmodel.learned.model_file import FusionModel
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, Origin, conformal_quantile
 from dpro_search.costmodel.learned.scores import ALL
@@ -37,25 +40,24 @@ def test_without_shapes_the_intervals_are_wider_and_hold_the_truth_as_often():
 
 
 def test_that_fusing_never_pays_is_a_baseline_too():
-    rows = [row for row in table().measured if abs(row.unfused_us - row.fused_us) > row.noise_us]
+    rows = [row for row in table().measured if row.pays is not None]
     assert model().info.overall.pays_rows == len(rows)
-    assert model().info.overall.never_pays_right_pct == pytest.approx(
-        np.mean([row.fused_us >= row.unfused_us for row in rows]) * 100
-    )
+    assert model().info.overall.never_pays_right_pct == pytest.approx(np.mean([not row.pays for row in rows]) * 100)
 
 
 def test_more_work_at_the_same_unfused_time_is_never_predicted_faster():
-    features = feature_matrix(clusters())
+    features = shaped_features(clusters())
     before = model().estimator.predict(features)
-    for name in ("flops", "in_bytes", "out_bytes", "variable_bytes"):
-        more = features.copy()
-        more[:, FEATURES.index(name)] *= 3
-        more[:, FEATURES.index(name)] += 1e4
-        assert (model().estimator.predict(more) >= before * (1 - 1e-5)).all(), name
+    for name in ("work", "read_bytes", "written_bytes"):
+        more = features.parts.copy()
+        more[:, PART_FEATURES.index(name)] *= 3
+        more[:, PART_FEATURES.index(name)] += 1e4
+        found = model().estimator.predict(dataclasses.replace(features, parts=more))
+        assert (found >= before * (1 - 1e-5)).all(), name
 
 
 def test_an_interval_holds_its_prediction_and_grows_with_the_coverage():
-    features = feature_matrix(clusters())
+    features = shaped_features(clusters())
     narrow, wide = (model().estimator.predict_interval(features, coverage) for coverage in (0.5, 0.95))
     assert (narrow.low_us < narrow.us).all()
     assert (narrow.us < narrow.high_us).all()
@@ -64,18 +66,19 @@ def test_an_interval_holds_its_prediction_and_grows_with_the_coverage():
 
 
 def test_what_was_measured_is_interpolated():
-    origin = model().estimator.predict_interval(feature_matrix(clusters())).origin
+    origin = model().estimator.predict_interval(shaped_features(clusters())).origin
     assert (origin == Origin.INTERPOLATED).mean() > 0.9
 
 
 def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_said():
-    features = np.median(feature_matrix(clusters()), axis=0, keepdims=True)
+    one = shaped_features(clusters()[:1])
+    features = np.median(shaped_features(clusters()).whole, axis=0, keepdims=True)
     heavy = [FEATURES.index(name) for name in FEATURES if name.startswith(("flops", "depthwise", "gather", "pool", "largest"))]
     widths, origins = [], []
     for factor in (*np.geomspace(1, 1e3, 30), 1e14):
         moved = features.copy()
         moved[:, heavy] = (moved[:, heavy] + 1) * factor - 1
-        found = model().estimator.predict_interval(moved)
+        found = model().estimator.predict_interval(dataclasses.replace(one, whole=moved))
         widths.append(float(found.high_us[0] / found.low_us[0]))
         origins.append(Origin(int(found.origin[0])))
     assert origins[-1] == Origin.REFUSED
@@ -93,7 +96,7 @@ def test_it_is_an_estimator_as_scikit_learn_knows_them():
 
 def test_equal_seeds_give_equal_models():
     rows = table().measured
-    features, fused = feature_matrix(clusters()), np.array([row.fused_us for row in rows])
+    features, fused = shaped_features(clusters()), np.array([row.fused_us for row in rows])
     first, second = (FusedTimeRegressor(trees=20, seed=3).fit(features, fused).predict(features) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
@@ -107,16 +110,17 @@ def test_the_conformal_quantile_counts_the_new_one_in(coverage, expected):
 
 def test_without_a_second_model_there_is_no_interval():
     rows = table().measured
-    estimator = FusedTimeRegressor(trees=5).fit(feature_matrix(clusters()), np.array([row.fused_us for row in rows]))
+    estimator = FusedTimeRegressor(trees=5).fit(shaped_features(clusters()), np.array([row.fused_us for row in rows]))
     with pytest.raises(InputError, match="at least two models"):
-        estimator.predict_interval(feature_matrix(clusters()))
+        estimator.predict_interval(shaped_features(clusters()))
 
 
 def test_wrong_features_are_refused():
-    with pytest.raises(InputError, match="feature_matrix"):
-        model().estimator.predict(np.zeros((3, 2)))
+    one = shaped_features(clusters()[:1])
+    with pytest.raises(InputError, match="shaped_features"):
+        model().estimator.predict(dataclasses.replace(one, parts=one.parts[:, 1:]))
     with pytest.raises(InputError, match="not finite"):
-        model().estimator.predict(np.full((1, len(FEATURES)), np.nan))
+        model().estimator.predict(dataclasses.replace(one, whole=np.full_like(one.whole, np.nan)))
 
 
 def test_a_handful_of_clusters_is_too_little():

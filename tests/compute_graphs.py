@@ -80,6 +80,8 @@ def layered(layers: int = 3, ranks: int = 2, samples: int = 2, *, work_us: Seque
 class Factor:
     """Cost models that are a factor: of every cluster's ops one after the other, or of any type's time in float32."""
 
+    cast_share = 0.0
+
     def __init__(self, graph: DataflowGraph, factor: float = 0.5, half_width: float = 0.1) -> None:
         self._us = dict(zip(graph.op_name, np.median(graph.op_work_us, axis=0).tolist(), strict=True))
         self._factor, self._half_width = factor, half_width
@@ -91,5 +93,8 @@ class Factor:
             us=us, low_us=us - members * self._half_width, high_us=us + members * self._half_width, members_us=members
         )
 
-    def ratio(self, op_type: str) -> tuple[float, float, float] | None:
+    def ratio(self, op_type: str, float32_us: float | None = None) -> tuple[float, float, float] | None:
         return None if op_type == "ReluGrad" else (self._factor, self._factor - self._half_width, self._factor + self._half_width)
+
+    def cast_us(self, elements: float) -> float:
+        return 0.01 * elements

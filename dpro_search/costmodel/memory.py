@@ -24,6 +24,7 @@ from dpro_search.graph.step_memory import StepMemory
 
 _NEVER = np.iinfo(np.int64).max
 _SETTLING_STEPS = 3
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,27 @@ def allocator_peak_bytes(step: StepMemory, *, smallest_bytes: float = 0.0, **cha
     Parameters and errors are those of `peak_bytes`.
     """
     return _lives(step, changes).allocated(smallest_bytes)
+
+
+def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, float]:
+    """Elements that are cast when ops compute in bfloat16, by op: of what it is the first of them to read, and of what it writes.
+
+    A tensor is cast once, however many ops need it in the other type. Raises `InputError` if an op is not in the graph.
+
+    Parameters
+    ----------
+    bfloat16
+        Names of the ops.
+    """
+    half, crossing = _border(step, step.mask(bfloat16, "bfloat16"))
+    buffer, op = step.use_buffer[crossing], step.use_op[crossing]
+    order = np.argsort(step.begin[op], kind="stable")
+    cast, place = np.unique(buffer[order], return_index=True)
+    found: dict[str, float] = {}
+    for number, reader in zip(cast.tolist(), op[order][place].tolist(), strict=True):
+        name = step.op_name[step.writers(number)[-1] if half[number] else reader]
+        found[name] = found.get(name, 0.0) + float(step.size_bytes[number]) / _FLOAT32_BYTES
+    return found
 
 
 def _lives(step: StepMemory, changes: Changes) -> _Lives:
@@ -198,9 +220,8 @@ def _category(step: StepMemory) -> Ints:
 
 def _in_bfloat16(step: StepMemory, lives: _Lives, size: Floats, to: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
     """Sizes of the buffers; copies that cross the border are added to `lives`, and end the lives `to` of what they replace."""
-    half = step.is_float32 & ~step.persistent & step.all_writers(chosen)
+    half, crossing = _border(step, chosen)
     size = np.where(half, size / 2, size)
-    crossing = step.is_float32[step.use_buffer] & (chosen[step.use_op] != half[step.use_buffer])
     buffer, op = step.use_buffer[crossing], step.use_op[crossing]
     first, last = np.full(len(size), _NEVER), np.zeros(len(size), np.int64)
     np.minimum.at(first, buffer, step.begin[op])
@@ -211,6 +232,12 @@ def _in_bfloat16(step: StepMemory, lives: _Lives, size: Floats, to: Ints, chosen
     kept = step.last_end(step.use_buffer[~crossing], step.use_op[~crossing])
     to[replaced] = np.maximum(kept[replaced], first[replaced] + 1)
     return size
+
+
+def _border(step: StepMemory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Buffers that are in bfloat16 when ops compute in it, [buffers], and uses that need the other type, [uses]."""
+    half = step.is_float32 & ~step.persistent & step.all_writers(chosen)
+    return half, step.is_float32[step.use_buffer] & (chosen[step.use_op] != half[step.use_buffer])
 
 
 def _drop(step: StepMemory, lives: _Lives, taken: tuple[Floats, Floats], to: Ints, chosen: npt.NDArray[np.bool_]) -> None:

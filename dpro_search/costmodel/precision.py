@@ -1,10 +1,12 @@
-"""What bfloat16 does to the time of ops: ratios by kind of op, from workloads that were run in both precisions on one machine.
+"""What bfloat16 does to the time of ops: ratios by type, kind and family of ops, and casts, from models run in both precisions.
 
     model = PrecisionModel.fit(table)
-    model.ratio("_MklNativeFusedConv2D")    # (0.55, 0.43, 0.70); None: not known
+    model.ratio("_MklNativeFusedConv2D", 2500.0)    # (0.47, 0.41, 0.54); None: an op of no known family
+    model.cast_us(1_000_000)                        # of so many elements, in either direction
 
-A ratio holds the casts that bfloat16 needs: of parameters on their way in, of gradients on their way out. Its interval is that of
-the ratio of all such ops of one more workload (Student's t over the logarithms of the measured workloads' ratios).
+An op's ratio is that of its type in one more model, pooled with those of its kind and its family (`pooling.Pools`), and changes
+with its time in float32 as ops of the family do. Casts are ops of their own: how many elements are cast follows from a plan, not
+from the ops' types. Intervals hold the ratio of all such ops of one more model in 9 of 10 cases.
 """
 
 from __future__ import annotations
@@ -19,32 +21,47 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from scipy.stats import t as student
+from scipy.optimize import nnls
 
 from dpro_search.collect._files import write_file
-from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.learned.op_classes import kind_of
+from dpro_search.costmodel.pooling import Pooled, Pools
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 BUNDLED_TABLE = Path(__file__).parent.parent / "samples" / "bfloat16-times.json.gz"
 COVERAGE = 0.9
-_FEWEST_WORKLOADS = 3
-_LEAST_SPREAD = 0.03  # of the logarithm: no ratio is known better than runs repeat
-_LEAST_SHARE = 0.005  # of a workload's time: ops that take less say little
+# What a processor does for them: products have instructions of their own, arithmetic is converted on the way, moves save bytes.
+_FAMILIES = {
+    "products": "conv conv_input_grad conv_filter_grad depthwise depthwise_input_grad depthwise_filter_grad matmul batch_matmul",
+    "arithmetic": "elementwise transcendental softmax reduction norm norm_grad",
+    "moves": "layout movement gather pool pool_grad",
+}
+_FAMILY_OF = {kind: family for family, kinds in _FAMILIES.items() for kind in kinds.split()}
+_LEAST_SHARE = 0.005  # of a model's time: ops that take less say little
+_LEAST_US = 5.0  # shorter ops tell how long a clock takes to read, not what their size does
 
 
 class PrecisionRow(msgspec.Struct, frozen=True, array_like=True):
-    """An op of a workload: its time in float32 and in bfloat16, and that of the casts around it, which only bfloat16 has."""
+    """An op of a model: its time in float32 and in bfloat16, without casts."""
 
     workload: str
     type: str  # as it ran in float32
     float32_us: float
     bfloat16_us: float
-    cast_us: float
+
+
+class CastRow(msgspec.Struct, frozen=True, array_like=True):
+    """A cast that only the run in bfloat16 has."""
+
+    workload: str
+    elements: int
+    us: float
 
 
 class WorkloadTime(msgspec.Struct, frozen=True, array_like=True):
-    """A whole step of a workload: all ops in both precisions, and what of the float32 time is not in the rows."""
+    """A whole step of a model: all ops in both precisions, and what of the float32 time is not in the rows."""
 
     workload: str
     batch: int
@@ -63,6 +80,7 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: str
     workloads: tuple[WorkloadTime, ...]
     rows: tuple[PrecisionRow, ...]
+    casts: tuple[CastRow, ...]
 
     def save(self, path: Path) -> None:
         """Write a compressed file; the same table gives the same bytes."""
@@ -94,47 +112,74 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
             table = msgspec.json.decode(data, type=PrecisionTable)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TraceFormatError(f"{path}: not a table of times in two precisions ({error})") from error
-        times = [us for row in table.rows for us in (row.float32_us, row.bfloat16_us, row.cast_us)]
-        if not all(0 <= us < math.inf for us in times):
-            raise TraceFormatError(f"{path}: a time is negative or not finite")
+        numbers = [number for row in table.rows for number in (row.float32_us, row.bfloat16_us)]
+        numbers += [number for row in table.casts for number in (row.elements, row.us)]
+        if not all(0 <= number < math.inf for number in numbers):
+            raise TraceFormatError(f"{path}: a time or size is negative or not finite")
         return table
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeEffect:
+    """How a ratio changes with an op's time in float32: as a power of it, between the shortest and the longest measured."""
+
+    exponent: float
+    usual_us: float
+    least_us: float
+    most_us: float
+
+    def factor(self, float32_us: float | None) -> float:
+        """Of the ratio; 1 for an op of usual or unknown time."""
+        if float32_us is None:
+            return 1.0
+        return float((min(max(float32_us, self.least_us), self.most_us) / self.usual_us) ** self.exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrecisionModel:
-    """Ratios of kinds of ops, and of types that make up enough of their kind.
+    """Ratios of ops, and what casts take.
 
     Attributes
     ----------
     machine
         Where they were measured; they hold for no other processor.
-    ratios
-        (ratio, lower end, upper end) by kind (`op_classes.KINDS`) or by type.
+    logarithms
+        Of the ratios of types, kinds and families, at the family's usual time.
+    sizes
+        What an op's time does to its ratio, by family.
+    call_us, element_us
+        A cast, and each of its elements.
+    cast_share
+        Time of casts in mixed bfloat16 over the float32 time of the ops that changed, on average: where sizes are not known.
     """
 
     machine: str
-    ratios: Mapping[str, tuple[float, float, float]]
+    logarithms: Pools
+    sizes: Mapping[str, SizeEffect]
+    call_us: float = 0.0
+    element_us: float = 0.0
+    cast_share: float = 0.0
 
     @staticmethod
     def fit(table: PrecisionTable, *, without: str | None = None) -> PrecisionModel:
-        """The ratios of a table, if wanted without one workload's rows."""
-        totals: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
-        for row in table.rows:
-            if row.workload != without and kind_of(row.type) != OTHER:
-                for name in (kind_of(row.type), row.type):
-                    both = totals[name][row.workload]
-                    both[0] += row.float32_us
-                    both[1] += row.bfloat16_us + row.cast_us
-        whole: dict[str, float] = defaultdict(float)
-        for row in table.rows:
-            whole[row.workload] += row.float32_us
-        found = {}
-        for name, by_workload in totals.items():
-            telling = [both for workload, both in by_workload.items() if both[0] > _LEAST_SHARE * whole[workload] and both[1] > 0]
-            ratio = _ratio(telling)
-            if ratio is not None:
-                found[name] = ratio
-        return PrecisionModel(machine=table.machine, ratios=found)
+        """The ratios of a table, if wanted without one model's rows."""
+        rows = [row for row in table.rows if row.workload != without and row.bfloat16_us > 0 and family_of(row.type) is not None]
+        by_family: dict[str, list[PrecisionRow]] = defaultdict(list)
+        for row in rows:
+            by_family[_FAMILY_OF[kind_of(row.type)]].append(row)
+        sizes = {family: _size_effect(found) for family, found in by_family.items()}
+        values, parent = _logarithms(rows, sizes)
+        casts = [cast for cast in table.casts if cast.workload != without]
+        call_us, element_us = _cast_costs(casts)
+        changed_us = sum(row.float32_us for row in rows)
+        return PrecisionModel(
+            machine=table.machine,
+            logarithms=Pools.fit(values, parent),
+            sizes=sizes,
+            call_us=call_us,
+            element_us=element_us,
+            cast_share=sum(cast.us for cast in casts) / changed_us if changed_us else 0.0,
+        )
 
     @staticmethod
     def bundled(machine: str) -> PrecisionModel:
@@ -149,79 +194,170 @@ class PrecisionModel:
             model = PrecisionModel.fit(PrecisionTable.load(BUNDLED_TABLE))
             if _processor(model.machine) == _processor(machine):
                 return model
-        return PrecisionModel(machine=machine, ratios={})
+        return PrecisionModel(machine=machine, logarithms=Pools.fit({}, {}), sizes={})
 
-    def ratio(self, op_type: str) -> tuple[float, float, float] | None:
-        """Time in bfloat16 over that in float32, casts included, and its 90 % interval; None where it is not known."""
-        return self.ratios.get(op_type) or self.ratios.get(kind_of(op_type))
+    def ratio(self, op_type: str, float32_us: float | None = None) -> tuple[float, float, float] | None:
+        """Time in bfloat16 over that in float32, without casts, and its 90 % interval; None where nothing like it was measured."""
+        family = family_of(op_type)
+        if family is None:
+            return None
+        kind = kind_of(op_type)
+        pooled = self.logarithms.of(op_type) or self.logarithms.unseen(kind) or self.logarithms.unseen(family)
+        return None if pooled is None else _interval(pooled, self.sizes[family].factor(float32_us))
+
+    def ratio_of_kind(self, kind: str) -> tuple[float, float, float] | None:
+        """That of all ops of a kind (`op_classes.KINDS`), at the usual time of its family."""
+        family = _FAMILY_OF.get(kind)
+        pooled = None if family is None else self.logarithms.of(kind) or self.logarithms.unseen(family)
+        return None if pooled is None else _interval(pooled, 1.0)
+
+    def knows(self, op_type: str) -> bool:
+        """Whether ops of that kind were measured, not only of its family."""
+        return self.logarithms.of(kind_of(op_type)) is not None
+
+    def cast_us(self, elements: float) -> float:
+        """Time of a cast between float32 and bfloat16."""
+        return self.call_us + self.element_us * elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionScore:
-    """A workload predicted from all others.
+    """A model predicted from all others.
 
     Attributes
     ----------
     float32_us, bfloat16_us, predicted_us
-        Its ops in both precisions, and as predicted in bfloat16.
+        Its ops in both precisions, and as predicted in bfloat16; what the plan casts is known.
+    interval_us
+        Of the prediction; ratios of kinds are taken for independent of each other.
     error_pct
         Of the prediction.
+    casts_us, predicted_casts_us
+        Its casts.
     inside, kinds
-        How many of its kinds of ops have a ratio inside the interval, of how many that have one.
+        How many of its kinds of ops have a ratio inside the interval, of how many.
     known
-        Share of the float32 time of its changed ops that has a ratio.
+        Share of the float32 time of its changed ops that is of kinds which the others have.
     """
 
     workload: str
     float32_us: float
     bfloat16_us: float
     predicted_us: float
+    interval_us: tuple[float, float]
     error_pct: float
+    casts_us: float
+    predicted_casts_us: float
     inside: int
     kinds: int
     known: float
 
 
+def family_of(op_type: str) -> str | None:
+    """What an op type is to a processor, one of "products", "arithmetic", "moves"; None: no work, or not known."""
+    return _FAMILY_OF.get(kind_of(op_type))
+
+
 def left_out_scores(table: PrecisionTable) -> tuple[PrecisionScore, ...]:
-    """Each workload as predicted from the others; an op of unknown ratio counts with its float32 time."""
+    """Each model as predicted from the others; an op of unknown ratio counts with its float32 time."""
     return tuple(_score(table, whole) for whole in table.workloads)
 
 
 def _score(table: PrecisionTable, whole: WorkloadTime) -> PrecisionScore:
     model = PrecisionModel.fit(table, without=whole.workload)
     mine = [row for row in table.rows if row.workload == whole.workload]
-    predicted, known = whole.unchanged_us, 0.0
-    by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    known = 0.0
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)  # bfloat16; predicted, lower and upper end
     for row in mine:
-        ratio = model.ratio(row.type)
-        predicted += row.float32_us * (ratio[0] if ratio else 1.0)
-        known += row.float32_us if ratio else 0.0
-        both = by_kind[kind_of(row.type)]
-        both[0] += row.float32_us
-        both[1] += row.bfloat16_us + row.cast_us
-    answered = [(both[1] / both[0], model.ratios[kind]) for kind, both in by_kind.items() if both[0] > 0 and kind in model.ratios]
-    changed = sum(row.float32_us for row in mine)
+        ratio = model.ratio(row.type, row.float32_us) or (1.0, 1.0, 1.0)
+        known += row.float32_us if model.knows(row.type) else 0.0
+        found = (row.bfloat16_us, *(row.float32_us * end for end in ratio))
+        sums[kind_of(row.type)] = [total + us for total, us in zip(sums[kind_of(row.type)], found, strict=True)]
+    casts = [cast for cast in table.casts if cast.workload == whole.workload]
+    predicted_casts_us = sum(model.cast_us(cast.elements) for cast in casts)
+    predicted_us = whole.unchanged_us + predicted_casts_us + sum(kind[1] for kind in sums.values())
+    below, above = (math.hypot(*(kind[end] - kind[1] for kind in sums.values())) for end in (2, 3))
+    changed_us = sum(row.float32_us for row in mine)
     return PrecisionScore(
         workload=whole.workload,
         float32_us=whole.float32_us,
         bfloat16_us=whole.bfloat16_us,
-        predicted_us=predicted,
-        error_pct=(predicted / whole.bfloat16_us - 1) * 100,
-        inside=sum(low <= ratio <= high for ratio, (_, low, high) in answered),
-        kinds=len(answered),
-        known=known / changed if changed else 0.0,
+        predicted_us=predicted_us,
+        interval_us=(predicted_us - below, predicted_us + above),
+        error_pct=(predicted_us / whole.bfloat16_us - 1) * 100,
+        casts_us=sum(cast.us for cast in casts),
+        predicted_casts_us=predicted_casts_us,
+        inside=sum(low <= us <= high for us, _, low, high in sums.values()),
+        kinds=len(sums),
+        known=known / changed_us if changed_us else 0.0,
     )
 
 
-def _ratio(both: Sequence[Sequence[float]]) -> tuple[float, float, float] | None:
-    """Geometric mean of the workloads' ratios with the interval of one more; None with too few workloads."""
-    if len(both) < _FEWEST_WORKLOADS:
-        return None
-    logs = np.array([math.log(bfloat16 / float32) for float32, bfloat16 in both])
-    spread = max(float(logs.std(ddof=1)), _LEAST_SPREAD)
-    half = float(student.ppf((1 + COVERAGE) / 2, len(logs) - 1)) * spread * math.sqrt(1 + 1 / len(logs))
-    centre = float(logs.mean())
-    return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
+def _logarithms(rows: Sequence[PrecisionRow], sizes: Mapping[str, SizeEffect]) -> tuple[dict[str, Floats], dict[str, str]]:
+    """Logarithms of the ratios of each type, kind and family in each model, at the usual time; and what belongs to what."""
+    totals: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
+    whole: dict[str, float] = defaultdict(float)
+    parent: dict[str, str] = {}
+    for row in rows:
+        kind = kind_of(row.type)
+        family = _FAMILY_OF[kind]
+        usual_us = row.float32_us * sizes[family].factor(row.float32_us)
+        whole[row.workload] += row.float32_us
+        parent |= {row.type: kind, kind: family}
+        for name in (row.type, kind, family):
+            found = totals[name][row.workload]
+            totals[name][row.workload] = [found[0] + row.float32_us, found[1] + usual_us, found[2] + row.bfloat16_us]
+    values = {}
+    for name, by_workload in totals.items():
+        telling = [found for workload, found in by_workload.items() if found[0] > _LEAST_SHARE * whole[workload]]
+        if telling:
+            values[name] = np.array([math.log(bfloat16_us / usual_us) for _, usual_us, bfloat16_us in telling])
+    return values, {name: above for name, above in parent.items() if name in values}
+
+
+def _size_effect(rows: Sequence[PrecisionRow]) -> SizeEffect:
+    """By least squares over the logarithms, each kind of each model around its own mean; every model weighs the same."""
+    long = [row for row in rows if row.float32_us >= _LEAST_US]
+    whole: dict[str, float] = defaultdict(float)
+    groups: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for row in long:
+        whole[row.workload] += row.float32_us
+    for row in long:
+        point = (math.log(row.float32_us), math.log(row.bfloat16_us / row.float32_us), row.float32_us / whole[row.workload])
+        groups[row.workload, kind_of(row.type)].append(point)
+    if not groups:
+        return SizeEffect(exponent=0.0, usual_us=1.0, least_us=1.0, most_us=1.0)
+    together, squares = 0.0, 0.0
+    for group in groups.values():
+        size, ratio, weight = np.array(group).T
+        size_off, ratio_off = (column - np.average(column, weights=weight) for column in (size, ratio))
+        together += float((weight * size_off * ratio_off).sum())
+        squares += float((weight * size_off**2).sum())
+    size, _, weight = np.array([point for group in groups.values() for point in group]).T
+    return SizeEffect(
+        exponent=together / squares if squares else 0.0,
+        usual_us=math.exp(np.average(size, weights=weight)),
+        least_us=math.exp(size.min()),
+        most_us=math.exp(size.max()),
+    )
+
+
+def _cast_costs(casts: Sequence[CastRow]) -> tuple[float, float]:
+    """Time of a cast and of each of its elements, by least squares that meet the sum of all; neither is negative."""
+    some = [cast for cast in casts if cast.us > 0]
+    if not some:
+        return 0.0, 0.0
+    us = np.array([cast.us for cast in some])
+    elements = np.array([cast.elements for cast in some], dtype=np.float64)
+    weight = 1 / np.sqrt(us)  # errors grow with the root of a cast's time
+    (call_us, element_us), _ = nnls(np.stack([weight, elements * weight], axis=1), us * weight)
+    return float(call_us), float(element_us)
+
+
+def _interval(pooled: Pooled, factor: float) -> tuple[float, float, float]:
+    half = pooled.half_width(COVERAGE)
+    centre, low, high = (math.exp(pooled.centre + side * half) * factor for side in (0, -1, 1))
+    return centre, low, high
 
 
 def _processor(machine: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small_steps import floats, node_graph, step
 
 from dpro_search.collect.trace import TensorType
-from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
+from dpro_search.costmodel.memory import allocator_peak_bytes, cast_elements, peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.step_memory import StepMemory, step_memory
 
@@ -102,6 +102,17 @@ def test_bfloat16_halves_results_and_copies_what_crosses_the_border():
     assert found.bytes == LAYER + 6 * LAYER / 2
     # f2 itself is gone once its copy for f3 and b3 is made.
     assert peak_bytes(chain(), bfloat16={"f2"}).bytes == 6 * LAYER
+
+
+def test_what_crosses_the_border_is_cast_once():
+    """Beside y: the batch and the weights on their way in, and y for z, which stays in float32. v finds the batch cast already."""
+    types = {"x": floats(2, 100), "read": floats(100, 50), "y": floats(2, 50), "z": floats(2, 100), "v": floats(2, 30)}
+    nodes = [FEED, ("w", "_Arg", ""), ("read", "ReadVariableOp", "w"), ("y", "MatMul", "x read")]
+    nodes += [("z", "MatMul", "y"), ("v", "MatMul", "y x"), ("end", "NoOp", "z v")]
+    found = step(nodes, types)
+    assert cast_elements(found, {"y", "v"}) == {"y": 200 + 5000 + 100, "v": 60}
+    assert cast_elements(found, {"z"}) == {"z": 100 + 200}
+    assert cast_elements(found, ()) == {}
 
 
 def test_what_the_allocator_does_not_count_is_left_out():

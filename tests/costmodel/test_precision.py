@@ -1,57 +1,94 @@
-"""Ratios of bfloat16 to float32: where they come from, what is not known, and how ops of two runs are paired."""
+"""Ratios of bfloat16 to float32: where they come from, what is not known, what casts cost, and how ops of two runs are paired."""
 
 import gzip
 
 import pytest
 
-from dpro_search.costmodel.precision import PrecisionModel, PrecisionRow, PrecisionTable, WorkloadTime, left_out_scores
+from dpro_search.costmodel.precision import (
+    BUNDLED_TABLE,
+    CastRow,
+    PrecisionModel,
+    PrecisionRow,
+    PrecisionTable,
+    WorkloadTime,
+    left_out_scores,
+)
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 from experiments.costmodel.precision import MeasuredOp, paired
 
 
-def table(ratios: dict[str, float], casts_us: float = 0.0) -> PrecisionTable:
-    """Workloads with a matrix product each, whose time in bfloat16 is so many times as long, and a softmax in one of them."""
-    rows = [PrecisionRow(name, "_MklMatMul", 1000.0, 1000.0 * ratio, casts_us) for name, ratio in ratios.items()]
-    rows += [PrecisionRow("a", "Softmax", 500.0, 500.0, 0.0)]
-    wholes = tuple(
-        WorkloadTime(name, 8, 1100.0 + 500 * (name == "a"), 100.0 + 1000 * ratio + casts_us + 500 * (name == "a"), 100.0)
-        for name, ratio in ratios.items()
-    )
-    return PrecisionTable(machine="m", versions={}, measured_at="", workloads=wholes, rows=tuple(rows))
+def table(ratios: dict[str, float], more: tuple[PrecisionRow, ...] = (), casts: tuple[CastRow, ...] = ()) -> PrecisionTable:
+    """Models with a matrix product each, whose time in bfloat16 is so many times as long, beside 100 us of what does not change."""
+    rows = (*(PrecisionRow(name, "_MklMatMul", 1000.0, 1000.0 * ratio) for name, ratio in ratios.items()), *more)
+    wholes = []
+    for name in ratios:
+        own = [row for row in rows if row.workload == name]
+        cast_us = sum(cast.us for cast in casts if cast.workload == name)
+        before, after = (sum(getattr(row, f"{kind}_us") for row in own) for kind in ("float32", "bfloat16"))
+        wholes.append(WorkloadTime(name, 8, 100.0 + before, 100.0 + after + cast_us, 100.0))
+    return PrecisionTable(machine="m", versions={}, measured_at="", workloads=tuple(wholes), rows=rows, casts=casts)
 
 
-def test_a_ratio_holds_the_casts_and_for_all_types_of_its_kind():
-    model = PrecisionModel.fit(table({"a": 0.4, "b": 0.4, "c": 0.4}, casts_us=100.0))
-    for op_type in ("MatMul", "_MklNativeFusedMatMul", "_MklMatMul"):
-        ratio, low, high = model.ratio(op_type)
-        assert ratio == pytest.approx(0.5)
-        assert low < 0.5 < high
+ALIKE = {"a": 0.5, "b": 0.5, "c": 0.5}
 
 
-def test_workloads_that_differ_give_a_wide_interval():
-    alike, apart = (
-        PrecisionModel.fit(table(ratios)) for ratios in ({"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.4, "b": 0.5, "c": 0.625})
-    )
-    assert apart.ratio("MatMul")[0] == pytest.approx(0.5)
-    assert apart.ratio("MatMul")[1] < 0.4 < 0.625 < apart.ratio("MatMul")[2]
-    assert alike.ratio("MatMul")[2] < 0.625
+@pytest.mark.parametrize("op_type", ["_MklMatMul", "MatMul", "_MklNativeFusedMatMul"])
+def test_a_ratio_is_for_all_types_of_its_kind(op_type):
+    ratio, low, high = PrecisionModel.fit(table(ALIKE)).ratio(op_type)
+    assert ratio == pytest.approx(0.5)
+    assert low < 0.5 < high
 
 
-@pytest.mark.parametrize("op_type", ["Softmax", "Conv2D", "SomethingNew"])
-def test_what_fewer_than_three_workloads_ran_is_unknown(op_type):
-    assert PrecisionModel.fit(table({"a": 0.5, "b": 0.5, "c": 0.5})).ratio(op_type) is None
+def test_a_kind_that_was_not_measured_is_taken_for_its_family_with_less_certainty():
+    model = PrecisionModel.fit(table({"a": 0.4, "b": 0.5, "c": 0.6}, (PrecisionRow("a", "Conv2D", 1000.0, 700.0),)))
+    assert not model.knows("BatchMatMulV2")
+    ratio, low, high = model.ratio("BatchMatMulV2")
+    assert 0.45 < ratio < 0.65
+    assert high / low > model.ratio("MatMul")[2] / model.ratio("MatMul")[1]
 
 
-def test_a_workload_is_judged_by_the_others():
-    scores = {score.workload: score for score in left_out_scores(table({"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.8}))}
-    assert scores["d"].predicted_us == pytest.approx(600)
-    assert scores["d"].error_pct == pytest.approx((600 / 900 - 1) * 100)
-    assert (scores["d"].inside, scores["d"].kinds, scores["d"].known) == (0, 1, 1.0)
-    assert scores["a"].known == pytest.approx(1000 / 1500)
+@pytest.mark.parametrize("op_type", ["SomethingNew", "Reshape", "AssignVariableOp", "Softmax"])
+def test_what_no_family_tells_is_unknown(op_type):
+    assert PrecisionModel.fit(table(ALIKE)).ratio(op_type) is None  # of arithmetic, nothing was measured
+
+
+def test_models_that_differ_give_a_wide_interval():
+    alike, apart = (PrecisionModel.fit(table(ratios)).ratio("MatMul") for ratios in (ALIKE, {"a": 0.4, "b": 0.5, "c": 0.625}))
+    assert apart[0] == pytest.approx(0.5)
+    assert apart[1] < 0.4 < 0.625 < apart[2]
+    assert alike[2] < 0.625
+
+
+def test_ops_of_a_family_gain_more_or_less_as_they_are_longer():
+    """A hundredth of the time loses what ten times as long an op gains: the ratio falls with the square root of the time."""
+    more = tuple(PrecisionRow(name, "_MklMatMul", us, us * 0.5 * (1000 / us) ** 0.5) for name in ALIKE for us in (100.0, 4000.0))
+    model = PrecisionModel.fit(table(ALIKE, more))
+    assert model.ratio("MatMul", 4000.0)[0] == pytest.approx(0.25, rel=0.05)
+    assert model.ratio("MatMul", 100.0)[0] == pytest.approx(0.5 * 10**0.5, rel=0.05)
+    assert model.ratio("MatMul", 1.0) == model.ratio("MatMul", 100.0), "not beyond what was measured"
+
+
+def test_casts_have_their_own_cost():
+    casts = tuple(CastRow(name, elements, 2.0 + elements / 1000) for name in ALIKE for elements in (1000, 10_000, 1_000_000))
+    model = PrecisionModel.fit(table(ALIKE, casts=casts))
+    assert model.cast_us(500_000) == pytest.approx(502.0)
+    assert model.ratio("MatMul")[0] == pytest.approx(0.5)
+    assert model.cast_share == pytest.approx(sum(cast.us for cast in casts) / 3000)
+
+
+def test_a_model_is_judged_by_the_others():
+    casts = (CastRow("a", 1000, 1.0), CastRow("b", 1000, 1.0), CastRow("d", 50_000, 60.0))
+    scores = {score.workload: score for score in left_out_scores(table({**ALIKE, "d": 0.8}, casts=casts))}
+    judged = scores["d"]
+    assert judged.predicted_us == pytest.approx(100 + 500 + 50, rel=0.01)
+    assert judged.error_pct == pytest.approx((650 / 960 - 1) * 100, abs=0.5)
+    assert (judged.casts_us, judged.predicted_casts_us) == (60, pytest.approx(50, rel=0.01))
+    assert (judged.inside, judged.kinds, judged.known) == (0, 1, 1.0)
+    assert judged.interval_us[0] < judged.predicted_us < judged.interval_us[1] < 960
 
 
 def test_a_table_is_saved_and_read(tmp_path):
-    ours = table({"a": 0.5})
+    ours = table({"a": 0.5}, casts=(CastRow("a", 10, 1.0),))
     ours.save(tmp_path / "t.json.gz")
     assert PrecisionTable.load(tmp_path / "t.json.gz") == ours
 
@@ -61,7 +98,7 @@ def test_a_table_is_saved_and_read(tmp_path):
     [
         (b"hello", TraceFormatError),
         (gzip.compress(b"{}"), TraceFormatError),
-        (gzip.compress(b'{"version": 1, "rows": 3}'), TraceFormatError),
+        (gzip.compress(b'{"version": 2, "rows": 3}'), TraceFormatError),
         (gzip.compress(b'{"version": 99}'), TraceVersionError),
         (gzip.compress(b"[" * 10000)[:-9], TraceFormatError),
     ],
@@ -75,34 +112,41 @@ def test_damaged_and_foreign_tables_are_refused(tmp_path, content, error):
         PrecisionTable.load(tmp_path / "gone")
 
 
-def test_a_cast_counts_with_the_longest_op_around_it_and_the_update_not_at_all():
+FLOATS, HALVES = "(float[8,64])", "(bfloat16[8,64])"
+
+
+def test_a_cast_stands_for_itself_and_the_update_does_not_change():
     plain = {
-        "m/conv/Conv2D": MeasuredOp("Conv2D", 100.0, False),
-        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 10.0, False),
-        "SGD/Mul": MeasuredOp("Mul", 7.0, False),
+        "m/conv/Conv2D": MeasuredOp("Conv2D", 100.0, FLOATS),
+        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 10.0, FLOATS),
+        "SGD/Mul": MeasuredOp("Mul", 7.0, FLOATS),
     }
     mixed = {
-        "m/conv/Conv2D": MeasuredOp("Conv2D", 40.0, True),
-        "m/conv/Conv2D/Cast": MeasuredOp("Cast", 5.0, False),
-        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, True),
-        "SGD/Mul": MeasuredOp("Mul", 7.0, False),
+        "m/conv/Conv2D": MeasuredOp("Conv2D", 40.0, HALVES),
+        "m/conv/Conv2D/Cast": MeasuredOp("Cast", 5.0, "(float[3,3,4])"),
+        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, HALVES),
+        "SGD/Mul": MeasuredOp("Mul", 7.0, FLOATS),
     }
-    rows, unchanged = paired("m", plain, mixed)
-    assert rows == [PrecisionRow("m", "BiasAdd", 10.0, 8.0, 0.0), PrecisionRow("m", "Conv2D", 100.0, 40.0, 5.0)]
-    assert unchanged == 7.0
+    found = paired("m", plain, mixed)
+    assert found.rows == [PrecisionRow("m", "BiasAdd", 10.0, 8.0), PrecisionRow("m", "Conv2D", 100.0, 40.0)]
+    assert found.casts == [CastRow("m", 36, 5.0)]
+    assert found.unchanged_us == 7.0
 
 
 def test_an_op_that_was_fused_in_one_precision_only_counts_with_its_scope():
-    plain = {"m/conv/BiasAdd": MeasuredOp("_FusedConv2D", 100.0, False), "m/conv/Relu": MeasuredOp("Relu", 3.0, False)}
+    plain = {"m/conv/BiasAdd": MeasuredOp("_FusedConv2D", 100.0, FLOATS), "m/conv/Relu": MeasuredOp("Relu", 3.0, FLOATS)}
     mixed = {
-        "m/conv/Conv2D": MeasuredOp("Conv2D", 40.0, True),
-        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, True),
-        "m/conv/Relu": MeasuredOp("Relu", 2.0, True),
+        "m/conv/Conv2D": MeasuredOp("Conv2D", 40.0, HALVES),
+        "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, HALVES),
+        "m/conv/Relu": MeasuredOp("Relu", 2.0, HALVES),
     }
-    rows, unchanged = paired("m", plain, mixed)
-    assert rows == [PrecisionRow("m", "_FusedConv2D", 103.0, 50.0, 0.0)]
-    assert unchanged == 0.0
+    found = paired("m", plain, mixed)
+    assert found.rows == [PrecisionRow("m", "_FusedConv2D", 103.0, 50.0)]
+    assert found.unchanged_us == 0.0
 
 
-def test_what_was_measured_on_another_processor_says_nothing():
+def test_the_table_that_is_bundled_is_of_many_models_and_for_its_own_processor_only():
+    bundled = PrecisionTable.load(BUNDLED_TABLE)
+    assert len(bundled.workloads) >= 9
+    assert 0.3 < PrecisionModel.bundled(bundled.machine).ratio("_MklNativeFusedConv2D")[0] < 0.9
     assert PrecisionModel.bundled("Some Other Processor, 8 cores, Linux 6.1").ratio("MatMul") is None

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from dpro_search.costmodel.memory import cast_elements
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
@@ -32,10 +33,22 @@ _TYPE_SHARE = 0.7  # of the moves change all ops of a type; the others one op
 
 
 class Ratios(Protocol):
-    """Says what bfloat16 does to an op's time; `costmodel.precision.PrecisionModel` does."""
+    """Says what bfloat16 does to an op's time; `costmodel.precision.PrecisionModel` does.
 
-    def ratio(self, op_type: str) -> tuple[float, float, float] | None:
-        """Time in bfloat16 over that in float32, casts included, and its interval; None where it is not known."""
+    Attributes
+    ----------
+    cast_share
+        Time of casts over the float32 time of the ops that change, where sizes are not known.
+    """
+
+    @property
+    def cast_share(self) -> float: ...
+
+    def ratio(self, op_type: str, float32_us: float | None = None) -> tuple[float, float, float] | None:
+        """Time in bfloat16 over that in float32, without casts, and its interval; None where it is not known."""
+
+    def cast_us(self, elements: float) -> float:
+        """Time of a cast between the two."""
 
 
 class Precision(ComputeTransformation):
@@ -83,12 +96,23 @@ class Precision(ComputeTransformation):
         return plan if plan.bfloat16_ops is None else self._with(plan, set(plan.bfloat16_ops))
 
     def apply(self, change: ComputeChange, plan: Plan) -> None:
-        for name in plan.bfloat16_ops or ():
-            found = self._ratios.ratio(self.type(name))
-            assert found is not None, "a legal plan has measured types only"
+        names = plan.bfloat16_ops or ()
+        casts_us = self._casts_us(names)
+        for name in names:
             ops = list(self.compute.ops[name])
-            change.doubt_us += float(change.work_us[:, ops].mean()) * (found[2] - found[1]) / 2
+            float32_us = float(change.work_us[:, ops].mean())
+            found = self._ratios.ratio(self.type(name), float32_us)
+            assert found is not None, "a legal plan has measured types only"
+            change.doubt_us += float32_us * (found[2] - found[1]) / 2
             change.work_us[:, ops] *= found[0]
+            change.work_us[:, ops] += float32_us * self._ratios.cast_share if casts_us is None else casts_us.get(name, 0.0)
+
+    def _casts_us(self, names: Sequence[str]) -> dict[str, float] | None:
+        """Time of the casts beside each op; None where the recording does not tell what is cast."""
+        step = self.compute.graph.memory
+        if step is None:
+            return None
+        return {name: self._ratios.cast_us(elements) for name, elements in cast_elements(step, names).items()}
 
     @cached_property
     def choice(self) -> Choice | None:

@@ -289,7 +289,7 @@ def measured(trace: Path, parts: list[str], options: Shortcuts) -> dict[str, Any
     if "workers" in parts:
         ranks, cores = SHARED_CORES
         slow = predictor.at(cluster=predictor.cluster.with_ranks(ranks, cores))
-        result["workers"] = {"trace": workers(predictor, 400), f"{ranks} ranks on {cores} cores": workers(slow, 150)}
+        result["workers"] = {"trace": workers(predictor, 4000), f"{ranks} ranks on {cores} cores": workers(slow, 2000)}
     cases = [gap(predictor, part) for part in parts if part in TENSORS]
     cases += [ring_gap(groupings_of) for groupings_of in SMALL if "small" in parts]
     cases += [serial_gap()] if "serial" in parts else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -221,13 +222,15 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable
     shown = shown and console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("search", total=trials, rate="", best="-")
-        best_us = float("inf")
+        best_us = math.inf
 
         def advance(trial: Trial) -> None:
             nonlocal best_us
-            best_us = min(best_us, trial.prediction.iteration_us)
+            if trial.prediction.infeasible is None:
+                best_us = min(best_us, trial.prediction.iteration_us)
             speed = bar.tasks[task].speed
-            bar.update(task, advance=1, best=microseconds(best_us), rate=f"{speed:.0f}/s" if speed else "")
+            best = microseconds(best_us) if best_us < math.inf else "-"
+            bar.update(task, advance=1, best=best, rate=f"{speed:.0f}/s" if speed else "")
 
         yield advance
 

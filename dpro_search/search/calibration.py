@@ -20,6 +20,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.objective import Objective
+from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
 
 CALIBRATION_VERSION = 1
@@ -136,6 +137,12 @@ class CalibratedObjective:
     def predict(self, plan: Plan) -> Prediction:
         """The objective's prediction, corrected."""
         return self._calibration.corrected(self._objective.predict(plan))
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
+        """The objective's replays in other luck, corrected by as much as its prediction."""
+        prediction = self._objective.predict(plan)
+        factor = self._calibration.corrected(prediction).iteration_us / prediction.iteration_us
+        return factor * sampled_of(self._objective).sampled(plan, samples=samples, seed=seed)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # also while it is unpickled, before there is an objective

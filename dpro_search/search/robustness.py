@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
+from dpro_search.search.objective import Objective
 from dpro_search.space.plan import Plan
 
 SAMPLES = 64
@@ -40,8 +41,15 @@ def beats(times_us: Floats) -> Floats:
     return found
 
 
-def checked_quantile(quantile: float) -> float:
-    """A quantile to rank by; raises `InputError` if it is none."""
+def check_quantile(objective: Objective, quantile: float) -> None:
+    """Raise `InputError` if a quantile to rank by is none, or the objective's replays know no luck: before a search, not after."""
     if not 0 < quantile < 1:
         raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
-    return quantile
+    sampled_of(objective).sampled(Plan(), samples=1)
+
+
+def sampled_of(objective: Objective) -> Sampled:
+    """The objective as one that replays plans in other luck; raises `InputError` if it does not."""
+    if not callable(getattr(objective, "sampled", None)):
+        raise InputError("--quantile: this objective does not replay plans in different luck")
+    return cast("Sampled", objective)

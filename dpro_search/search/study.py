@@ -21,7 +21,7 @@ from dpro_search.errors import InputError
 from dpro_search.search.objective import Objective
 from dpro_search.search.pricing import InlinePricer, Pricer, Prices
 from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans
-from dpro_search.search.robustness import Sampled, checked_quantile, sampled_us
+from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import Journal, RunInfo, Trial, locked_run, open_run, write_trials
 from dpro_search.search.samplers import Guide, sampler_for
 from dpro_search.search.stopping import is_settled
@@ -111,7 +111,7 @@ def run_search(
     if not objective.tensors:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
     if quantile is not None:
-        checked_quantile(quantile)
+        check_quantile(objective, quantile)
     space, guide = _space_of(objective), _guide_of(objective)
     chooser = sampler_for(space, sampler, seed, guide)
     info = RunInfo(
@@ -162,7 +162,7 @@ def run_search(
         baseline = finished[0].prediction
         plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
         if quantile is not None:
-            times_us = sampled_us(_sampled(objective), [*(ranked.plan for ranked in plans), Plan()])
+            times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
             plans, shares = by_quantile(plans, times_us, quantile)
         result = SearchResult(
             run=str(out),
@@ -193,12 +193,6 @@ def _guide_of(objective: Objective) -> Guide | None:
     from dpro_search.replay.predictor import Predictor
 
     return HorovodPlans(objective) if isinstance(objective, Predictor) else None
-
-
-def _sampled(objective: Objective) -> Sampled:
-    if not callable(getattr(objective, "sampled", None)):
-        raise InputError("--quantile: this objective does not replay plans in different luck")
-    return cast("Sampled", objective)
 
 
 def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,3 +118,20 @@ def test_a_worker_process_gets_the_same_objective():
     objective = CalibratedObjective(Job(), Calibration.fit([measured(plan, 1.1, 1.1) for plan in PLANS]))
     assert pickle.loads(pickle.dumps(objective)).predict(PLANS[1]) == objective.predict(PLANS[1])
     assert objective.extra == "kept"
+
+
+class Lucky(Job):
+    def sampled(self, plan, *, samples, seed=0):
+        return predicted(plan).iteration_us * np.linspace(0.9, 1.1, samples)
+
+
+def test_times_in_other_luck_are_corrected_like_the_prediction():
+    objective = CalibratedObjective(Lucky(), Calibration.fit([measured(plan, 1.1, 1.1) for plan in PLANS]))
+    for plan in PLANS:
+        assert objective.sampled(plan, samples=5)[2] == pytest.approx(objective.predict(plan).iteration_us)
+
+
+def test_a_job_without_luck_has_none_when_calibrated_either():
+    objective = CalibratedObjective(Job(), Calibration.fit([measured(PLANS[0], 1.0, 1.0)]))
+    with pytest.raises(InputError, match="does not replay plans in different luck"):
+        objective.sampled(Plan(), samples=5)

@@ -142,6 +142,12 @@ def test_a_quantile_is_between_0_and_1(quantile: float, tmp_path: Path) -> None:
         run_search(SMALL, trials=5, out=tmp_path / "run", trace_digest="bus", quantile=quantile)
 
 
+def test_a_job_that_is_replayed_without_luck_is_refused_before_it_is_searched(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--quantile: this objective does not replay plans in different luck"):
+        run_search(SMALL, trials=5, out=tmp_path / "run", trace_digest="bus", quantile=0.9)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_expected_gain_is_what_the_later_half_gained() -> None:
     assert expected_gain([100.0, 80.0, 80.0, 80.0]) == 0
     assert expected_gain([100.0, 100.0, 90.0, 50.0]) == 1

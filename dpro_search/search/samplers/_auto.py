@@ -19,17 +19,25 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
 _BLOCK = 12  # trials that a sampler gets at a time
+_DEAR_BLOCK = 2  # of Optuna where replays are fast: a proposal of its estimator then takes longer than half a dozen of them
 _MEMORY = 0.5  # how much of a sampler's earlier gains still counts after each of its blocks
 _GAIN_DIGITS = 4  # smaller gains count as none
 _FRESH_ATTEMPTS = 8  # proposals of a member that another one had priced, which cost no trial
-_LOSER_EVERY = 4  # every so many blocks go to the sampler with the fewest trials
+_TURN_EVERY, _TURN_GROWTH = 4.0, 1.25  # blocks from one turn of the least tried to the next, and how it grows where that is in vain
 
 
-@dataclass
+@dataclass(eq=False)
 class _Member:
     sampler: Sampler
-    trials: int = 0
+    block: int = _BLOCK  # trials of its blocks after the first
+    blocks: int = 0
+    successes: int = 0  # blocks that found a better plan
     gain: float = 1.0  # discounted relative improvement of the portfolio's best; at first what no block can reach
+
+    @property
+    def success_rate(self) -> float:
+        """Share of its blocks that found a better plan, one of two before there were any (Laplace's rule)."""
+        return (self.successes + 1) / (self.blocks + 2)
 
 
 @dataclass
@@ -38,16 +46,20 @@ class _Block:
 
     member: _Member
     start_us: float  # the portfolio's best when the block began
-    to_ask: int = _BLOCK
-    to_tell: int = _BLOCK
+    is_turn: bool  # given to whoever had fewest
+    to_ask: int
+    to_tell: int
 
 
 class AutoSampler(Sampler):
     """Optuna over the outer knobs, Metropolis chains over whole plans and, with a guide, the critical path.
 
     First come the space's default plans. Then members get blocks of trials: first one each, then the member whose blocks lately
-    improved the best plan most, with every fourth block for the one that had fewest trials. After a block, a new best plan is
-    shown to the other members, and tried without its cycle time, which it may owe to chance.
+    improved the best plan most; where none did, the one whose blocks did so most often, so that in a long search without much
+    to be found members share blocks as they have shared the finds. Now and then comes the turn of the one that had fewest,
+    ever more rarely while that is in vain. Jobs with a guide are replayed faster than Optuna proposes, whose later blocks are short
+    then. A member that has nothing new to ask for ends its block. After a block, a new best plan is shown to the other members, and
+    tried without its cycle time, which it may owe to chance.
     """
 
     name: ClassVar[str] = "auto"
@@ -55,7 +67,10 @@ class AutoSampler(Sampler):
     def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
         super().__init__(space, rng, guide)
         outer, inner, path = rng.spawn(3)
-        self._members = [_Member(OptunaSampler(space, outer)), _Member(McmcSampler(space, inner, guide))]
+        self._members = [
+            _Member(OptunaSampler(space, outer), _BLOCK if guide is None else _DEAR_BLOCK),
+            _Member(McmcSampler(space, inner, guide)),
+        ]
         if guide is not None:
             self._members.append(_Member(CriticalPathSampler(space, path, guide)))
         self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
@@ -66,6 +81,7 @@ class AutoSampler(Sampler):
         self._known: dict[Plan, Prediction] = {}
         self._block: _Block | None = None
         self._blocks = 0
+        self._turn_every = self._next_turn = _TURN_EVERY  # in blocks
         self._best: tuple[Plan, Prediction] | None = None
         self._finder: _Member | None = None  # who found the best plan, if a member did
         self._shown: Plan | None = None
@@ -74,11 +90,19 @@ class AutoSampler(Sampler):
         if self._own:
             self._asked.append(None)
             return Proposal(self._own.popleft(), self.name)
-        if self._block is None or self._block.to_ask == 0:
-            self._block = self._next_block()
-        self._block.to_ask -= 1
-        proposal = self._fresh(self._block.member)
-        self._asked.append(self._block)
+        barren: list[_Member] = []  # that have nothing new
+        while True:
+            if self._block is None or self._block.to_ask == 0:
+                self._block = self._next_block(barren)
+            block = self._block
+            proposal, known = self._proposal(block.member)
+            if known is None or len(barren) + 1 == len(self._members):
+                break
+            block.member.sampler.tell(proposal, known)
+            barren.append(block.member)
+            self._cut_short(block)
+        block.to_ask -= 1
+        self._asked.append(block)
         return proposal
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
@@ -89,7 +113,6 @@ class AutoSampler(Sampler):
             return
         self._note(proposal.plan, prediction, block.member)
         block.member.sampler.tell(proposal, prediction)
-        block.member.trials += 1
         block.to_tell -= 1
         if block.to_tell == 0:
             self._end(block)
@@ -99,17 +122,20 @@ class AutoSampler(Sampler):
         for member in self._members:
             member.sampler.observe(plan, prediction)
 
-    def _fresh(self, member: _Member) -> Proposal:
-        """A member's next proposal; it is told at once what another one has had priced, if it is owed no other answer."""
+    def _proposal(self, member: _Member) -> tuple[Proposal, Prediction | None]:
+        """A member's next proposal, and its price if it has nothing new.
+
+        The member is told at once what another one has had priced, unless it is owed an answer that comes first.
+        """
         proposal = member.sampler.ask()
         if any(block is not None and block.member is member for block in self._asked):
-            return proposal
+            return proposal, None
         for _ in range(_FRESH_ATTEMPTS):
             if proposal.plan not in self._known:
-                break
+                return proposal, None
             member.sampler.tell(proposal, self._known[proposal.plan])
             proposal = member.sampler.ask()
-        return proposal
+        return proposal, self._known.get(proposal.plan)
 
     def _note(self, plan: Plan, prediction: Prediction, finder: _Member | None) -> None:
         self._known[plan] = prediction
@@ -121,18 +147,33 @@ class AutoSampler(Sampler):
     def _best_us(self) -> float:
         return math.inf if self._best is None else price_us(self._best[1])
 
-    def _next_block(self) -> _Block:
+    def _next_block(self, barren: list[_Member]) -> _Block:
         self._blocks += 1
-        fewest_first = sorted(self._members, key=lambda member: member.trials)
-        # max() takes the first of equals: without a winner, members share alike.
-        winning = max(fewest_first, key=lambda member: round(member.gain, _GAIN_DIGITS))
-        return _Block(fewest_first[0] if self._blocks % _LOSER_EVERY == 0 else winning, self._best_us())
+        able = [member for member in self._members if member not in barren]
+        fewest_first = sorted(able, key=lambda member: member.blocks)
+        is_turn = self._blocks >= self._next_turn
+        if is_turn:
+            self._next_turn = self._blocks + self._turn_every
+            chosen = fewest_first[0]
+        else:  # max() takes the first of equals
+            chosen = max(fewest_first, key=lambda member: (round(member.gain, _GAIN_DIGITS), member.success_rate))
+        trials = chosen.block if chosen.blocks else _BLOCK
+        return _Block(chosen, self._best_us(), is_turn, to_ask=trials, to_tell=trials)
+
+    def _cut_short(self, block: _Block) -> None:
+        """End a block none of whose asks is open."""
+        block.to_ask = block.to_tell = 0
+        self._end(block)
 
     def _end(self, block: _Block) -> None:
-        member = block.member
-        assert self._best is not None, "a block ended without a trial"
-        earlier = 0.0 if member.trials == _BLOCK else _MEMORY * member.gain
+        member, improved = block.member, self._best_us() < block.start_us
+        assert self._best is not None, "a block ended without a price"
+        earlier = _MEMORY * member.gain if member.blocks else 0.0
         member.gain = 1.0 - self._best_us() / block.start_us + earlier
+        member.blocks += 1
+        member.successes += improved
+        if block.is_turn:
+            self._turn_every = _TURN_EVERY if improved else self._turn_every * _TURN_GROWTH
         plan, prediction = self._best
         if plan == self._shown:
             return

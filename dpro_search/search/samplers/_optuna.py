@@ -15,7 +15,7 @@ from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import Choice, PlanSpace
 
-_FRESH_ATTEMPTS = 4
+_FRESH_ATTEMPTS = 2  # at a plan that was not priced, of the estimator and at random: each of the first takes milliseconds
 _FEW = 4096  # combinations of knobs that are gone through one by one once the estimator repeats itself
 
 

@@ -15,6 +15,7 @@ from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, 
 MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more
 _LOG2_THRESHOLDS = np.arange(16.0, 28.25, 0.5)  # 64 KiB to 256 MiB
 _MORE_MOVES = 0.6  # parameter of the geometric distribution of the number of moves in a proposal
+_AFRESH_SHARE = 0.05  # of the proposals cut the tensors anew: small moves hardly change how many groups there are
 
 
 class TensorFusion(Transformation):
@@ -39,7 +40,10 @@ class TensorFusion(Transformation):
         groups = plan.tensor_groups
         if groups is None or sum(map(len, groups)) != len(self.position):
             groups = self._groups(plan)
-        if len(self.position) > 1:
+        if rng.random() < _AFRESH_SHARE:
+            cuts = self.choice.ways["groups"]
+            groups = cuts[rng.integers(len(cuts))]["tensor_groups"]
+        elif len(self.position) > 1:
             for _ in range(rng.geometric(_MORE_MOVES)):
                 groups = propose(groups, self.position, rng, hot)
         return self._with(plan, groups)

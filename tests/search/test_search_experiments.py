@@ -1,0 +1,102 @@
+"""What the tables of searches count, and the job that all transformations are searched on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bus_objective import KnobObjective, priced
+
+from benchmarks.search_bert import bert_plans
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import Trace
+from dpro_search.graph.build import validate
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.horovod_plans import HorovodPlans
+from dpro_search.search.samplers import SAMPLERS
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from experiments.search.samplers import Charged, prices_of, searched, table
+from experiments.search.time_to_best import report
+
+REPLAY_S = 2.0
+
+
+class Laborious:
+    """A job whose replays take some time on a clock of its own."""
+
+    def __init__(self) -> None:
+        job = JobFacts(name="a job with one knob", tensors=KnobObjective().tensors)
+        self.space = PlanSpace(job, (BucketSize(job),))
+        self.replayed: list[Plan] = []
+        self.now_s = 100.0
+
+    def predict(self, plan: Plan) -> Prediction:
+        self.replayed.append(plan)
+        self.now_s += REPLAY_S
+        return priced(1000.0, plan, 0.01)
+
+
+def test_a_replay_counts_in_every_search_and_is_done_in_one() -> None:
+    job = Laborious()
+    prices = Charged(job, clock=lambda: job.now_s)  # type: ignore[arg-type]
+    for _ in range(2):
+        prices.begin()
+        for _ in range(3):
+            prices.predict(Plan())
+        assert prices.spent_s == REPLAY_S, "asked again by one search, a plan is free"
+    assert job.replayed == [Plan()]
+
+
+def test_samplers_are_compared_with_the_best_of_all() -> None:
+    case = searched("knob", KnobObjective(), seconds=0.3, seeds=2)  # type: ignore[arg-type]
+    assert set(case.found_us) == {*SAMPLERS, "random"} - {"critical-path"}, "nothing guides this job"
+    assert all(len(found) == 2 for found in case.found_us.values())
+    assert min(min(case.gaps_pct(sampler)) for sampler in case.found_us) == 0
+    assert case.gaps_pct("critical-path") == []
+    assert "| knob |" in table([case])
+
+
+def test_a_recording_is_searched_as_if_its_links_were_slower() -> None:
+    trace = Trace.load(sample_trace_path())
+    own, slower = (prices_of(trace, rate).predict(Plan()).iteration_us for rate in (None, "500mbit"))
+    assert slower > 1.1 * own
+
+
+def test_a_search_that_was_cut_off_counts_as_far_as_it_came(tmp_path: Path) -> None:
+    lines = [[1.0, 1, 200.0], [2.0, 9, 101.0], [30.0, 99, 100.5]]
+    (tmp_path / "auto-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[40.0, 1")
+    (tmp_path / "mcmc-0.jsonl").write_text("[1.5, 1, 200.0]\n[50.0, 99, 100.0]\n")
+    auto, mcmc = report(tmp_path)["searches"]
+    assert (auto["seconds"], auto["plans"], auto["best_us"]) == (30.0, 99, 100.5)
+    assert auto["gap_pct"] == pytest.approx(0.5)
+    assert auto["within_1_pct_s"] == auto["within_1_pct_of_other_samplers_s"] == 2.0
+    assert mcmc["within_1_pct_of_other_samplers_s"] == 50.0
+
+
+@pytest.fixture(scope="module")
+def bert() -> HorovodPlans:
+    return bert_plans()
+
+
+def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: HorovodPlans) -> None:
+    graph = bert.predictor.graph
+    validate(graph)
+    assert len(graph.tensors) == 199
+    assert sum(tensor.size_bytes for tensor in graph.tensors) == 4 * 109_482_240
+    assert len(graph) / graph.ranks == pytest.approx(5000, rel=0.1)
+    assert (np.diff(graph.profiles[0].post_us, axis=1) >= 0).all(), "tensors are numbered in the order of their posts"
+    assert {OpKind.FORWARD, OpKind.BACKWARD, OpKind.COMM, OpKind.UPDATE} == set(graph.op_kind.tolist())
+    assert bert.predict(Plan()).settled
+
+
+def test_the_bert_job_can_be_changed_by_every_transformation(bert: HorovodPlans) -> None:
+    rng = np.random.default_rng(0)
+    recorded_us = bert.predict(Plan()).iteration_us
+    for transformation in bert.space.transformations:
+        plans = (transformation.propose(bert.space.detailed(Plan()), rng, {}) for _ in range(20))
+        changed = next(plan for plan in plans if any(getattr(plan, name) is not None for name in transformation.fields))
+        assert bert.space.refusal(changed) is None
+        assert bert.predict(changed).iteration_us != recorded_us

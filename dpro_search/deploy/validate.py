@@ -151,8 +151,8 @@ def _compared(
     baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], runs: dict[int, list[Run]], rounds: int, stable: bool
 ) -> Validation:
     base = _times(runs[_RECORDED])
-    base_us = _typical_us(base)
-    noise_pct = float(np.ptp([_typical_us([run]) for run in base])) / base_us / 2 * 100
+    base_us = typical_us(base)
+    noise_pct = noise_pct_of(base)
     measured: list[MeasuredPlan] = []
     refused: list[RefusedPlan] = []
     for number, (plan, prediction) in enumerate(plans):
@@ -160,7 +160,7 @@ def _compared(
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
         if losses.verdict == "different":
             refused.append(
-                RefusedPlan(plan=plan, predicted_us=prediction.iteration_us, measured_us=_typical_us(found), losses=losses)
+                RefusedPlan(plan=plan, predicted_us=prediction.iteration_us, measured_us=typical_us(found), losses=losses)
             )
         else:
             measured.append(measured_plan(plan, prediction, baseline, found, base, noise_pct, losses))
@@ -187,17 +187,15 @@ def measured_plan(
     losses: Equivalence | None = None,
 ) -> MeasuredPlan:
     """What the iterations of a plan's runs and of the recorded setting's say, each [steps]."""
-    measured_us = _typical_us(runs)
-    speedup = _typical_us(base_runs) / measured_us
-    rng = np.random.default_rng(0)
-    low, high = np.percentile(_drawn_us(base_runs, rng) / _drawn_us(runs, rng), [2.5, 97.5]).tolist()
+    measured_us = typical_us(runs)
+    speedup, (low, high) = speedup_of(runs, base_runs)
     return MeasuredPlan(
         plan=plan,
         predicted_us=prediction.iteration_us,
         interval_us=prediction.interval_us,
         breakdown_us=prediction.breakdown_us,
         measured_us=measured_us,
-        spread_us=float(np.ptp([_typical_us([run]) for run in runs])),
+        spread_us=float(np.ptp([typical_us([run]) for run in runs])),
         stability_pct=_stability_pct(runs),
         error_pct=(prediction.iteration_us / measured_us - 1) * 100,
         speedup_predicted=baseline.iteration_us / prediction.iteration_us,
@@ -212,8 +210,21 @@ def _times(runs: Sequence[Run]) -> list[Floats]:
     return [run.times.iteration_us for run in runs]
 
 
-def _typical_us(runs: Sequence[Floats]) -> float:
+def typical_us(runs: Sequence[Floats]) -> float:
+    """Median over runs of a run's typical iteration: the mean without the lowest and the highest fifth of its steps."""
     return float(np.median([trim_mean(run, _TRIMMED) for run in runs]))
+
+
+def noise_pct_of(runs: Sequence[Floats]) -> float:
+    """Half the range of the typical iterations of one setting's runs, relative to their median."""
+    return float(np.ptp([typical_us([run]) for run in runs])) / typical_us(runs) / 2 * 100
+
+
+def speedup_of(runs: Sequence[Floats], base_runs: Sequence[Floats]) -> tuple[float, tuple[float, float]]:
+    """Speed of some runs over that of others, each [steps], and its 95 % interval: a bootstrap over runs and steps."""
+    rng = np.random.default_rng(0)
+    low, high = np.percentile(_drawn_us(base_runs, rng) / _drawn_us(runs, rng), [2.5, 97.5]).tolist()
+    return typical_us(base_runs) / typical_us(runs), (low, high)
 
 
 def _stability_pct(runs: Sequence[Floats]) -> float:

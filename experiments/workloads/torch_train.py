@@ -2,6 +2,8 @@
 
 dpro-search collect --framework pytorch --comm ddp --out T -- python experiments/workloads/torch_train.py --model bert
 dpro-search collect --framework pytorch --comm fsdp --out T -- python experiments/workloads/torch_train.py --model bert --fsdp
+
+With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, DistributedDataParallel follows that plan's buckets.
 """
 
 import argparse
@@ -14,6 +16,18 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch_models import BUILDERS, blocks
+
+PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
+
+
+def replicated(model, **options):
+    """DistributedDataParallel, as a plan says if there is one."""
+    if not PLAN or not os.path.exists(os.path.join(PLAN, "ddp.py")):
+        return DistributedDataParallel(model, **options)
+    sys.path.insert(0, PLAN)
+    from ddp import planned_ddp
+
+    return planned_ddp(model, **options)
 
 
 def sharded(model, prefetch, reshard):
@@ -48,7 +62,8 @@ def main():
     if options.fsdp:
         parallel = sharded(model, options.prefetch, not options.no_reshard)
     else:
-        parallel = DistributedDataParallel(model, bucket_cap_mb=options.bucket_cap_mb, gradient_as_bucket_view=options.bucket_view)
+        bucket = {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
+        parallel = replicated(model, gradient_as_bucket_view=options.bucket_view, **bucket)
     if options.model == "bert":
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     else:
@@ -59,7 +74,7 @@ def main():
         loss = loss_of(parallel(inputs), labels)
         loss.backward()
         optimizer.step()
-        if dist.get_rank() == 0 and step % 10 == 0:
+        if dist.get_rank() == 0 and (step < 20 or step % 10 == 0):
             print(f"step {step} loss {loss.item():.6f}", flush=True)
     dist.destroy_process_group()
 

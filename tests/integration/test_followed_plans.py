@@ -1,6 +1,7 @@
 """Real jobs of every framework under an exported plan: they follow it, train the same, and say so where they do not."""
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +158,15 @@ def test_mxnet_on_horovod_follows_its_knobs():
     found = verdict(plain, Plan(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
     assert found.verdict == "same", found.reason
     assert np.isfinite(base.times.iteration_us).all()
+
+
+def test_byteps_trains_the_same_with_other_servers_parts_and_credit():
+    python = environment("mxnet")
+    done = subprocess.run([python, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)
+    if done.returncode or os.geteuid():
+        pytest.skip("needs BytePS in the MXNet environment (it has no wheel), and root")
+    command = (python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
+    plain = job("mxnet-byteps", command, "mxnet", DMLC_NUM_SERVER="2")
+    found = verdict(plain, Plan(servers=1, partition_bytes=512_000, credit=4), plain.run(Plan(), warmup=2))
+    assert found.compared == 8
+    assert found.verdict == "same", found.reason

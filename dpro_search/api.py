@@ -20,31 +20,32 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from dpro_search._api_values import Diagnosis, RealRuns, Replay
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.cli.run import describe, digest_of
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.report.html import paragraph, table, tag, to_text
-from dpro_search.report.units import duration, percent, ratio, signed_percent
+from dpro_search.report.html import table, to_text
+from dpro_search.report.units import duration, ratio
 from dpro_search.search import SearchResult, Trial
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
 if TYPE_CHECKING:
     from dpro_search.deploy.export import ExportedFiles
-    from dpro_search.deploy.validate import Validation
 
 __all__ = [
     "Diagnosis",
     "DproSearchError",
     "Plan",
     "Prediction",
+    "RealRuns",
     "Recording",
     "Replay",
     "Run",
@@ -52,75 +53,6 @@ __all__ = [
     "load",
     "load_run",
 ]
-
-_MOST_GAINS = 5  # that a notebook shows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """What an iteration would take.
-
-    Attributes
-    ----------
-    iteration_us, interval_us
-        Predicted iteration time, and the interval that should hold the measured median in 9 of 10 cases.
-    measured_us, error_pct
-        Of the recording; None where the question has no measurement, because something was changed.
-    breakdown_us
-        Where an iteration goes on the slowest rank.
-    peak_memory_bytes
-        None where the recording does not know it.
-    facts
-        All that ``dpro-search replay --json`` prints.
-    """
-
-    iteration_us: float
-    interval_us: tuple[float, float]
-    measured_us: float | None
-    error_pct: float | None
-    breakdown_us: Mapping[str, float]
-    peak_memory_bytes: int | None
-    facts: Mapping[str, Any] = field(repr=False)
-
-    def _repr_html_(self) -> str:
-        low, high = map(duration, self.interval_us)
-        rows = [("predicted iteration", duration(self.iteration_us)), ("interval", f"{low} to {high}")]
-        if self.measured_us is not None and self.error_pct is not None:
-            rows += [("measured iteration", duration(self.measured_us)), ("error", signed_percent(self.error_pct))]
-        rows += [(name.replace("_", " "), duration(value_us)) for name, value_us in self.breakdown_us.items()]
-        return to_text(table("Replay", ("", "time#"), rows))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What an iteration waits for.
-
-    Attributes
-    ----------
-    iteration_us, measured_us
-        Replayed and recorded; the latter None where it is not known.
-    findings
-        What stands out, as sentences, the costliest first.
-    gains
-        What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
-    facts
-        All that ``dpro-search diagnose --json`` prints: also the critical path and the ranks.
-    """
-
-    iteration_us: float
-    measured_us: float | None
-    findings: tuple[str, ...]
-    gains: tuple[Mapping[str, Any], ...]
-    facts: Mapping[str, Any] = field(repr=False)
-
-    def _repr_html_(self) -> str:
-        said = tag("ul", *(tag("li", sentence) for sentence in self.findings))
-        rows = [
-            (gain["what_if"], duration(gain["predicted_iteration_us"]), percent(gain["gain_us"] / self.iteration_us * 100))
-            for gain in self.gains[:_MOST_GAINS]
-        ]
-        gained = table("What would it gain", ("what if", "iteration#", "gain#"), rows)
-        return to_text(tag("div", paragraph(f"An iteration takes {duration(self.iteration_us)}."), said, gained))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,8 +283,15 @@ class Run:
         return export_from(self.folder, Path(out), targets=[Target(name) for name in targets], number=plan)
 
     def validate(
-        self, command: Sequence[str] = (), *, top: int = 3, rounds: int = 2, trace: str | Path | None = None
-    ) -> Validation:
+        self,
+        command: Sequence[str] = (),
+        *,
+        top: int = 3,
+        rounds: int = 2,
+        most_rounds: int | None = None,
+        warmup: int = 5,
+        trace: str | Path | None = None,
+    ) -> RealRuns:
         """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
 
         Parameters
@@ -361,8 +300,8 @@ class Run:
             The training command of one rank; empty: the recorded one.
         top
             How many plans.
-        rounds
-            Times that everything runs.
+        rounds, most_rounds, warmup
+            Times that everything runs at least, and at most while a median is not known to 2 %; steps of each run to leave out.
         trace
             Where the recording lies now, if it has moved.
 
@@ -376,7 +315,13 @@ class Run:
         from dpro_search.deploy.of_run import validate_run
 
         moved = None if trace is None else Path(trace)
-        return validate_run(self.folder, tuple(command), top=top, rounds=rounds, trace=moved)[0]
+        found, _ = validate_run(
+            self.folder, tuple(command), top=top, rounds=rounds, most_rounds=most_rounds, warmup=warmup, trace=moved
+        )
+        facts = msgspec.to_builtins(found)
+        return RealRuns(
+            baseline_us=found.baseline_us, noise_pct=found.noise_pct, plans=found.plans, refused=found.refused, facts=facts
+        )
 
     def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
         """Write one HTML page on the search; returns its path. `trace`: where the recording lies now, if it has moved."""

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dpro_search import __version__
+from dpro_search._text import visible
 from dpro_search.errors import DproSearchError
 
 
@@ -154,7 +155,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"{_PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{_PROGRAM}: error: {visible(' '.join(message.split()))}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

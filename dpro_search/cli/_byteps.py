@@ -31,6 +31,7 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
+    from dpro_search.cli._facts import critical_ops
     from dpro_search.cli._recorded import gain_rows, path_facts
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
@@ -52,21 +53,21 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
         "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(trace.meta.hosts)],
         "servers": _server_facts(job),
         "gains": sorted([*gain_rows(gains(graph, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
+        "critical_ops": critical_ops(timeline),
         "findings": _findings(job, knobs),
+        "warnings": list(trace.meta.warnings),
     }
 
 
 def print_diagnosis(result: dict[str, Any]) -> None:
-    """Findings, critical path, servers and gains, for people."""
-    from dpro_search.cli._output import percent
-    from dpro_search.cli._stores import print_gains, print_path
+    """What `diagnose_trace` found, for people."""
+    from dpro_search.cli import _stores
+    from dpro_search.cli._output import percent, size
 
-    print_path(result)
-    print("What the servers sum:")
-    for row in result["servers"]:
-        share = percent(row["share_pct"])
-        print(f"  server {row['server']:2}  {row['partitions']:5} partitions  {row['bytes'] / 1e6:8.2f} MB  {share:>7}")
-    print_gains(result["gains"])
+    rows = [
+        (str(row["server"]), str(row["partitions"]), size(row["bytes"]), percent(row["share_pct"])) for row in result["servers"]
+    ]
+    _stores.print_diagnosis(result, ("what the servers sum", ("server", "partitions", "sums", "share"), rows))
 
 
 def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpro_search.cli import _output
-from dpro_search.errors import DproSearchError
 
 _PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
 _FRAMEWORKS = ("tensorflow", "torch", "mxnet")
@@ -24,8 +23,14 @@ _REPORT = {
     "'(mpi)' if hvd.mpi_built() else '(no mpi)')",
     "torch": "import torch, torch.distributed as dist; "
     "print('PyTorch', torch.__version__, '(gloo)' if dist.is_gloo_available() else '(no gloo)')",
-    "mxnet": "import mxnet as mx, horovod, horovod.mxnet as hvd; "
-    "print('MXNet', mx.__version__, '+ Horovod', horovod.__version__, '(mpi)' if hvd.mpi_built() else '(no mpi)')",
+    "mxnet": "import importlib.util as u, mxnet as mx, horovod, horovod.mxnet as hvd; "
+    "print('MXNet', mx.__version__, '+ Horovod', horovod.__version__, '(mpi)' if hvd.mpi_built() else '(no mpi)', "
+    "'+ BytePS' if u.find_spec('byteps') else '(no BytePS: build it there to record BytePS jobs)')",
+}
+_EXTRAS = {  # packages that few need: the extra that installs them, and what for
+    "pyarrow": ("parquet", "import StragglerAnalysis traces"),
+    "psycopg": ("postgresql", "run --storage postgresql://"),
+    "ray": ("ray", "run --engine ray"),
 }
 _REPORT_TIMEOUT_S = 120
 _HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset", "setpriv")
@@ -51,25 +56,12 @@ def check_machine() -> Iterator[Check]:
     for framework in _FRAMEWORKS:
         yield _framework(framework)
     yield _mpi()
+    for name, (extra, use) in _EXTRAS.items():
+        yield _extra(name, extra, use)
     yield _shaped_hosts()
     yield _cores()
     yield _disk()
     yield _clock()
-
-
-def check_trace(folder: Path | None) -> Check:
-    """Whether a trace can be read; None: the bundled sample."""
-    try:
-        from dpro_search.collect.sample import sample_trace_path
-        from dpro_search.collect.trace import Trace
-
-        folder = folder or sample_trace_path()
-        trace = Trace.load(folder)
-    except (DproSearchError, ImportError, OSError) as error:
-        return Check(name="trace", ok=False, detail=str(error), fix="record it again: dpro-search collect", needed=True)
-    meta = trace.meta
-    detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(trace.events)} events"
-    return Check(name="trace", ok=True, detail=detail, needed=True)
 
 
 def _python() -> Check:
@@ -129,9 +121,22 @@ def _mpi() -> Check:
     )
 
 
-def _shaped_hosts() -> Check:
+def _extra(name: str, extra: str, use: str) -> Check:
+    try:
+        found = f"{importlib.metadata.version(name)} (for {use})"
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name=name, ok=False, detail=f"not installed (only for {use})", fix=f"pip install 'dpro-search[{extra}]'")
+    return Check(name=name, ok=True, detail=found)
+
+
+def missing_for_shaped_hosts() -> list[str]:
+    """What hosts with links of their own lack here."""
     missing = [tool for tool in _HOST_TOOLS if shutil.which(tool) is None]
-    problems = ([f"no {', '.join(missing)}"] if missing else []) + ([] if os.geteuid() == 0 else ["not root"])
+    return ([f"no {', '.join(missing)}"] if missing else []) + ([] if os.geteuid() == 0 else ["not root"])
+
+
+def _shaped_hosts() -> Check:
+    problems = missing_for_shaped_hosts()
     return Check(
         name="shaped hosts",
         ok=not problems,

@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from dpro_search.cli._jobs import ReplayRequest
     from dpro_search.collect.trace import Trace
     from dpro_search.replay.job_predictor import JobPredictor
+    from dpro_search.replay.timeline import Timeline
     from dpro_search.replay.what_if import Question
     from dpro_search.space.plan import Plan, Prediction
 
+_AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
+_NAME_LENGTH = 50  # of an op in a table of 80 columns
 _LISTS = ("tensor_groups", "op_clusters", "bfloat16_ops", "recomputed_ops")  # plan fields that no option can say
 
 _State = TypeVar("_State")
@@ -114,6 +117,34 @@ def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -
     ]
 
 
+def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
+    """The ops with the largest part of the critical path, and the commonest reason why they started no earlier.
+
+    An op counts over all replayed iterations.
+    """
+    from collections import Counter
+
+    from dpro_search.graph.dataflow import OpKind
+    from dpro_search.replay.critical_path import critical_path, path_shares
+
+    graph, path = timeline.graph, critical_path(timeline)
+    reasons: dict[int, Counter[str]] = {}
+    for step in path:
+        reasons.setdefault(step.op % len(graph), Counter())[step.reason.value] += 1
+    shares = path_shares(timeline, path).by_op
+    total_us = sum(shares.values()) or 1.0
+    return [
+        {
+            "op": graph.name(op),
+            "rank": int(graph.rank_of_op[op]),
+            "kind": OpKind(graph.op_kind[op]).name,
+            "share_pct": spent_us / total_us * 100,
+            "reason": reasons[op].most_common(1)[0][0],
+        }
+        for op, spent_us in list(shares.items())[:most]
+    ]
+
+
 def changed(state: _State, changes: Sequence[str], knobs: Mapping[str, Callable[[_State, str], _State]], job: str) -> _State:
     """A state after the ``--set`` options, in order; `knobs` has a function for each key.
 
@@ -181,7 +212,9 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[st
     """Tables of (title, columns, rows) for people; only the first column may be long."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
+    from dpro_search._text import visible
     from dpro_search.cli._output import stdout_console
 
     console = stdout_console()
@@ -190,7 +223,7 @@ def print_tables(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[st
         for number, column in enumerate(columns):
             table.add_column(column, justify="right" if number else "left")
         for cells in rows:
-            table.add_row(*cells)
+            table.add_row(*(Text(visible(cell)) for cell in cells))  # names from files may look like markup
         console.print(table)
 
 
@@ -208,6 +241,15 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[str], 
         for row in ranks
     ]
     return "ranks", ("rank", "compute", "contention", "exposed comm.", "comes last", "waits for others"), rows
+
+
+def critical_table(ops: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    """The table of `critical_ops`."""
+    from dpro_search._text import shortened
+    from dpro_search.cli._output import percent
+
+    rows = [(shortened(row["op"], _NAME_LENGTH), percent(row["share_pct"]), _AFTER[row["reason"]]) for row in ops]
+    return "ops on the critical path", ("op", "share", "starts after"), rows
 
 
 def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpro_search.replay.horovod_plans import HorovodPlans
     from dpro_search.space.plan import Plan
 
-_TOP_OPS, _TOP_BUFFERS, _NAME_LENGTH = 10, 5, 50
+_TOP_BUFFERS = 5
 _SCALARS = ("fusion_threshold_bytes", "cycle_time_us", "micro_batches", "compression")  # plan fields that ``--set`` knows
 _COMPUTE = {
     "op_clusters": "op-fusion",
@@ -20,7 +20,6 @@ _COMPUTE = {
     "recomputed_ops": "recomputation",
     "micro_batches": "accumulation",
 }
-_AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
 
 
 def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -124,41 +123,17 @@ def _with_changes(predictor: Predictor, plan: Plan, changes: Sequence[str]) -> t
 
 def _op_facts(trace: Trace, predictor: Predictor) -> dict[str, Any]:
     """What the replay of single ops says; an op of the path counts over all replayed iterations."""
+    from dpro_search.cli._facts import critical_ops
     from dpro_search.replay import replay
     from dpro_search.space.op_level import op_level
 
     timeline = replay(op_level(trace, predictor.graph, predictor.costs))
     return {
         "op_level_iteration_us": timeline.iteration_us,
-        "critical_ops": _critical_ops(timeline),
+        "critical_ops": critical_ops(timeline),
         "slack": _slack(timeline),
         "memory": _memory(timeline),
     }
-
-
-def _critical_ops(timeline: Timeline) -> list[dict[str, Any]]:
-    """The ops with the largest part of the critical path, and the commonest reason why they started no earlier."""
-    from collections import Counter
-
-    from dpro_search.graph.dataflow import OpKind
-    from dpro_search.replay.critical_path import critical_path, path_shares
-
-    graph, path = timeline.graph, critical_path(timeline)
-    reasons: dict[int, Counter[str]] = {}
-    for step in path:
-        reasons.setdefault(step.op % len(graph), Counter())[step.reason.value] += 1
-    shares = path_shares(timeline, path).by_op
-    total_us = sum(shares.values())
-    return [
-        {
-            "op": graph.name(op),
-            "rank": int(graph.rank_of_op[op]),
-            "kind": OpKind(graph.op_kind[op]).name,
-            "share_pct": spent_us / total_us * 100,
-            "reason": reasons[op].most_common(1)[0][0],
-        }
-        for op, spent_us in list(shares.items())[:_TOP_OPS]
-    ]
 
 
 def _slack(timeline: Timeline) -> dict[str, float]:
@@ -195,15 +170,15 @@ def _memory(timeline: Timeline) -> list[dict[str, Any]]:
 
 def print_diagnosis(result: dict[str, Any]) -> None:
     """What `diagnose_trace` found, for people."""
-    from dpro_search.cli._facts import gain_table, print_tables, rank_table
-    from dpro_search.cli._output import microseconds, percent, size, stdout_console
+    from dpro_search.cli._facts import critical_table, gain_table, print_tables, rank_table
+    from dpro_search.cli._output import microseconds, percent, say, size, stdout_console
 
     console = stdout_console()
     total_us, measured = result["iteration_us"], result["measured_iteration_us"]
     shown = "" if measured is None else f", measured {microseconds(measured)}"
     console.print(f"An iteration takes {microseconds(total_us)} (replayed{shown}).")
     for sentence in (*result["findings"], *result["warnings"]):
-        console.print(f"* {sentence}")
+        say(console, f"* {sentence}")
     console.print("What it waits for, by share:")
     shares: dict[str, float] = {}
     for segment in result["critical_path"]:
@@ -211,12 +186,11 @@ def print_diagnosis(result: dict[str, Any]) -> None:
     length_us = sum(shares.values())
     for kind, spent_us in sorted(shares.items(), key=lambda item: -item[1]):
         console.print(f"  {kind:11} {microseconds(spent_us):>10}  {percent(spent_us / length_us * 100):>7}")
-    ops = [(_short(row["op"]), percent(row["share_pct"]), _AFTER[row["reason"]]) for row in result["critical_ops"]]
     print_tables(
         [
             rank_table(result["ranks"]),
             gain_table(result["gains"], total_us),
-            ("ops on the critical path", ("op", "share", "starts after"), ops),
+            critical_table(result["critical_ops"]),
         ]
     )
     slack = result["slack"]
@@ -226,11 +200,8 @@ def print_diagnosis(result: dict[str, Any]) -> None:
     )
     for row in result["memory"]:
         largest = row["buffers"][0]
-        console.print(
+        say(
+            console,
             f"Rank {row['rank']}: variables, gradients, fusion buffer take up to {size(row['peak_bytes'])}; "
-            f"the largest is {largest['name']}."
+            f"the largest is {largest['name']}.",
         )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else "..." + name[3 - _NAME_LENGTH :]

@@ -28,6 +28,7 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
+    from dpro_search.cli._facts import critical_ops
     from dpro_search.cli._recorded import gain_rows, path_facts
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
@@ -66,24 +67,29 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
         "ranks": facts,
         "servers": servers,
         "gains": sorted([*gain_rows(gains(graph)), *knobs], key=lambda row: -float(row["gain_us"])),
+        "critical_ops": critical_ops(timeline),
         "findings": _findings(facts, servers, knobs, timeline.iteration_us),
+        "warnings": list(trace.meta.warnings),
     }
 
 
 def print_diagnosis(result: dict[str, Any]) -> None:
-    """Findings, critical path, servers and gains, for people."""
-    from dpro_search.cli._output import microseconds, percent
-    from dpro_search.cli._stores import print_gains, print_path
+    """What `diagnose_trace` found, for people."""
+    from dpro_search.cli import _stores
+    from dpro_search.cli._output import microseconds, percent, size
 
-    print_path(result)
-    print("What the servers have:")
-    for row in result["servers"]:
-        link = "" if row["link_pct"] is None else f"  link {percent(row['link_pct']):>7}"
-        print(
-            f"  server {row['server']:2}  {row['keys']:4} keys  {row['slices']:5} slices  {row['bytes'] / 1e6:8.2f} MB"
-            f"  core {microseconds(row['core_us']):>10}{link}"
+    rows = [
+        (
+            str(row["server"]),
+            str(row["keys"]),
+            str(row["slices"]),
+            size(row["bytes"]),
+            microseconds(row["core_us"]),
+            "no limit" if row["link_pct"] is None else percent(row["link_pct"]),
         )
-    print_gains(result["gains"])
+        for row in result["servers"]
+    ]
+    _stores.print_diagnosis(result, ("what the servers have", ("server", "keys", "slices", "holds", "core", "link busy"), rows))
 
 
 def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:

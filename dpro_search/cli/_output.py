@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dpro_search._text import visible
 from dpro_search.report.units import percent, size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["microseconds", "percent", "print_json", "size", "stderr_console", "stdout_console"]
+__all__ = ["microseconds", "percent", "print_json", "say", "size", "stderr_console", "stdout_console"]
 
 
 def print_json(value: Any) -> None:
@@ -18,6 +19,13 @@ def print_json(value: Any) -> None:
     import msgspec
 
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def say(console: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence that may hold names from a file: they are neither markup nor escape codes."""
+    from rich.text import Text
+
+    console.print(Text(visible(sentence), style))
 
 
 def stdout_console() -> Console:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpro_search.replay.sensitivity import Change, Gain
     from dpro_search.replay.timeline import Timeline
 
-_NAME_LENGTH, _TOP_OPS, _TOP_GAINS = 60, 10, 12
+_NAME_LENGTH, _TOP_GAINS = 44, 12
 
 
 def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -81,6 +81,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
     """The facts that the verb `diagnose` prints."""
     import msgspec
 
+    from dpro_search.cli._facts import critical_ops
     from dpro_search.graph.bus_bandwidth import group_speeds
     from dpro_search.graph.device_time import lateness, rank_times
     from dpro_search.replay.findings import findings
@@ -104,7 +105,7 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
             for row in times
         ],
         "gains": gain_rows(found),
-        "critical_ops": _critical_ops(timeline),
+        "critical_ops": critical_ops(timeline),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": list(findings(times, late, found, timeline.iteration_us, speeds)),
         "warnings": list(trace.meta.warnings),
@@ -113,39 +114,40 @@ def diagnose_trace(trace: Trace) -> dict[str, Any]:
 
 def print_diagnosis(result: dict[str, Any]) -> None:
     """Findings, ranks, gains and the critical path, for people."""
-    from rich import box
-    from rich.table import Table
-
-    from dpro_search.cli._output import microseconds, percent, stdout_console
+    from dpro_search._text import shortened
+    from dpro_search.cli._facts import critical_table, print_tables
+    from dpro_search.cli._output import microseconds, percent, say, stdout_console
 
     console = stdout_console()
     measured = result["measured_iteration_us"]
     shown = "" if measured is None else f", measured {microseconds(measured)}"
     console.print(f"An iteration takes {microseconds(result['iteration_us'])} (replayed{shown}).")
     for sentence in result["findings"]:
-        console.print(f"* {sentence}")
-    table = Table(box=box.SIMPLE, title="ranks, per step", title_justify="left")
-    for title in ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "last"):
-        table.add_column(title, justify="right")
-    for row in result["ranks"]:
-        columns = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us")
-        last = "unknown" if row["last_pct"] is None else percent(row["last_pct"])
-        table.add_row(str(row["rank"]), *(microseconds(row[column]) for column in columns), last)
-    console.print(table)
-    table = Table(box=box.SIMPLE, title="what would it gain", title_justify="left")
-    table.add_column("what if")
-    for title in ("iteration", "gain"):
-        table.add_column(title, justify="right")
-    for row in result["gains"][:_TOP_GAINS]:
-        gain = f"{microseconds(row['gain_us'])} ({percent(row['gain_pct'])})"
-        table.add_row(_short(row["what_if"]), microseconds(row["predicted_iteration_us"]), gain)
-    console.print(table)
-    table = Table(box=box.SIMPLE, title="ops on the critical path", title_justify="left")
-    table.add_column("op")
-    table.add_column("share", justify="right")
-    for row in result["critical_ops"]:
-        table.add_row(_short(row["op"]), percent(row["share_pct"]))
-    console.print(table)
+        say(console, f"* {sentence}")
+    parts = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us")
+    ranks = [
+        (
+            str(row["rank"]),
+            *(microseconds(row[part]) for part in parts),
+            "unknown" if row["last_pct"] is None else percent(row["last_pct"]),
+        )
+        for row in result["ranks"]
+    ]
+    gains = [
+        (
+            shortened(row["what_if"], _NAME_LENGTH),
+            microseconds(row["predicted_iteration_us"]),
+            f"{microseconds(row['gain_us'])} ({percent(row['gain_pct'])})",
+        )
+        for row in result["gains"][:_TOP_GAINS]
+    ]
+    print_tables(
+        [
+            ("ranks, per step", ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "last"), ranks),
+            ("what would it gain", ("what if", "iteration", "gain"), gains),
+            critical_table(result["critical_ops"]),
+        ]
+    )
 
 
 def change_of(text: str, ranks: int) -> Change:
@@ -205,25 +207,3 @@ def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
         {"rank": rank, "kind": kind, "duration_us": us / timeline.iterations, "share_pct": us / total_us * 100}
         for (rank, kind), us in shares.items()
     ]
-
-
-def _critical_ops(timeline: Timeline) -> list[dict[str, Any]]:
-    from dpro_search.graph.dataflow import OpKind
-    from dpro_search.replay.critical_path import critical_path, path_shares
-
-    graph = timeline.graph
-    shares = path_shares(timeline, critical_path(timeline)).by_op
-    total_us = sum(shares.values()) or 1.0
-    return [
-        {
-            "op": graph.name(op),
-            "rank": int(graph.rank_of_op[op]),
-            "kind": OpKind(graph.op_kind[op]).name,
-            "share_pct": us / total_us * 100,
-        }
-        for op, us in list(shares.items())[:_TOP_OPS]
-    ]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH // 2 - 2] + "..." + name[-(_NAME_LENGTH // 2 - 1) :]

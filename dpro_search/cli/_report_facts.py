@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,22 @@ import msgspec
 
 from dpro_search import __version__
 from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
+from dpro_search.cli._report_groups import groups_of
 from dpro_search.cli.run import describe, digest_of
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.report import Facts
-from dpro_search.report.groups import Group, planned_groups, recorded_groups
-from dpro_search.report.quality import HeldOutStep, Term, cost_terms
+from dpro_search.report.quality import HeldOutStep, Term, cost_terms, store_terms
 from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
+from dpro_search.report.units import count
 from dpro_search.space.plan import Plan
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.horovod import CommCosts
 
 _HELD_OUT = 6  # steps, spread over the recording
+_MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
 
 def facts_of_trace(folder: Path) -> Facts:
@@ -47,13 +49,15 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     from dpro_search.search.run_folder import read_run
 
     info, result = read_run(run), SearchResult.load(run)
+    if not result.plans:
+        raise InputError(f"{run / 'result.json'}: no plans in it; search again with 'dpro-search run'")
     folder = trace or Path(info.trace)
     if not (folder / "trace.npz").is_file() or not (folder / "meta.json").is_file():
         raise InputError(f"{folder}: the trace of this search is not there any more; tell where it is with --trace")
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace that was searched; give that one with --trace")
     gathered = _Gathered(folder)
-    search = result.summary()
+    search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
     for row, (_, name) in zip(search["plans"], named, strict=True):
         row["name"] = name
@@ -62,15 +66,30 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         ("run folder", str(run)),
         ("search", f"{result.trials} trials by '{info.sampler}', seed {info.seed}, {result.seconds:.1f} s, {result.stopped}"),
         ("search begun", info.created),
+        *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
+    trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
+    validation = _validation(run / "validation.json", gathered, dict(named))
+    for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
+        _refuse_impossible(run / name, found)
     return gathered.facts(
         run.resolve().name,
         best=best,
         search=search,
-        trials=_trials(run / "trials.jsonl", result.trials, gathered.notes),
-        validation=_validation(run / "validation.json", gathered, dict(named)),
+        trials=trials,
+        validation=validation,
+        corrected_pct=_corrected_pct(run),
     )
+
+
+def _refuse_impossible(path: Path, found: object) -> None:
+    """Raise `InputError` for a number in a file that is no time and no size, which no chart could show."""
+    if isinstance(found, Mapping | list | tuple):
+        for value in found.values() if isinstance(found, Mapping) else found:
+            _refuse_impossible(path, value)
+    elif isinstance(found, int | float) and not abs(found) <= _MOST:
+        raise InputError(f"{path}: {found:.3g} is no time and no size; make the file again")
 
 
 class _Gathered:
@@ -94,7 +113,7 @@ class _Gathered:
             replay=self.verbs.replay_trace(self.trace, ReplayRequest()),
             diagnosis=self.verbs.diagnose_trace(self.trace),
             timeline=timeline,
-            groups=self._groups(step, best),
+            groups=groups_of(self.trace, step, best),
             held_out=self._held_out(),
             terms=_terms(self.trace),
             provenance=[*self.provenance, *made],
@@ -118,15 +137,6 @@ class _Gathered:
                 self.notes.append(f"the timeline has no replayed lanes ({refusal})")
                 return []
             return predicted_lanes(msgspec.json.decode(path.read_bytes())["traceEvents"])
-
-    def _groups(self, step: int | None, best: Plan | None) -> dict[str, Sequence[Group]]:
-        recorded = () if step is None else recorded_groups(self.trace, step)
-        found: dict[str, Sequence[Group]] = {"as recorded": recorded} if any(len(group.tensors) > 1 for group in recorded) else {}
-        if best is not None and best.tensor_groups is not None:
-            found = {"as recorded": recorded, describe(best): planned_groups(self.trace.tensors, best.tensor_groups)}
-        elif best is not None and found:
-            self.notes.append(f"the tensor groups of the best plan ({describe(best)}) are not shown: they form while the job runs")
-        return found
 
     def _held_out(self) -> list[HeldOutStep]:
         """Some of the steps that the kind of job can hold out."""
@@ -165,6 +175,7 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
                 "origin": trial.origin,
                 "iteration_us": trial.prediction.iteration_us,
                 "peak_memory_bytes": trial.prediction.peak_memory_bytes,
+                "infeasible": trial.prediction.infeasible,
                 "name": describe(trial.plan),
             }
         )
@@ -184,9 +195,22 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = msgspec.to_builtins(validation)
-    for row, measured in zip(found["plans"], validation.plans, strict=True):
-        row["name"] = names.get(measured.plan) or describe(measured.plan)
+    plans = [row.plan for row in validation.plans] + [row.plan for row in validation.refused]
+    for row, plan in zip([*found["plans"], *found["refused"]], plans, strict=True):
+        row["name"] = names.get(plan) or describe(plan)
     return found
+
+
+def _corrected_pct(run: Path) -> tuple[float, float] | None:
+    """Mean error of the predictions that were validated, before and after correction; None where nothing tells."""
+    from dpro_search.search.calibration import Calibration
+
+    if not (run / "calibration.json").is_file():
+        return None
+    found = Calibration.load(run)
+    if found.error_before_pct is None or found.error_after_pct is None:
+        return None
+    return found.error_before_pct, found.error_after_pct
 
 
 def _terms(trace: Trace) -> tuple[Term, ...]:
@@ -194,6 +218,7 @@ def _terms(trace: Trace) -> tuple[Term, ...]:
     from dpro_search.replay import Predictor
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.replay.fsdp.predictor import FsdpPredictor
+    from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
 
     costs: CommCosts
     if trace.meta.settings is not None:
@@ -202,6 +227,10 @@ def _terms(trace: Trace) -> tuple[Term, ...]:
         costs = DdpPredictor.from_trace(trace).costs
     elif trace.meta.format == "pytorch-fsdp":
         costs = FsdpPredictor.from_trace(trace).costs
+    elif trace.meta.format == "mxnet-kvstore":
+        return store_terms(KvstorePlans.from_trace(trace).recorded_job)
+    elif trace.meta.format == "mxnet-byteps":
+        return store_terms(BytepsPlans.from_trace(trace).recorded_job)
     else:
         return ()
     return cost_terms(costs)
@@ -214,7 +243,7 @@ def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
         ("recorded", meta.recorded_at),
         ("format", meta.format),
         ("framework", f"{meta.framework}, communication by {meta.comm}"),
-        ("ranks", f"{meta.ranks} on {len(set(meta.hosts))} hosts ({', '.join(dict.fromkeys(meta.hosts))})"),
+        ("ranks", f"{count(meta.ranks, 'rank')} on {count(len(set(meta.hosts)), 'host')} ({', '.join(dict.fromkeys(meta.hosts))})"),
         ("link rate", "" if meta.rate_bps is None else f"{meta.rate_bps / 1e9:g} Gbit/s per host and direction"),
         ("machine", meta.machine),
         ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     _Plans = TypeVar("_Plans", bound=StorePlans[Any])
 
 WORTH_PCT = 1.0  # of an iteration; a smaller gain is not told
-_TOP_GAINS = 12
+_NAME_LENGTH, _TOP_GAINS = 50, 12
 
 
 def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, Any]:
@@ -96,22 +96,31 @@ def knob_rows(
     return rows
 
 
-def print_path(result: dict[str, Any]) -> None:
-    """Iteration time, findings and critical path, for people."""
-    from dpro_search.cli._output import microseconds, percent
+def print_diagnosis(result: dict[str, Any], own: tuple[str, Sequence[str], Sequence[Sequence[str]]]) -> None:
+    """Findings, critical path, gains, and a table of the kind of job's own, for people."""
+    from dpro_search._text import shortened
+    from dpro_search.cli._facts import critical_table, print_tables
+    from dpro_search.cli._output import microseconds, percent, say, stdout_console
 
-    print(f"An iteration takes {microseconds(result['iteration_us'])} (replayed).")
-    for sentence in result["findings"]:
-        print(f"* {sentence}")
-    print("What is on its critical path:")
-    for row in result["critical_path"]:
-        print(f"  {row['kind']:9} of core {row['rank']:2}  {microseconds(row['duration_us']):>10}  {percent(row['share_pct']):>7}")
-
-
-def print_gains(gains: Sequence[dict[str, Any]]) -> None:
-    """The largest gains, for people."""
-    from dpro_search.cli._output import microseconds, percent
-
-    print("What would it gain:")
-    for row in gains[:_TOP_GAINS]:
-        print(f"  {row['what_if'][:50]:50}  {microseconds(row['gain_us']):>10}  {percent(row['gain_pct']):>7}")
+    console = stdout_console()
+    measured = result["measured_iteration_us"]
+    shown = "" if measured is None else f", measured {microseconds(measured)}"
+    console.print(f"An iteration takes {microseconds(result['iteration_us'])} (replayed{shown}).")
+    for sentence in (*result["findings"], *result["warnings"]):
+        say(console, f"* {sentence}")
+    path = [
+        (f"{row['kind'].lower()} of core {row['rank']}", microseconds(row["duration_us"]), percent(row["share_pct"]))
+        for row in result["critical_path"]
+    ]
+    gains = [
+        (shortened(row["what_if"], _NAME_LENGTH), microseconds(row["gain_us"]), percent(row["gain_pct"]))
+        for row in result["gains"][:_TOP_GAINS]
+    ]
+    print_tables(
+        [
+            ("critical path", ("what", "time", "share"), path),
+            critical_table(result["critical_ops"]),
+            own,
+            ("what would it gain", ("what if", "gain", "share"), gains),
+        ]
+    )

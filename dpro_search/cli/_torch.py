@@ -41,18 +41,20 @@ def diagnosed(
     """The facts that the verb `diagnose` prints of any such job."""
     import msgspec
 
-    from dpro_search.cli._facts import rank_facts
+    from dpro_search.cli._facts import critical_ops, rank_facts
     from dpro_search.replay.ddp.critical_path import critical_path
     from dpro_search.replay.ddp.ops import iteration_ops
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.space.plan import Plan
 
     job, timeline = predictor.job(Plan()), predictor.timeline(Plan())
-    path = critical_path(job, iteration_ops(job, timeline))
+    ops = iteration_ops(job, timeline)
+    path = critical_path(job, ops)
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),
         "critical_path": msgspec.to_builtins(path),
+        "critical_ops": critical_ops(ops),
         "ranks": rank_facts(trace, timeline.rank_breakdown_us),
         "gains": gained,
         "findings": list(findings(path, gained, timeline.iteration_us)),
@@ -63,14 +65,14 @@ def diagnosed(
 def print_diagnosis(result: dict[str, Any], own: tuple[str, Sequence[str], Sequence[Sequence[str]]]) -> None:
     """What `diagnosed` found, with a table of the kind of job's own."""
     from dpro_search.cli._facts import gain_table, print_tables, rank_table
-    from dpro_search.cli._output import microseconds, stdout_console
+    from dpro_search.cli._output import microseconds, say, stdout_console
 
     console = stdout_console()
     total_us, measured = result["iteration_us"], result["measured_iteration_us"]
     shown = "" if measured is None else f", measured {microseconds(measured)}"
     console.print(f"An iteration takes {microseconds(total_us)} (replayed{shown}).")
     for sentence in (*result["findings"], *result["warnings"]):
-        console.print(f"* {sentence}")
+        say(console, f"* {sentence}")
     path = [
         (
             {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),

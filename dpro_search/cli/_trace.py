@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpro_search.cli._output import microseconds, print_json, stderr_console
+from dpro_search.cli._output import microseconds, print_json, say, stderr_console
 from dpro_search.collect.trace import EventKind, Trace
 
 
@@ -31,7 +31,7 @@ def print_trace(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
         print_json(facts)
         return
     for warning in facts["warnings"]:
-        stderr_console().print(f"warning: {warning}", style="yellow")
+        say(stderr_console(), f"warning: {warning}", "yellow")
     print(f"{facts['steps']} profiled steps of {facts['ranks']} ranks, {facts['ops']} ops, {facts['tensors']} communicated tensors")
     print("\n".join(lines))
     print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")

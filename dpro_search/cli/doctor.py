@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpro_search.cli._checks import Check
 
 
@@ -17,32 +19,50 @@ def doctor(
 ) -> None:
     """Show what this machine and a trace support, and how to get the rest.
 
+    Of the trace it says which verbs can be used on it. Nothing that the trace names is run.
+
     Ends with 1 if what every verb needs is missing: Python, the packages, a trace that can be read.
 
     Example: dpro-search doctor
     """
-    from dpro_search.cli._checks import check_machine, check_trace
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli._checks import check_machine
+    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli._trace_checks import check_trace
 
-    checks = [*check_machine(), check_trace(trace)]
+    with stderr_console().status("looking at frameworks and trace"):
+        machine, recorded = list(check_machine()), list(check_trace(trace))
+    checks = [*machine, *recorded]
     if as_json:
         print_json({"checks": [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": "" if c.ok else c.fix} for c in checks]})
     else:
-        _print_table(checks)
+        _print_tables([("This machine", machine), ("What can be done with the trace", recorded)])
     if any(check.needed and not check.ok for check in checks):
         raise typer.Exit(1)
 
 
-def _print_table(checks: list[Check]) -> None:
+def _print_tables(parts: Sequence[tuple[str, Sequence[Check]]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from dpro_search._text import visible
     from dpro_search.cli._output import stdout_console
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "check", "found"):
-        table.add_column(column, overflow="fold")
-    for check in checks:
-        mark = Text("ok", "green") if check.ok else Text("missing", "red" if check.needed else "yellow")
-        table.add_row(mark, Text(check.name), Text(check.detail if check.ok else f"{check.detail}\n{check.fix}"))
-    stdout_console().print(table)
+    console = stdout_console()
+    for title, checks in parts:
+        table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
+        for check in checks:
+            mark = Text("ok", "green") if check.ok else Text("missing", "red") if check.needed else Text("not here", "yellow")
+            said = check.detail if check.ok else f"{check.detail}\nfix: {check.fix}"
+            table.add_row(mark, Text(check.name), Text("\n".join(map(visible, said.split("\n")))))
+        console.print(table)
+    checks = [check for _, part in parts for check in part]
+    needed = [check.name for check in checks if check.needed and not check.ok]
+    absent = sum(not check.ok and not check.needed for check in checks)
+    if needed:
+        console.print(f"Missing, and needed by every verb: {', '.join(needed)}.", style="red")
+    elif absent:
+        console.print(f"What every verb needs is here; {absent} of what only some need {'is' if absent == 1 else 'are'} not.")
+    else:
+        console.print("All of it works here.")

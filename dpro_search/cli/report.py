@@ -21,7 +21,7 @@ def report(
 
     Example: dpro-search report runs/mine --out mine.html
     """
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
     from dpro_search.cli._report_facts import facts_of_run, facts_of_trace
     from dpro_search.collect._files import write_file
     from dpro_search.collect.sample import sample_trace_path
@@ -31,18 +31,17 @@ def report(
     folder = sample_trace_path() if source is None else source
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, like {out / 'report.html'}")
-    if (folder / "run.json").is_file():
-        facts = facts_of_run(folder, trace)
-    elif (folder / "meta.json").is_file():
-        if trace is not None:
-            raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
-        facts = facts_of_trace(folder)
-    else:
+    searched = (folder / "run.json").is_file()
+    if not searched and not (folder / "meta.json").is_file():
         raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
-    write_file(out, render(facts).encode())
+    if trace is not None and not searched:
+        raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
+    with stderr_console().status("replaying the recording"):
+        facts = facts_of_run(folder, trace) if searched else facts_of_trace(folder)
+        write_file(out, render(facts).encode())
     if as_json:
         print_json({"report": str(out)})
     else:
         for note in facts.notes:
-            print(f"note: {note}")
+            say(stdout_console(), f"note: {note}")
         print(f"report: {out}")

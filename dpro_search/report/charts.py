@@ -11,6 +11,7 @@ from dpro_search.report.html import Element, name_of, tag
 
 _BAR, _PLOT, _Y_LABELS = 22, 240, 52  # px
 _EDGED_PCT = 0.5  # narrower parts would vanish behind their edges
+_LEAST_SPAN = 1e-9  # of an axis, in its units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,8 @@ def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[Part]]], *, own_
     return _rows(label, found)
 
 
-def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str) -> Element:
-    """Bars from zero: (name, value in words, length, tip) each; negative ones go to the left."""
+def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str, below: str | None = None) -> Element:
+    """Bars from zero: (name, value in words, length, tip) each; negative ones go to the left, in the colour `below` if given."""
     low = min(0.0, min((length for _, _, length, _ in rows), default=0.0))
     high = max(0.0, max((length for _, _, length, _ in rows), default=0.0))
     span = high - low or 1.0
@@ -88,7 +89,8 @@ def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str) -> 
     for name, value, length, tip in rows:
         width = abs(length) / span * 100
         left = zero if length >= 0 else zero - width
-        bar = tag("rect", x=f"{left:.4f}%", y=4, width=f"{width:.4f}%", height=_BAR - 8, rx=2, class_=kind, data_tip=tip)
+        chosen = below if below is not None and length < 0 else kind
+        bar = tag("rect", x=f"{left:.4f}%", y=4, width=f"{width:.4f}%", height=_BAR - 8, rx=2, class_=chosen, data_tip=tip)
         axis = tag("line", x1=f"{zero:.4f}%", x2=f"{zero:.4f}%", y1=0, y2=_BAR, class_="axis")
         drawn = tag("svg", bar, axis, class_="bar", width="100%", height=_BAR, role="img", aria_label=f"{name}: {value}")
         found.append(_row(name, value, drawn))
@@ -187,7 +189,7 @@ def plot(
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers from at most `low` to at least `high`."""
-    span = high - low if high > low else abs(high) or 1.0
+    span = max(high - low if high > low else abs(high) or 1.0, _LEAST_SPAN)
     power = 10.0 ** math.floor(math.log10(span / wanted))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / wanted)
     first = math.floor(low / step)

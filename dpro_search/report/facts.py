@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpro_search.report.groups import Group
+from dpro_search.report.groups import TensorGroups
 from dpro_search.report.quality import HeldOutStep, Term
 from dpro_search.report.timeline import StepTimeline
 
@@ -26,13 +26,15 @@ class Facts:
     search
         What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
     trials
-        Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``name``.
+        Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
-        What `validate` prints with ``--json``; its plans have names as well. None: not validated.
+        What `validate` prints with ``--json``; its plans, also the refused ones, have names as well. None: not validated.
+    corrected_pct
+        Mean error of the predictions of what was validated: as they were, and corrected by the other measurements; None: not known.
     timeline
         One step, predicted and measured.
     groups
-        Which tensors travel together, by setting; the recorded one first.
+        Which tensors travel together, by setting; None: not known.
     held_out
         Recorded steps, each predicted from the others.
     terms
@@ -50,7 +52,8 @@ class Facts:
     search: Json | None = None
     trials: Sequence[Json] = ()
     validation: Json | None = None
-    groups: Mapping[str, Sequence[Group]]
+    corrected_pct: tuple[float, float] | None = None
+    groups: TensorGroups | None = None
     held_out: Sequence[HeldOutStep] = ()
     terms: Sequence[Term] = ()
     provenance: Sequence[tuple[str, str]]

@@ -13,14 +13,40 @@ from dpro_search.report.charts import Part, stacked
 from dpro_search.report.html import Element, details, figure, name_of, paragraph, section, table
 
 _SHOWN_NAMES = 4
+_SHOWN_ROWS = 500  # of a table; a job with priority slices sends thousands
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Tensors that one collective carries."""
+    """Tensors, or parts of one, that one message carries; `unnamed` is the number of those whose names are not known."""
 
     tensors: tuple[str, ...]
     size_bytes: int
+    unnamed: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many tensors."""
+        return len(self.tensors) + self.unnamed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorGroups:
+    """What travels together, in each of some settings.
+
+    Attributes
+    ----------
+    groups
+        Of each setting, by its name; the recorded one first.
+    noun
+        What carries a group: "collective", "bucket".
+    note
+        How these were found, where that needs to be said.
+    """
+
+    groups: Mapping[str, Sequence[Group]]
+    noun: str = "collective"
+    note: str = ""
 
 
 def recorded_groups(trace: Trace, step: int) -> tuple[Group, ...]:
@@ -44,36 +70,41 @@ def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]
     return tuple(_group([tensors[position[name]] for name in names if name in position]) for names in ordered)
 
 
-def groups_section(groups: Mapping[str, Sequence[Group]]) -> Element | None:
-    """Bars of collectives, one a setting, on a common scale of bytes; None where nothing is known."""
-    if not groups:
+def groups_section(settings: TensorGroups | None) -> Element | None:
+    """Bars of messages, one a setting, on a common scale of bytes; None where nothing is known."""
+    if settings is None or not settings.groups:
         return None
+    noun = settings.noun
     rows = []
-    for setting, found in groups.items():
+    for setting, found in settings.groups.items():
         whole = sum(group.size_bytes for group in found)
-        value = f"{units.count(len(found), 'collective')} · {units.size(whole)}"
+        value = f"{units.count(len(found), noun)} · {units.size(whole)}"
         rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
-    caption = "Each block is one collective of a step, as wide as its bytes, in order; colours only tell neighbours apart."
-    tables = [details(f"Numbers: {setting}", _table(setting, found)) for setting, found in groups.items()]
-    alone = None if len(groups) > 1 else paragraph("No plan changes them: there is nothing to compare with.", "quiet")
+    caption = f"Each block is one {noun} of a step, as wide as its bytes, in order; colours only tell neighbours apart."
+    caption += f" {settings.note}" if settings.note else ""
+    tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
+    alone = None if len(settings.groups) > 1 else paragraph("No plan changes them: there is nothing to compare with.", "quiet")
     return section(
-        "groups", "Tensor groups, before and after", alone, figure(stacked("Collectives by bytes", rows), caption, None), *tables
+        "groups", "Tensor groups, before and after", alone, figure(stacked(f"{noun}s by bytes", rows), caption, None), *tables
     )
 
 
 def _part(number: int, group: Group) -> Part:
-    tip = f"{units.count(len(group.tensors), 'tensor')}, {units.size(group.size_bytes)}: {_names(group)}"
+    tip = f"{units.count(group.count, 'tensor')}, {units.size(group.size_bytes)}{_names(group, ': ')}"
     return Part(length=float(group.size_bytes), kind=f"tone-{number % 2}", tip=tip)
 
 
-def _table(setting: str, groups: Sequence[Group]) -> Element:
-    rows = ((str(n), str(len(g.tensors)), units.size(g.size_bytes), name_of(_names(g))) for n, g in enumerate(groups))
-    return table(f"Collectives, {setting}", ("collective", "tensors#", "size#", "first tensors"), rows)
+def _table(setting: str, groups: Sequence[Group], noun: str) -> Element:
+    shown = groups[:_SHOWN_ROWS]
+    rows = ((str(n), str(g.count), units.size(g.size_bytes), name_of(_names(g))) for n, g in enumerate(shown))
+    title = f"{noun.capitalize()}s, {setting}" + (f" (the first {len(shown)} of {len(groups)})" if len(shown) < len(groups) else "")
+    return table(title, (noun, "tensors#", "size#", "first tensors"), rows)
 
 
-def _names(group: Group) -> str:
+def _names(group: Group, before: str = "") -> str:
     more = len(group.tensors) - _SHOWN_NAMES
-    return ", ".join(group.tensors[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    named = ", ".join(group.tensors[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return before + named if named else ""
 
 
 def _group(tensors: Sequence[TensorInfo]) -> Group:

@@ -42,6 +42,8 @@ def verdict(facts: Facts) -> Verdict:
         return _of_trace(facts)
     if facts.validation is not None and facts.validation["plans"]:
         return _measured(facts.validation)
+    if facts.validation is not None and facts.validation["refused"]:
+        return _refused(facts.validation)
     return _predicted(facts.search)
 
 
@@ -69,8 +71,9 @@ def plans_section(facts: Facts) -> Element | None:
     search = facts.search
     if search is None:
         return None
-    measured: Sequence[Mapping[str, Any]] = () if facts.validation is None else facts.validation["plans"]
-    base_us = None if facts.validation is None else facts.validation["baseline_us"]
+    validation = facts.validation
+    measured: Sequence[Mapping[str, Any]] = () if validation is None else [*validation["plans"], *validation["refused"]]
+    base_us = None if validation is None else validation["baseline_us"]
     same = units.ratio(1.0)
     marks = [_mark("as recorded", search["baseline_us"], search["baseline_interval_us"], base_us, same)]
     rows = [_row("as recorded", search["baseline_us"], search["baseline_interval_us"], same, "", base_us, same)]
@@ -80,7 +83,7 @@ def plans_section(facts: Facts) -> Element | None:
         ran = next((row for row in measured if row["plan"] == plan["plan"]), None)
         gain = units.ratio(plan["speedup"])
         ran_us = None if ran is None else ran["measured_us"]
-        ran_gain = "" if ran is None else units.ratio(ran["speedup_measured"]) + ("" if ran["beyond_noise"] else " (within noise)")
+        ran_gain = "" if ran is None else _measured_gain(ran)
         certain = "certain" if plan["gain_certain"] else "not certain"
         marks.append(_mark(plan["name"], plan["predicted_iteration_us"], plan["interval_us"], ran_us, gain))
         rows.append(
@@ -99,6 +102,13 @@ def plans_section(facts: Facts) -> Element | None:
     caption = "Iteration time: where the interval of a plan overlaps that of the recorded setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", marks, "iteration, ms", 1e3)
     return section("plans", "Best plans", figure(chart, caption, table("Best plans", columns, rows), legend(key)))
+
+
+def _measured_gain(ran: Mapping[str, Any]) -> str:
+    """Of a plan that ran; a refused one has no speed-up."""
+    if "speedup_measured" not in ran:
+        return "none: trains something else"
+    return units.ratio(ran["speedup_measured"]) + ("" if ran["beyond_noise"] else " (within noise)")
 
 
 def _of_trace(facts: Facts) -> Verdict:
@@ -133,6 +143,7 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
     runs = f"{units.count(len(ran), 'plan')} and the recorded setting ran in turn, in {units.count(validation['rounds'], 'round')}"
     noise = units.percent(validation["noise_pct"])
     inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
+    more = _said_of_losses(best) + _said_of_refused(validation)
     tiles = (
         ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
         (
@@ -153,16 +164,42 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
             tone="good",
             badge="Proved on real runs",
             title=f"{gain} faster than recorded",
-            sentence=f"{runs}; the fastest is '{name}'. Its gain is larger than the noise.",
+            sentence=f"{runs}; the fastest is '{name}'. Its gain is larger than the noise.{more}",
             tiles=tiles,
         )
     return Verdict(
         tone="open",
         badge=NOT_CERTAIN,
         title="No plan is faster by more than the noise",
-        sentence=f"{runs}; the fastest, '{name}', differs by less than the noise of {noise} or its interval holds 1.00.",
+        sentence=f"{runs}; the fastest, '{name}', differs by less than the noise of {noise} or its interval holds 1.00.{more}",
         tiles=tiles,
     )
+
+
+def _refused(validation: Mapping[str, Any]) -> Verdict:
+    """All plans that ran compute something else."""
+    first = validation["refused"][0]
+    return Verdict(
+        tone="open",
+        badge="No speed-up is told",
+        title="What ran trains something else",
+        sentence=f"'{first['name']}': {first['losses']['reason']}. A run that computes something else proves no gain.",
+        tiles=(
+            ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
+            ("Predicted", units.duration(first["predicted_us"]), "for the same training"),
+            ("Measured", units.duration(first["measured_us"]), "of another training"),
+            ("Plans refused", str(len(validation["refused"])), "of those that ran"),
+        ),
+    )
+
+
+def _said_of_losses(row: Mapping[str, Any]) -> str:
+    return "" if row["losses"] is None else f" Losses: {row['losses']['reason']}."
+
+
+def _said_of_refused(validation: Mapping[str, Any]) -> str:
+    count = len(validation["refused"])
+    return f" {units.count(count, 'other plan')} trained something else and got no speed-up." if count else ""
 
 
 def _predicted(search: Mapping[str, Any]) -> Verdict:
@@ -174,10 +211,26 @@ def _predicted(search: Mapping[str, Any]) -> Verdict:
     tiles = (
         ("Recorded setting", units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
-        ("Speed-up", units.ratio(best["speedup"]), f"predicted, {base_low / high:.2f} to {base_high / low:.2f}"),
+        ("Speed-up", units.ratio(best["speedup"]), f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
         ("Measured", "not yet", "dpro-search validate RUN"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
     )
+    if not search["feasible"]:
+        return Verdict(
+            tone="open",
+            badge="Nothing fits",
+            title="No plan keeps the memory limit",
+            sentence=f"The nearest, '{name}', {best['infeasible']} MiB.",
+            tiles=tiles,
+        )
+    if search["baseline_infeasible"] is not None:
+        return Verdict(
+            tone="likely",
+            badge="Predicted, not yet measured",
+            title=f"A plan that fits, at {units.ratio(best['speedup'])} the recorded speed",
+            sentence=f"The recorded setting {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'.",
+            tiles=tiles,
+        )
     if certain:
         return Verdict(
             tone="likely",
@@ -219,6 +272,10 @@ def _row(
 ) -> tuple[Element | str, ...]:
     ran = (_NONE, _NONE) if measured_us is None else (units.duration(measured_us), measured_gain)
     return (name_of(name), units.duration(predicted_us), _interval(interval_us), gain, memory or _NONE, *ran)
+
+
+def _over(one: float, other: float) -> float:
+    return one / other if other else float("inf")
 
 
 def _memory(plan: Mapping[str, Any]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree
+
+from dpro_search._text import visible
 
 Element = ElementTree.Element
 Content = Element | str | None
 
-_DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, surrogate, unassigned, line separators
 _LONGEST = 300
 
 
@@ -17,9 +17,7 @@ def shown(text: str) -> str:
     """Text from a file as it may be shown: without characters that hide, reorder or break it, and not endless."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in _DISGUISES else c for c in text)
+    return visible(text)
 
 
 def tag(name: str, *content: Content, **attributes: str | float | None) -> Element:

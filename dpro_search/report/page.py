@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -21,6 +22,7 @@ from dpro_search.report.quality import quality_section
 from dpro_search.report.sections import breakdown_section, path_section, provenance_section
 from dpro_search.report.timeline import StepTimeline
 
+_OF_WHAT = ("framework", "ranks", "link rate")  # of the provenance, below the title
 _KINDS = {
     "compute": "compute, forward",
     "backward": "backward",
@@ -45,7 +47,7 @@ def render(facts: Facts) -> str:
         path_section(facts.diagnosis),
         groups_section(facts.groups),
         search_section(facts.trials),
-        quality_section(facts.held_out, facts.terms, facts.validation),
+        quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct),
         provenance_section(facts.provenance, facts.notes),
     ]
     present = [part for part in parts if part is not None]
@@ -69,6 +71,7 @@ def render(facts: Facts) -> str:
             "header",
             tag("p", "dpro-search report", class_="brand"),
             tag("h1", tag("bdi", facts.name)),
+            _of_what(facts.provenance),
             tag("nav", *links, aria_label="Sections"),
         ),
         tag("main", headline(facts), *present, id="report"),
@@ -77,6 +80,12 @@ def render(facts: Facts) -> str:
         raw_text("script", script),
     )
     return "<!DOCTYPE html>\n" + to_text(tag("html", head, body, lang="en")) + "\n"
+
+
+def _of_what(provenance: Sequence[tuple[str, str]]) -> Element | None:
+    """One line on the job, for a folder's name says little."""
+    said = [value for title, value in provenance if title in _OF_WHAT]
+    return tag("p", tag("bdi", " \N{MIDDLE DOT} ".join(said)), class_="quiet") if said else None
 
 
 def embedded(value: Any) -> str:

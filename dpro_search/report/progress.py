@@ -14,10 +14,10 @@ _MOST_DOTS = 4000  # more only make the page slow
 
 
 def best_so_far(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
-    """The trials that were faster than all before them, in order."""
+    """The trials that keep the memory limit and were faster than all such before them, in order."""
     found: list[_TRIAL] = []
     for trial in trials:
-        if not found or trial["iteration_us"] < found[-1]["iteration_us"]:
+        if trial["infeasible"] is None and (not found or trial["iteration_us"] < found[-1]["iteration_us"]):
             found.append(trial)
     return found
 
@@ -41,13 +41,15 @@ def search_section(trials: Sequence[_TRIAL]) -> Element | None:
 def _progress(trials: Sequence[_TRIAL]) -> Element:
     best = best_so_far(trials)
     steps = [(trial["number"], trial["iteration_us"]) for trial in best]
-    steps.append((trials[-1]["number"], steps[-1][1]))
+    if steps:
+        steps.append((trials[-1]["number"], steps[-1][1]))
     shown = trials[:: len(trials) // _MOST_DOTS + 1]
-    dots = [Dot(x=trial["number"], y=trial["iteration_us"], kind="dot", tip=_tip(trial)) for trial in shown]
+    dots = [Dot(x=trial["number"], y=trial["iteration_us"], kind=_kind(trial), tip=_tip(trial)) for trial in shown]
     dots += [Dot(x=trial["number"], y=trial["iteration_us"], kind="dot found", tip=_tip(trial)) for trial in best]
     recorded_us = trials[0]["iteration_us"]
+    told = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none keeps the memory limit"
     chart = plot(
-        f"Predicted iteration time of {len(trials)} trials; the best is {units.duration(best[-1]['iteration_us'])}",
+        f"Predicted iteration time of {len(trials)} trials; {told}",
         dots,
         steps,
         ("trial", "iteration, ms"),
@@ -60,8 +62,11 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
         ((str(t["number"]), name_of(t["name"]), t["origin"], units.duration(t["iteration_us"])) for t in best),
     )
     which = "Every trial" if len(shown) == len(trials) else f"{len(shown)} of the trials, evenly spread"
-    caption = f"{which}, and the best so far. The last improvement came with trial {best[-1]['number']} of {len(trials)}."
-    return figure(chart, caption, numbers, legend([("dot", "a trial"), ("best", "best so far"), ("reference", "as recorded")]))
+    last = (
+        f"The last improvement came with trial {best[-1]['number']} of {len(trials)}." if best else "None keeps the memory limit."
+    )
+    key = [("dot", "a trial"), ("best", "best so far"), ("reference", "as recorded")]
+    return figure(chart, f"{which}, and the best so far. {last}", numbers, legend(key + _key_of_refused(trials)))
 
 
 def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
@@ -73,7 +78,7 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
         Dot(
             x=trial["peak_memory_bytes"],
             y=trial["iteration_us"],
-            kind="dot found" if trial["number"] in chosen else "dot",
+            kind="dot found" if trial["number"] in chosen else _kind(trial),
             tip=f"{_tip(trial)}, {units.size(trial['peak_memory_bytes'])}",
         )
         for trial in sorted(spread, key=lambda trial: trial["number"] in chosen)
@@ -93,8 +98,18 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
         ((name_of(t["name"]), units.size(t["peak_memory_bytes"]), units.duration(t["iteration_us"])) for t in front),
     )
     caption = "Time against peak memory. No plan is both faster and smaller than those on the front."
-    return figure(chart, caption, numbers, legend([("dot", "a trial"), ("best", "Pareto front")]))
+    key = [("dot", "a trial"), ("best", "Pareto front")]
+    return figure(chart, caption, numbers, legend(key + _key_of_refused(trials)))
+
+
+def _kind(trial: _TRIAL) -> str:
+    return "dot" if trial["infeasible"] is None else "dot refused"
+
+
+def _key_of_refused(trials: Sequence[_TRIAL]) -> list[tuple[str, str]]:
+    return [("dot refused", "needs too much memory")] if any(trial["infeasible"] is not None for trial in trials) else []
 
 
 def _tip(trial: _TRIAL) -> str:
-    return f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}"
+    refused = "" if trial["infeasible"] is None else f", {trial['infeasible']} MiB"
+    return f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}{refused}"

@@ -51,7 +51,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> E
         note = paragraph("Read off the timeline below: this kind of job has no breakdown of its own.", "quiet")
     rows = {rank: parts for rank, parts in rows.items() if parts}
     findings = [tag("li", name_of(sentence)) for sentence in diagnosis.get("findings", ())]
-    host_of = {row["rank"]: row.get("host") for row in diagnosis["ranks"]}
+    known = {row["rank"]: row for row in diagnosis["ranks"]}
     bars_of_ranks = []
     for rank, parts in rows.items():
         total_us = sum(parts.values())
@@ -59,16 +59,15 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> E
             Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {_share(us, total_us)}")
             for key, us in parts.items()
         ]
-        name = f"rank {rank}" + (f" on {host_of[rank]}" if host_of.get(rank) else "")
+        name = _rank_name(rank, known.get(rank, {}))
         bars_of_ranks.append((name, units.duration(total_us), pieces))
     present = [key for key in _PARTS if any(parts.get(key) for parts in rows.values())]
     columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to post#", "waited for others#")
-    late = {row["rank"]: row for row in diagnosis["ranks"]}
     numbers = table(
         "An iteration by rank",
         columns,
         (
-            (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(late.get(rank, {})))
+            (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(known.get(rank, {})))
             for rank, parts in rows.items()
         ),
     )
@@ -158,8 +157,16 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
         ("what if", "iteration#", "gain#"),
         ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
     )
-    caption = "What an iteration would gain, were one thing changed. An upper bound on what work in that place can pay."
-    return figure(bars("Gains", rows, "part update"), caption, numbers)
+    caption = (
+        "What an iteration would gain, were one thing changed: an upper bound on what work in that place can pay. "
+        "What would cost time goes to the left."
+    )
+    return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
+
+
+def _rank_name(rank: int, row: Mapping[str, Any]) -> str:
+    what = "rank " if row.get("role") in (None, "worker") else f"{row['role']}, rank "
+    return f"{what}{rank}" + (f" on {row['host']}" if row.get("host") else "")
 
 
 def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:

@@ -80,7 +80,8 @@ def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, 
     assert {"servers=3", "partition_bytes=2048", "partition_bytes=32768"} <= asked
     assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
     print_diagnosis(result)
-    assert "What the servers sum" in capsys.readouterr().out
+    assert "what the servers sum" in capsys.readouterr().out
+    assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
 
 
 def test_a_plan_says_what_its_options_say(trace, tmp_path):

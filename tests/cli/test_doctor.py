@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
 
 
@@ -88,6 +89,24 @@ def test_a_trace_that_can_be_read_is_described(trace: Path) -> None:
     assert "tensorflow + horovod, 1 ranks, 0 events" in str(checks_of(doctor(trace, "--json"))["trace"]["detail"])
 
 
+def test_of_the_sample_it_says_what_each_verb_can_do() -> None:
+    checks = checks_of(doctor("--json"))
+    assert checks["replay, diagnose"]["ok"]
+    assert "error" in str(checks["replay, diagnose"]["detail"])
+    assert "fusion_threshold_bytes" in str(checks["run"]["detail"])
+    assert "horovod" in str(checks["export"]["detail"])
+    assert "validate" in checks
+
+
+def test_a_job_without_knobs_cannot_be_searched_and_it_says_what_can_be_asked(tmp_path: Path) -> None:
+    assemble_torch(Path(__file__).parents[1] / "data" / "fsdp_mlp").save(tmp_path / "trace")
+    checks = checks_of(doctor(tmp_path / "trace", "--json"))
+    assert checks["replay, diagnose"]["ok"]
+    assert not checks["run"]["ok"]
+    assert "what-if" in str(checks["run"]["fix"])
+    assert not checks["validate"]["ok"]
+
+
 def test_a_trace_that_cannot_be_read_fails(trace: Path) -> None:
     data = trace / "trace.npz"
     data.write_bytes(data.read_bytes()[:100])
@@ -98,5 +117,5 @@ def test_a_trace_that_cannot_be_read_fails(trace: Path) -> None:
 
 def test_the_table_fits_80_columns(trace: Path) -> None:
     lines = doctor(trace).stdout.splitlines()
-    assert lines
+    assert "This machine" in lines[0]
     assert max(map(len, lines)) <= 80

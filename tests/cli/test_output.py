@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from dpro_search.cli._output import microseconds, percent, print_json, size, stdout_console
+from dpro_search._text import shortened
+from dpro_search.cli._facts import print_tables
+from dpro_search.cli._output import microseconds, percent, print_json, say, size, stdout_console
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,16 @@ def test_a_pipe_gets_plain_text_80_columns_wide(capsys: pytest.CaptureFixture[st
     console.print("[red]word[/red]")
     assert capsys.readouterr().out == "word\n"
     assert console.width == 80
+
+
+def test_names_from_a_file_are_neither_markup_nor_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables([("ops", ("op", "share"), [("[/red]\x1b[31mgemm", "1.0 %")])])
+    say(stdout_console(), "* [bold]op\x07 takes long")
+    out = capsys.readouterr().out
+    assert "[/red]\\u{1b}[31mgemm" in out
+    assert "* [bold]op\\u{7} takes long" in out
+
+
+def test_a_name_that_is_too_long_loses_its_middle() -> None:
+    assert shortened("a" * 10, 10) == "a" * 10
+    assert shortened("begin-" + "x" * 90 + "-end", 20) == "begin-xx...xxxxx-end"

@@ -1,11 +1,14 @@
 """What a terminal gets: completions, colours that can be turned off, quiet, tables that fit."""
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -61,9 +64,10 @@ def test_the_script_for_the_shell_can_be_had():
 
 def on_a_terminal(*args: object, **env: str) -> str:
     """What a command writes to a terminal of 80 columns."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, *map(str, args)], stdout=theirs, stderr=theirs, env={**clean, "COLUMNS": "80", **env})
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen([*COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env={**clean, **env})
     os.close(theirs)
     written = bytearray()
     try:
@@ -114,6 +118,19 @@ def test_results_fit_80_columns(args):
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
+
+
+STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.mark.parametrize(
+    "args", [("diagnose",), ("doctor",), ("replay", "--samples", "5"), ("run", "--trials", 30, "--out"), ("report", "--out")]
+)
+def test_a_terminal_of_80_columns_is_wide_enough(args, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = on_a_terminal(*args, *(["x"] if args[-1] == "--out" else []), TERM="xterm-256color", DPRO_SEARCH_ENVS="/nonexistent")
+    lines = re.split(r"[\r\n]+", STEERING.sub("", shown))
+    assert max(map(len, lines)) <= 80
 
 
 def test_json_is_the_same_with_and_without_a_terminal():

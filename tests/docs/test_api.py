@@ -12,7 +12,10 @@ import pytest
 import dpro_search
 from dpro_search import api
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.deploy.losses import Equivalence
+from dpro_search.deploy.validate import MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
 
 
 def test_the_examples_in_its_docstrings_run():
@@ -90,3 +93,27 @@ def test_tables_are_well_formed_and_hostile_names_stay_text(run):
         ElementTree.fromstring(html)
         assert "<script>" not in html
     assert "&lt;script&gt;" in diagnosis._repr_html_()
+
+
+def test_real_runs_are_a_table_that_says_what_trains_something_else():
+    plan = Plan(fusion_threshold_bytes=0)
+    other = Equivalence(verdict="different", compared=20, difference=0.1, tolerance=1e-4, reason="first 20 losses differ")
+    ran = MeasuredPlan(
+        plan=plan,
+        predicted_us=80e3,
+        interval_us=(76e3, 84e3),
+        measured_us=81e3,
+        spread_us=1e3,
+        error_pct=-1.2,
+        speedup_predicted=1.25,
+        speedup_measured=1.23,
+        speedup_interval=(1.2, 1.26),
+        beyond_noise=True,
+    )
+    refused = RefusedPlan(plan=plan, predicted_us=80e3, measured_us=40e3, losses=other)
+    shown = api.RealRuns(
+        baseline_us=100e3, noise_pct=1.0, plans=(ran,), refused=(refused,), facts={"baseline_predicted_us": 101e3}
+    )._repr_html_()
+    ElementTree.fromstring(shown)
+    assert "1.23" in shown
+    assert "none: trains something else" in shown

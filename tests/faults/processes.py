@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "tests" / "data" / "ddp_mlp"  # what a recorded job of two ranks left
 SEARCH = ("run", "--sampler", "mcmc", "--seed", "5", "--trials")
+_MARK = "DPRO_SEARCH_TEST"
+_PATIENCE_S = 30.0
 
 
 def command(*args: object) -> list[str]:
@@ -35,12 +40,31 @@ def fails_in_one_line(code: int, *args: object, cwd: Path | None = None) -> str:
     return line
 
 
-def killed_after(seconds: float, *args: object, cwd: Path | None = None) -> None:
-    """Start a command, and end it with SIGKILL after a time, if it is not done by then."""
-    with subprocess.Popen(command(*args), cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def killed_after(seconds: float, *args: object, cwd: Path | None = None) -> bool:
+    """Start a command and end it with SIGKILL after a time; its children must follow it. Whether it was not done by then."""
+    mark = str(uuid.uuid4())
+    with subprocess.Popen(
+        command(*args), cwd=cwd, env={**os.environ, _MARK: mark}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
+        killed = process.poll() is None
         process.kill()
+    deadline = time.monotonic() + _PATIENCE_S
+    while processes_of(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_of(mark) == [], "children outlive the command"
+    return killed
+
+
+def processes_of(mark: str) -> list[int]:
+    """Those that inherited the mark in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def shown(folder: Path) -> list[str]:

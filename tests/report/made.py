@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.report import Facts
-from dpro_search.report.groups import Group
+from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.report.quality import HeldOutStep, Term
 from dpro_search.report.timeline import Lane, StepTimeline
 
@@ -35,6 +35,7 @@ def plan(
         "peak_memory_bytes": memory,
         "speedup": baseline_us / predicted_us,
         "gain_certain": certain,
+        "infeasible": None,
     }
 
 
@@ -46,6 +47,8 @@ def search(*plans: dict[str, Any]) -> dict[str, Any]:
         "stopped": "finished",
         "baseline_us": 100e3,
         "baseline_interval_us": (95e3, 105e3),
+        "baseline_infeasible": None,
+        "feasible": True,
         "plans": list(plans),
     }
 
@@ -55,6 +58,7 @@ def validation(speedup: float, *, beyond_noise: bool) -> dict[str, Any]:
         **{"name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "interval_us": (76e3, 84e3)},
         **{"measured_us": 100e3 / speedup, "spread_us": 500.0, "error_pct": 1.0, "speedup_predicted": 1.25},
         **{"speedup_measured": speedup, "speedup_interval": (speedup - 0.02, speedup + 0.02), "beyond_noise": beyond_noise},
+        "losses": {"verdict": "same", "reason": "first 20 losses agree within 0.0001"},
     }
     return {
         "baseline_us": 100e3,
@@ -63,13 +67,21 @@ def validation(speedup: float, *, beyond_noise: bool) -> dict[str, Any]:
         "noise_pct": 1.5,
         "rounds": 2,
         "plans": [row],
+        "refused": [],
     }
 
 
 def trials() -> list[dict[str, Any]]:
     rows = [(100e3, 30), (90e3, 40), (95e3, 20), (80e3, 50)]
     return [
-        {"number": number, "origin": "auto", "iteration_us": us, "peak_memory_bytes": mib * 2**20, "name": f"trial plan {number}"}
+        {
+            "number": number,
+            "origin": "auto",
+            "iteration_us": us,
+            "peak_memory_bytes": mib * 2**20,
+            "infeasible": None,
+            "name": f"trial plan {number}",
+        }
         for number, (us, mib) in enumerate(rows)
     ]
 
@@ -114,7 +126,9 @@ def facts(name: str = "made", op: str = "gemm@0") -> Facts:
             "findings": [f"Look at {op}."],
         },
         timeline=timeline(),
-        groups={"as recorded": [Group(tensors=(op, "b"), size_bytes=1000)], "plan 0": [Group(tensors=(op,), size_bytes=400)]},
+        groups=TensorGroups(
+            groups={"as recorded": [Group(tensors=(op, "b"), size_bytes=1000)], "plan 0": [Group(tensors=(op,), size_bytes=400)]}
+        ),
         held_out=[HeldOutStep(step=2, measured_us=100e3, predicted_us=103e3)],
         terms=[Term(name=op, value="1 ms", meaning=op)],
         provenance=[("trace", op), ("command of the job", op)],

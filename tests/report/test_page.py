@@ -14,6 +14,7 @@ from report import made
 
 from dpro_search.report import render
 from dpro_search.report.html import shown
+from dpro_search.report.timeline import Lane, StepTimeline
 
 
 class Outline(HTMLParser):
@@ -154,3 +155,43 @@ def test_a_timeline_says_which_side_is_missing():
     assert "as measured" in Outline(render(only[0])).text
     assert "as predicted" in Outline(render(only[1])).text
     assert "nothing to draw" in Outline(render(replace(made.facts(), timeline=replace(made.timeline(), lanes=())))).text
+
+
+def test_a_plan_that_trains_something_else_is_no_gain():
+    refused = {
+        "name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "measured_us": 50e3,
+        "losses": {"verdict": "different", "reason": "first 20 losses differ, by more than 0.0001"},
+    }  # fmt: skip
+    ran = made.validation(1.3, beyond_noise=True) | {"plans": [], "refused": [refused]}
+    text = Outline(render(searched(validation=ran))).text
+    assert "What ran trains something else" in text
+    assert "differ, by more than" in text
+    assert "none: trains something else" in text
+    assert "faster than recorded" not in text
+    beside = made.validation(1.3, beyond_noise=True) | {"refused": [refused]}
+    text = Outline(render(searched(validation=beside))).text
+    assert "1.30\u00d7 faster than recorded" in text
+    assert "1 other plan trained something else" in text
+
+
+def test_where_nothing_keeps_the_memory_limit_that_is_said():
+    nearest = made.plan(0, 80e3, certain=False) | {"infeasible": "needs 900 MiB, and may have 100"}
+    found = made.search(nearest) | {"feasible": False, "baseline_infeasible": "needs 1200 MiB, and may have 100"}
+    trials = [trial | {"infeasible": "needs 900 MiB, and may have 100"} for trial in made.trials()]
+    text = Outline(render(replace(made.facts(), search=found, trials=trials))).text
+    assert "No plan keeps the memory limit" in text
+    assert "needs too much memory" in text
+
+
+@given(st.lists(st.floats(0, 1e15), min_size=5, max_size=5))
+def test_any_numbers_make_a_page(numbers):
+    iteration, low, high, memory, start = numbers
+    row = made.plan(0, 80e3) | {"predicted_iteration_us": iteration, "interval_us": (low, high), "peak_memory_bytes": memory}
+    trials = [
+        trial | {"iteration_us": value, "peak_memory_bytes": memory + place}
+        for place, (trial, value) in enumerate(zip(made.trials(), numbers, strict=False))
+    ]
+    lane = Lane(rank=0, measured=True, name="stream")
+    lane.add("gemm", "compute", start, iteration)
+    facts = replace(made.facts(), search=made.search(row), trials=trials, timeline=StepTimeline(lanes=(lane,), step=0))
+    assert render(facts).endswith("</html>\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError, TraceFormatError
-
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +95,10 @@ def read_host_spans(path: Path) -> HostSpans:
     """
     if not path.is_file():
         raise InputError(f"{path}: missing: the job ended before its profiled steps, or was killed")
-    raw = path.read_bytes()
+    raw = read_whole(path)
     try:
-        profile = msgspec.json.decode(gzip.decompress(raw) if raw[:2] == _GZIP else raw, type=_Profile)
-    except (msgspec.MsgspecError, EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+        profile = msgspec.json.decode(raw, type=_Profile)
+    except DAMAGED as error:
         raise TraceFormatError(f"{path}: not a whole Kineto profile ({error}); record the job again") from error
     dropped: dict[str, int] = {}
     kept: list[_Record] = []

@@ -1,0 +1,121 @@
+"""What the Python API found, as values that a notebook shows as tables; `dpro_search.api` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dpro_search.cli.run import describe
+from dpro_search.report.html import paragraph, table, tag, to_text
+from dpro_search.report.units import duration, percent, ratio, signed_percent
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.validate import MeasuredPlan, RefusedPlan
+
+_MOST_GAINS = 5  # that a notebook shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What an iteration would take.
+
+    Attributes
+    ----------
+    iteration_us, interval_us
+        Predicted iteration time, and the interval that should hold the measured median in 9 of 10 cases.
+    measured_us, error_pct
+        Of the recording; None where the question has no measurement, because something was changed.
+    breakdown_us
+        Where an iteration goes on the slowest rank.
+    peak_memory_bytes
+        None where the recording does not know it.
+    facts
+        All that ``dpro-search replay --json`` prints.
+    """
+
+    iteration_us: float
+    interval_us: tuple[float, float]
+    measured_us: float | None
+    error_pct: float | None
+    breakdown_us: Mapping[str, float]
+    peak_memory_bytes: int | None
+    facts: Mapping[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        low, high = map(duration, self.interval_us)
+        rows = [("predicted iteration", duration(self.iteration_us)), ("interval", f"{low} to {high}")]
+        if self.measured_us is not None and self.error_pct is not None:
+            rows += [("measured iteration", duration(self.measured_us)), ("error", signed_percent(self.error_pct))]
+        rows += [(name.replace("_", " "), duration(value_us)) for name, value_us in self.breakdown_us.items()]
+        return to_text(table("Replay", ("", "time#"), rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What an iteration waits for.
+
+    Attributes
+    ----------
+    iteration_us, measured_us
+        Replayed and recorded; the latter None where it is not known.
+    findings
+        What stands out, as sentences, the costliest first.
+    gains
+        What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
+    facts
+        All that ``dpro-search diagnose --json`` prints: also the critical path and the ranks.
+    """
+
+    iteration_us: float
+    measured_us: float | None
+    findings: tuple[str, ...]
+    gains: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        said = tag("ul", *(tag("li", sentence) for sentence in self.findings))
+        rows = [
+            (gain["what_if"], duration(gain["predicted_iteration_us"]), percent(gain["gain_us"] / self.iteration_us * 100))
+            for gain in self.gains[:_MOST_GAINS]
+        ]
+        gained = table("What would it gain", ("what if", "iteration#", "gain#"), rows)
+        return to_text(tag("div", paragraph(f"An iteration takes {duration(self.iteration_us)}."), said, gained))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealRuns:
+    """What real runs measured, beside what was predicted.
+
+    Attributes
+    ----------
+    baseline_us, noise_pct
+        Typical iteration of the recorded setting, and half the range of its own runs: a difference below that proves nothing.
+    plans
+        Each with ``plan``, ``predicted_us``, ``measured_us``, ``error_pct``, ``speedup_measured``, ``speedup_interval`` (95 %),
+        ``beyond_noise`` and ``losses``.
+    refused
+        Plans that train something else, with ``plan`` and ``losses``: they have no speed-up.
+    facts
+        All that ``dpro-search validate --json`` prints.
+    """
+
+    baseline_us: float
+    noise_pct: float
+    plans: tuple[MeasuredPlan, ...]
+    refused: tuple[RefusedPlan, ...]
+    facts: Mapping[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        rows = [("as recorded", duration(self.facts["baseline_predicted_us"]), duration(self.baseline_us), ratio(1.0), "")]
+        for plan in self.plans:
+            low, high = plan.speedup_interval
+            gain = ratio(plan.speedup_measured) + ("" if plan.beyond_noise else " ?")
+            rows.append(
+                (describe(plan.plan), duration(plan.predicted_us), duration(plan.measured_us), gain, f"{low:.2f} to {high:.2f}")
+            )
+        for other in self.refused:
+            told = "none: trains something else"
+            rows.append((describe(other.plan), duration(other.predicted_us), duration(other.measured_us), told, ""))
+        caption = f"Real runs; noise floor {percent(self.noise_pct)}; ? = within it"
+        return to_text(table(caption, ("plan", "predicted#", "measured#", "speed-up#", "95 %#"), rows))

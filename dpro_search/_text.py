@@ -1,0 +1,22 @@
+"""Text from files, as it may be shown to people."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, surrogate, unassigned, line separators
+
+
+def visible(text: str) -> str:
+    r"""The text with what hides, reorders or steers (a terminal's escape, say) made visible: "\u{1b}"."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in _DISGUISES else c for c in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters: what is too long loses its middle."""
+    if len(text) <= most:
+        return text
+    head = (most - 3) // 2
+    return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"

@@ -1,0 +1,95 @@
+"""What `dpro-search doctor` says of a trace: what each verb can do with it. Nothing that the trace names is run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpro_search.cli._checks import Check, missing_for_shaped_hosts
+from dpro_search.errors import DproSearchError
+
+if TYPE_CHECKING:
+    from dpro_search.collect.trace import Trace
+
+_AGAIN = "record it again: dpro-search collect"
+_LONGEST = 60  # characters of a command that are shown
+
+
+def check_trace(folder: Path | None) -> Iterator[Check]:
+    """Whether a trace can be read, and what follows from it; None: the bundled sample."""
+    try:
+        from dpro_search.collect.sample import sample_trace_path
+        from dpro_search.collect.trace import Trace
+
+        folder = folder or sample_trace_path()
+        trace = Trace.load(folder)
+    except (DproSearchError, ImportError, OSError) as error:
+        yield Check(name="trace", ok=False, detail=str(error), fix=_AGAIN, needed=True)
+        return
+    meta = trace.meta
+    detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(trace.events)} events"
+    yield Check(name="trace", ok=True, detail=detail, needed=True)
+    replay = _replay(trace)
+    yield replay
+    if replay.ok:
+        yield _search(trace)
+        yield from _real_runs(trace)
+
+
+def _replay(trace: Trace) -> Check:
+    from dpro_search.cli._jobs import ReplayRequest, verbs_of
+    from dpro_search.cli._output import microseconds
+
+    try:
+        found = verbs_of(trace).replay_trace(trace, ReplayRequest())
+    except DproSearchError as error:
+        return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN)
+    measured, error_pct = found["measured_iteration_us"], found["error_pct"]
+    beside = "no measured iteration to compare with"
+    if measured is not None and error_pct is not None:
+        beside = f"{microseconds(measured)} measured, error {error_pct:+.1f} %"
+    return Check(name="replay, diagnose", ok=True, detail=f"{microseconds(found['predicted_iteration_us'])} predicted, {beside}")
+
+
+def _search(trace: Trace) -> Check:
+    from dpro_search.replay.plan_predictor import plan_predictor
+
+    try:
+        space = plan_predictor(trace).space
+    except DproSearchError as error:
+        fix = "'replay --what-if' asks what a faster part would gain; to search, record the job with 'dpro-search collect'"
+        return Check(name="run", ok=False, detail=str(error), fix=fix)
+    return Check(name="run", ok=True, detail=f"plans may change {', '.join(space.fields)}")
+
+
+def _real_runs(trace: Trace) -> Iterator[Check]:
+    """Whether the job can be started here, and who follows its plans."""
+    from dpro_search.deploy.jobs import RecordedJob, kind_of
+
+    try:
+        yield Check(name="export", ok=True, detail=f"for {', '.join(kind_of(trace).targets)}")
+        job = RecordedJob.of(trace)
+        interpreter = job.spec.interpreter
+    except DproSearchError as error:
+        fix = "to run plans for real, record the job with 'dpro-search collect'; say its command: validate RUN -- CMD..."
+        yield Check(name="validate", ok=False, detail=str(error), fix=fix)
+        return
+    problems = []
+    if job.shaped:
+        problems += [f"its hosts had links of their own, and here is {problem}" for problem in missing_for_shaped_hosts()]
+    lacking = sorted(set(job.spec.cores) - os.sched_getaffinity(0))
+    if lacking:
+        problems.append(f"it ran on core {', '.join(map(str, lacking))}, which this process may not use")
+    meta = trace.meta
+    command = shlex.join(meta.command)
+    command = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
+    would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {meta.framework}: {command}"
+    yield Check(
+        name="validate",
+        ok=not problems,
+        detail="; ".join(problems) or would,
+        fix="run on a machine like the recorded one, as root if it had shaped hosts",
+    )

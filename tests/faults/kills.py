@@ -1,0 +1,164 @@
+"""Commands that are ended with SIGKILL at random points, again and again; what is checked after each, and a tally of what happened.
+
+The tests make some kills of each kind, `python -m tests.faults.hundred KIND` a hundred.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpro_search.collect.trace import Trace
+from dpro_search.search import SearchResult
+from tests.faults.processes import RAW, SEARCH, killed_after, shown, succeeds
+
+MORE_TRIALS = 10  # that each search of a run folder asks for
+
+
+@dataclass(kw_only=True)
+class Kills:
+    """How many there are to be, and what came of those so far.
+
+    Attributes
+    ----------
+    seconds
+        End early after this time; None: make all.
+    tally
+        "killed", or "had ended" where the command was done before its time came; "left a temporary name".
+    """
+
+    wanted: int
+    seed: int = 1
+    seconds: float | None = None
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def numbers(self) -> Iterator[int]:
+        """The kills to make."""
+        begun = time.monotonic()
+        for number in range(self.wanted):
+            if self.seconds is not None and time.monotonic() - begun > self.seconds:
+                return
+            yield number
+
+    def kill(self, within_s: float, *args: object, cwd: Path | None = None, earliest_s: float = 0.0) -> None:
+        """Start a command, and kill it at some time before `within_s`."""
+        killed = killed_after(self.chance.uniform(earliest_s, within_s), *args, cwd=cwd)
+        self.tally["killed" if killed else "had ended"] += 1
+
+
+def timed(*args: object, cwd: Path | None = None) -> float:
+    """Run a command that succeeds: how many seconds it took."""
+    started = time.monotonic()
+    succeeds(*args, cwd=cwd)
+    return time.monotonic() - started
+
+
+def kill_searches(folder: Path, kills: Kills) -> None:
+    """A search that is killed and continued ends as one that was left alone; no finished trial that was written down is lost."""
+    everything = MORE_TRIALS * kills.wanted
+    seconds = timed(*SEARCH, everything, "--out", "whole", cwd=folder)
+    reference = (folder / "whole" / "trials.jsonl").read_bytes()
+    journal, seen = folder / "killed" / "trials.jsonl", b""
+    for number in kills.numbers():
+        kills.kill(seconds, *SEARCH, MORE_TRIALS * (number + 1), "--out", "killed", cwd=folder)
+        found = whole_lines(journal)
+        assert reference.startswith(found)
+        assert found.startswith(seen), "what was written down before is there still"
+        seen = found
+        kills.tally["left a temporary name"] = len(list(folder.rglob(".*")))
+    succeeds(*SEARCH, everything, "--out", "killed", cwd=folder)
+    assert journal.read_bytes() == reference
+    assert SearchResult.load(folder / "killed").plans == SearchResult.load(folder / "whole").plans
+
+
+def kill_searches_with_workers(folder: Path, kills: Kills) -> None:
+    """The same with worker processes, which end with the search; there, which plan comes next depends on who was quicker."""
+    args = ("run", "--sampler", "auto", "--workers", 2, "--seed", 5, "--out", "killed", "--trials")
+    seconds = timed(*args[:-3], "--out", "whole", "--trials", MORE_TRIALS * kills.wanted, cwd=folder)
+    journal, seen = folder / "killed" / "trials.jsonl", b""
+    for number in kills.numbers():
+        kills.kill(seconds, *args, MORE_TRIALS * (number + 1), cwd=folder)
+        found = whole_lines(journal)
+        assert found.startswith(seen), "what was written down before is there still"
+        seen = found
+    succeeds(*args, MORE_TRIALS * kills.wanted, cwd=folder)
+    assert SearchResult.load(folder / "killed").trials == MORE_TRIALS * kills.wanted
+
+
+def kill_writers(folder: Path, kills: Kills, *, verb: str) -> None:
+    """What a command writes is whole or not there."""
+    args, name, check = WRITERS[verb]
+    seconds = timed(*args, folder / "whole")
+    for number in kills.numbers():
+        out = folder / f"{number}-{name}"
+        kills.kill(seconds, *args, out)
+        kills.tally["left a temporary name"] = len([path for path in folder.iterdir() if path.name.startswith(f".{number}-")])
+        assert shown(folder) in (["whole"], sorted([out.name, "whole"]))
+        if out.exists():
+            check(out)
+            out.rename(folder / f".done{number}")
+    succeeds(*args, folder / name)
+    check(folder / name)
+
+
+def kill_recordings(folder: Path, kills: Kills, *, collect: tuple[object, ...], job: tuple[object, ...]) -> None:
+    """A recording is whole or not there; ranks, servers and hosts end with the command. `collect`: its options but ``--out``."""
+    seconds = timed("collect", *collect, "--out", folder / "trace", "--", *job)
+    ranks = Trace.load(folder / "trace").meta.ranks
+    for number in kills.numbers():
+        out = folder / f"trace{number}"
+        kills.kill(seconds, "collect", *collect, "--out", out, "--", *job, earliest_s=min(1.0, seconds / 2))
+        if out.exists():
+            assert Trace.load(out).meta.ranks == ranks
+    timed("collect", *collect, "--out", folder / "again", "--", *job)
+
+
+def kill_validations(folder: Path, kills: Kills, *, job: tuple[object, ...], options: tuple[object, ...] = ()) -> None:
+    """A run folder stays what it was while real runs are killed, with the results of a whole validation or without.
+
+    The trace is in ``trace``.
+    """
+    run = folder / "run"
+    succeeds("run", folder / "trace", "--trials", 30, "--out", run)
+    before = SearchResult.load(run)
+    validate = ("validate", run, "--top", 1, *options, "--", *job)
+    seconds = timed(*validate)
+    for _ in kills.numbers():
+        kills.kill(seconds, *validate, earliest_s=min(1.0, seconds / 2))
+        assert SearchResult.load(run) == before
+        assert json.loads((run / "validation.json").read_bytes())["rounds"] == 2
+    succeeds("report", run, "--out", folder / "page.html")
+    timed(*validate)
+
+
+def whole_lines(path: Path) -> bytes:
+    """A journal as far as it was written: a last line may be cut off."""
+    found = path.read_bytes() if path.is_file() else b""
+    return found[: found.rfind(b"\n") + 1]
+
+
+def check_trace(path: Path) -> None:
+    assert Trace.load(path).meta.ranks == 2
+
+
+def check_page(path: Path) -> None:
+    assert path.read_text().endswith("</html>\n")
+
+
+def check_timeline(path: Path) -> None:
+    assert json.loads(path.read_bytes())["traceEvents"]
+
+
+WRITERS: dict[str, tuple[tuple[object, ...], str, Callable[[Path], None]]] = {
+    "import": (("import", RAW, "--out"), "trace", check_trace),
+    "report": (("report", "--out"), "page.html", check_page),
+    "replay": (("replay", "--perfetto"), "timeline.json", check_timeline),
+}

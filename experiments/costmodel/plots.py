@@ -24,6 +24,7 @@ from dpro_search.costmodel.learned.kernels import PART_FEATURES
 from dpro_search.costmodel.learned.model_file import FusionModel, FusionModelInfo, distinct
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 
+_TICKS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 SHARES = (0.1, 0.3, 1.0)  # of the clusters of the other models
 OTHERS = (3, 6)  # models to learn from
 SHOWN = 18
@@ -126,16 +127,18 @@ def curve_picture(curve: list[dict[str, Any]]) -> str:
         ),
     }
     low, high = (pick(point["rows"] for point in curve) for pick in (min, max))
-    top = 10 * math.ceil(max(point["mape_pct"] for point in curve) / 10)
+    errors = [point["mape_pct"] for point in curve]
+    ticks = [tick for tick in _TICKS_PCT if tick < max(errors)] + [min(tick for tick in _TICKS_PCT if tick >= max(errors))]
+    ticks = ticks[max(sum(tick <= min(errors) for tick in ticks) - 1, 0) :]
 
     def x(rows: float) -> float:
         return _LEFT + _WIDTH * math.log(rows / low) / math.log(high / low)
 
     def y(error: float) -> float:
-        return _TOP + _HEIGHT * (1 - error / top)
+        return _TOP + _HEIGHT * (1 - math.log(error / ticks[0]) / math.log(ticks[-1] / ticks[0]))
 
-    svg = _canvas("Error on left-out models by measured clusters", _LEFT + _WIDTH + 20, _TOP + _HEIGHT + 50)
-    for tick in range(0, top + 1, 10 if top <= 60 else 50):
+    svg = _canvas("Error on left-out models by measured clusters", _LEFT + _WIDTH + 20, _TOP + _HEIGHT + 90)
+    for tick in ticks:
         _add(svg, "line", "grid", x1=_LEFT, x2=_LEFT + _WIDTH, y1=y(tick), y2=y(tick))
         _text(svg, _LEFT - 6, y(tick) + 4, f"{tick} %", "end")
     for point in series["fewer clusters of all other models"]:
@@ -145,9 +148,15 @@ def curve_picture(curve: list[dict[str, Any]]) -> str:
         _add(svg, "polyline", "", points=line, fill="none", stroke=colour, **{"stroke-width": 2})
         for point in points:
             _add(svg, "circle", "", cx=x(point["rows"]), cy=y(point["mape_pct"]), r=3.5, fill=colour)
-        _add(svg, "circle", "", cx=_LEFT + _WIDTH - 235, cy=_TOP + 10 + 20 * number, r=4, fill=colour)
-        _text(svg, _LEFT + _WIDTH - 225, _TOP + 14 + 20 * number, name, "start")
-    _text(svg, _LEFT + _WIDTH / 2, _TOP + _HEIGHT + 40, "measured clusters of other models", "middle")
+        _add(svg, "circle", "", cx=_LEFT + 5, cy=_TOP + _HEIGHT + 60 + 20 * number, r=4, fill=colour)
+        _text(svg, _LEFT + 15, _TOP + _HEIGHT + 64 + 20 * number, name, "start")
+    _text(
+        svg,
+        _LEFT + _WIDTH / 2,
+        _TOP + _HEIGHT + 40,
+        "measured clusters of other models; error in per cent, both logarithmic",
+        "middle",
+    )
     return _written(svg)
 
 

@@ -36,6 +36,7 @@ _USUAL_TURNS = (1.6, 1.15)  # while main streams run, and in the tail; as good a
 _TURNS_WEIGHT = 10
 SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
 _FEW = 5  # fewer samples than this say nothing
+_LEAST_US_PER_BYTE = 1e-5  # no memory is faster
 _LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know its time per byte
 
 
@@ -163,7 +164,7 @@ def at_cluster(
     messages = max(wanted[1] - 1, 1) / max(recorded[1] - 1, 1)
     cpu = costs.cpu_us * volume
     old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
-    old_floor, new_floor = costs.cpu_us, cpu
+    old_floor, new_floor = costs.cpu_us, max(cpu, _LEAST_US_PER_BYTE)
     extra_tail, extra_busy = 0.0, 0.0
     if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the turns
         extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
@@ -220,7 +221,7 @@ def fit_transfer(
     spread
         Standard deviation of a transfer, of what `wire` or `cpu` need.
     """
-    floor = max(wire, cpu)
+    floor = max(wire, cpu, _LEAST_US_PER_BYTE)
     columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
     # What varies is the waiting for the core (about as much as its mean) and the transfer (a few per cent).
     weight = 1 / np.hypot(_LATENCY_SPREAD_US, spread * floor * size)
@@ -236,8 +237,8 @@ def fit_transfer(
     fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
     large = saturation(size)  # a few bytes say nothing of the time per byte
-    if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known
-        beta_tail = floor
+    if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known, if there is a limit
+        beta_tail = floor if floor > _LEAST_US_PER_BYTE else beta_busy
     if (busy * large).sum() < _FEW / 2:
         beta_busy = max(beta_tail, wire, cpu * (1 + concurrency))
     return alpha_busy, alpha_more, alpha_tail, max(beta_busy, beta_tail), beta_tail

@@ -42,6 +42,17 @@ def test_the_fit_finds_the_terms_it_was_made_from(alpha, alpha_tail, extra, seed
     assert beta_tail == pytest.approx(wire, rel=0.05)
 
 
+def test_where_neither_link_nor_processors_are_known_the_tail_takes_what_was_seen_before_it():
+    size, busy = np.full(20, 4e6), np.ones(20)
+    *_, beta_busy, beta_tail = fit_transfer(size, 6000 + 3e-3 * size, busy, busy, wire=0.0, cpu=0.0, concurrency=1.0)
+    assert 0 < beta_tail == beta_busy
+
+
+def test_a_link_without_limit_takes_time_even_where_processors_are_not_known():
+    free = at_cluster(replace(predictor().costs, cpu_us=0.0, beta_tail_us=0.0), 1.5, (2e9, 2), (None, 2))
+    assert 0 < free.beta_tail_us <= free.beta_busy_us
+
+
 def test_the_fit_on_the_sample_respects_the_wire_and_explains_its_transfers():
     costs, meta = predictor().costs, sample().meta
     assert costs.beta_busy_us >= costs.beta_tail_us >= wire_us_per_byte(meta.rate_bps, meta.ranks)

@@ -34,6 +34,7 @@ _OUTSIDE = frozenset(
 )
 _FUSED_TYPES = ("_Fused", "_MklFused", "_MklNativeFused", "_MklNativePadWithFused")
 _HEAVY = ("MatMul", "Conv2D", "DepthwiseConv2dNative", "BatchMatMulV2", "Conv3D")
+_PASSING = frozenset(("Identity", "StopGradient", "PreventGradient", "Snapshot"))  # one tensor in, the same out
 _CLUSTER = "dpro_cluster_%d"
 
 
@@ -196,7 +197,7 @@ def _rewritten_def(definition: Any, plan: Mapping[str, Any], returned: Sequence[
     for node in changed.node:
         if "_class" in node.attr:  # colocation with what is replaced here
             del node.attr["_class"]
-    clusters = [_with_absorbed(cluster, changed) for cluster in plan["clusters"]]
+    clusters = with_passed([_with_absorbed(cluster, changed) for cluster in plan["clusters"]], changed)
     _check_exist([*(name for cluster in clusters for name in cluster), *plan["bfloat16"], *plan["recomputed"]], changed)
     cluster_of = {name: number for number, cluster in enumerate(clusters) for name in cluster}
     renamed: dict[str, str] = {}
@@ -250,6 +251,28 @@ def _with_absorbed(cluster: Sequence[Sequence[Any]], definition: Any) -> list[st
             chain.append(node.name)
         names += chain if fused and node is not None and node.op in _HEAVY else [name]
     return list(dict.fromkeys(names))
+
+
+def with_passed(clusters: Sequence[Sequence[str]], definition: Any) -> list[list[str]]:
+    """Names of each cluster's ops, with the ops between them that only pass a tensor on.
+
+    TensorFlow's optimizer takes these out before a step runs, so that a recording does not have them.
+    """
+    nodes = {node.name: node for node in definition.node}
+    taken = {name for cluster in clusters for name in cluster}
+    found = []
+    for cluster in clusters:
+        mine = dict.fromkeys(cluster)
+        for name in cluster:
+            for entry in nodes[name].input if name in nodes else ():
+                source, passed = _node(entry), []
+                while source not in taken and nodes[source].op in _PASSING and len(nodes[source].input) == 1:
+                    passed.append(source)
+                    source = _node(nodes[source].input[0])
+                if source in mine:
+                    mine.update(dict.fromkeys(passed))
+        found.append(list(mine))
+    return found
 
 
 def _check_exist(names: Sequence[str], definition: Any) -> None:

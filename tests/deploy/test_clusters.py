@@ -1,11 +1,13 @@
 """Ops can be fused in clusters exactly if each can run as a whole: that is checked before a plan is exported or followed."""
 
+from types import SimpleNamespace
+
 import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.deploy.xla import cluster_problem
+from dpro_search.deploy.xla import cluster_problem, with_passed
 
 CHAIN = {"a": [], "b": ["a"], "c": ["b"], "d": ["c"]}
 
@@ -55,3 +57,30 @@ def test_an_op_that_does_not_exist_is_named():
 @pytest.mark.parametrize("cluster_of", [{}, {"b": 0, "c": 0}, {"a": 0, "b": 0, "c": 1, "d": 1}])
 def test_clusters_along_a_chain_are_fine(cluster_of):
     assert cluster_problem(cluster_of, CHAIN) is None
+
+
+def graph_def(**ops):
+    """As much of a GraphDef as is looked at: name -> (type, inputs)."""
+    return SimpleNamespace(node=[SimpleNamespace(name=name, op=op, input=inputs) for name, (op, inputs) in ops.items()])
+
+
+def test_what_only_passes_a_tensor_on_between_ops_of_a_cluster_is_of_the_cluster():
+    step = graph_def(
+        x=("Placeholder", []),
+        mean=("Mean", ["x"]),
+        stop=("StopGradient", ["mean:0"]),
+        again=("Identity", ["stop"]),
+        difference=("SquaredDifference", ["x", "again"]),
+    )
+    assert with_passed([["mean", "difference"]], step) == [["mean", "difference", "again", "stop"]]
+
+
+@pytest.mark.parametrize("between", [("Softmax", ["mean"]), ("Identity", ["mean", "^x"])])
+def test_what_computes_or_waits_stays_outside(between):
+    step = graph_def(x=("Placeholder", []), mean=("Mean", ["x"]), between=between, sum=("AddV2", ["x", "between"]))
+    assert with_passed([["mean", "sum"]], step) == [["mean", "sum"]]
+
+
+def test_what_passes_a_tensor_from_one_cluster_to_another_stays_outside():
+    step = graph_def(a=("Relu", []), passed=("Identity", ["a"]), b=("Relu", ["passed"]))
+    assert with_passed([["a"], ["b"]], step) == [["a"], ["b"]]

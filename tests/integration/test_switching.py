@@ -1,7 +1,6 @@
 """A job that changes how it communicates every few steps (`experiments.search.switching`) runs all settings and trains the same."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ pytestmark = pytest.mark.integration
 DDP_JOB = Path(__file__).with_name("planned_ddp_job.py")
 
 
-def environment(name):
-    """Python of a framework's environment."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / name / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no environment at {interpreter}; build it with scripts/make_env.sh {name}")
-    return str(interpreter)
-
-
 def ran(kind, command, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
     job = RecordedJob(kind=KINDS[kind], spec=spec, facts=JobFacts(), rate_bps=None, shaped=False)
@@ -39,11 +29,11 @@ def settings_file(folder, steps, settings):
     return path
 
 
-def test_ddp_has_the_buckets_of_the_last_setting(tmp_path):
-    python, buckets = environment("torch"), tmp_path / "buckets"
+def test_ddp_has_the_buckets_of_the_last_setting(torch_python, tmp_path):
+    buckets = tmp_path / "buckets"
     path = settings_file(tmp_path, 6, [{"bucket_cap_mb": 25}, {"bucket_cap_mb": 1e-6}])
-    plain = ran("pytorch-ddp", (python, DDP_JOB))
-    switched = ran("pytorch-ddp", (python, SWITCHING, path, DDP_JOB), BUCKETS_TO=str(buckets))
+    plain = ran("pytorch-ddp", (torch_python, DDP_JOB))
+    switched = ran("pytorch-ddp", (torch_python, SWITCHING, path, DDP_JOB), BUCKETS_TO=str(buckets))
     assert len(buckets.read_text().split(",")) == 10  # a gradient in each
     assert len(switched.times.iteration_us) == len(plain.times.iteration_us)
     found = compare([plain.losses], [switched.losses], tolerance_of(Plan()))

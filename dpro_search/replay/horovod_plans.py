@@ -148,7 +148,9 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
         from dpro_search.costmodel.learned.model_file import FusionModel
 
         model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
-        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph)))
+        # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
+        recorded = trace.graphs[trace.graph_of_rank[0]] if trace.graphs else None
+        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded)))
     if "precision" in wanted:
         found.append(Precision(facts, compute, _ratios(options)))
     if "recomputation" in wanted:

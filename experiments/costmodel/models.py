@@ -1,4 +1,4 @@
-"""Models whose training steps clusters are drawn from: the workloads, and six more kinds of architecture.
+"""Models whose training steps clusters are drawn from: the workloads, and ten more kinds of architecture.
 
 Each builder returns (model, batch) with a synthetic batch from a fixed seed; nothing is downloaded.
 """
@@ -79,6 +79,60 @@ def mlp_mixer(batch=8, pixels=64, patch=8, width=256, blocks=6):
     return tf.keras.Model(images, layers.Dense(CLASSES, activation="softmax")(hidden)), _images(batch, pixels)
 
 
+def mobilenet_v3(batch=8, pixels=96):
+    """MobileNet v3 (Howard et al. 2019): depthwise convolutions of 5 x 5, squeeze and excitation, hard swish."""
+    model = tf.keras.applications.MobileNetV3Large(
+        weights=None, input_shape=(pixels, pixels, 3), classes=CLASSES, include_preprocessing=False, dropout_rate=0.0
+    )
+    return model, _images(batch, pixels)
+
+
+def xception(batch=4, pixels=96):
+    """Xception (Chollet 2017): separable convolutions of many channels."""
+    model = tf.keras.applications.Xception(weights=None, input_shape=(pixels, pixels, 3), classes=CLASSES)
+    return model, _images(batch, pixels)
+
+
+def convnext(batch=4, pixels=64, widths=(64, 128, 256, 512), depths=(2, 2, 4, 2)):
+    """ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, layer normalisation, products over channels."""
+    layers = tf.keras.layers
+    images = layers.Input((pixels, pixels, 3))
+    hidden = layers.LayerNormalization()(layers.Conv2D(widths[0], 4, strides=4)(images))
+    for stage, width in enumerate(widths):
+        if stage:
+            hidden = layers.Conv2D(width, 2, strides=2)(layers.LayerNormalization()(hidden))
+        for _ in range(depths[stage]):
+            inner = layers.LayerNormalization()(layers.DepthwiseConv2D(7, padding="same")(hidden))
+            hidden = hidden + layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(inner))
+    hidden = layers.LayerNormalization()(layers.GlobalAveragePooling2D()(hidden))
+    return tf.keras.Model(images, layers.Dense(CLASSES, activation="softmax")(hidden)), _images(batch, pixels)
+
+
+def unet(batch=2, pixels=128, widths=(16, 32, 64, 128)):
+    """U-Net (Ronneberger et al. 2015): convolutions of large images, upwards by transposed ones; a class for each pixel."""
+    layers = tf.keras.layers
+    images = layers.Input((pixels, pixels, 3))
+    hidden, skipped = images, []
+    for width in widths:
+        skipped.append(_two_convolutions(hidden, width))
+        hidden = layers.MaxPool2D()(skipped[-1])
+    hidden = _two_convolutions(hidden, 2 * widths[-1])
+    for width in reversed(widths):
+        hidden = layers.Concatenate()([skipped.pop(), layers.Conv2DTranspose(width, 2, strides=2)(hidden)])
+        hidden = _two_convolutions(hidden, width)
+    model = tf.keras.Model(images, layers.Conv2D(CLASSES // 10, 1, activation="softmax")(hidden))
+    generator = tf.random.Generator.from_seed(1)
+    labels = generator.uniform((batch, pixels, pixels), maxval=CLASSES // 10, dtype=tf.int32)
+    return model, (generator.normal((batch, pixels, pixels, 3)), labels)
+
+
+def _two_convolutions(hidden, width):
+    layers = tf.keras.layers
+    for _ in range(2):
+        hidden = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(hidden)))
+    return hidden
+
+
 def _images(batch, pixels):
     generator = tf.random.Generator.from_seed(1)
     return generator.normal((batch, pixels, pixels, 3)), generator.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
@@ -86,3 +140,4 @@ def _images(batch, pixels):
 
 BUILDERS = {name: WORKLOADS[name] for name in ("resnet50", "vgg16", "inception_v3", "bert")}
 BUILDERS.update(mobilenet=mobilenet, densenet=densenet, efficientnet=efficientnet, gpt=gpt, lstm=lstm, mlp_mixer=mlp_mixer)
+BUILDERS.update(mobilenet_v3=mobilenet_v3, xception=xception, convnext=convnext, unet=unet)

@@ -27,6 +27,7 @@ from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 _TICKS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 SHARES = (0.1, 0.3, 1.0)  # of the clusters of the other models
 OTHERS = (3, 6)  # models to learn from
+DRAWS = 3  # of each point but the last, which takes all
 SHOWN = 18
 _WIDTH, _HEIGHT, _LEFT, _TOP = 420, 240, 60, 16  # of the plane and its margins, pixels
 _COLOURS = ("#0072b2", "#d55e00")  # told apart also by people who see no red and green
@@ -77,7 +78,8 @@ def learning_curve(features: ClusterFeatures, fused: Floats, groups: np.ndarray[
     points = []
     for share, count in (*((share, len(names) - 1) for share in SHARES), *((1.0, n) for n in OTHERS if n < len(names) - 1)):
         errors, counts = [], []
-        for group in names:
+        draws = DRAWS if (share, count) != (1.0, len(names) - 1) else 1
+        for group in np.repeat(names, draws):
             chosen = generator.permutation(names[names != group])[:count]
             others = np.flatnonzero(np.isin(groups, chosen))
             picked = np.sort(generator.permutation(others)[: max(int(share * len(others)), 20)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from sample import predictor, sample
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.torch_assemble import assemble_ddp
-from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trace
+from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
@@ -181,6 +183,26 @@ class TestHorovod:
         found = prices.predict(plan)
         assert found.iteration_us > 0
         assert found.interval_us[0] < found.iteration_us < found.interval_us[1]
+
+    def test_where_a_recording_has_shapes_clusters_are_priced_by_them(self) -> None:
+        trace = sample()
+        graph = trace.graphs[trace.graph_of_rank[0]]
+        edges = np.zeros(len(graph.input_idx), dtype=np.int64)  # each carries the first result of an op, all of one type
+        tensors = GraphTensors(
+            types=(TensorType("float32", (64, 64)),),
+            input_port=edges,
+            input_type=edges,
+            workspace_bytes=np.zeros(len(graph.name), dtype=np.int64),
+        )
+        shaped = dataclasses.replace(trace, graphs=(dataclasses.replace(graph, tensors=tensors),) * len(trace.graphs))
+        options = PlanOptions(compute=frozenset({"op-fusion"}))
+        with_shapes, without = (horovod_plans(one, options, predictor()) for one in (shaped, trace))
+        rng = np.random.default_rng(0)
+        plan = next(plan for _ in range(400) if (plan := with_shapes.space.propose(Plan(), rng)).op_clusters)
+        costs = ClusterCosts(default_model(), predictor().graph, recorded=shaped.graphs[0])
+        assert costs.times(plan.op_clusters or ()).shaped.all()
+        assert with_shapes.predict(plan).interval_us != without.predict(plan).interval_us
+        assert with_shapes.predict(plan).source == "extrapolated"
 
     def test_a_memory_limit_makes_plans_infeasible_with_the_reason(self) -> None:
         peak = predictor().predict(Plan()).peak_memory_bytes

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect._files import write_file
+from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES
 from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2
@@ -94,8 +95,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def left_out(self) -> tuple[bool, ...]:
         """Of each op: whether it did not run unfused, being needed for updates of variables only where there are results as well.
 
-        TensorFlow's optimizer takes such updates for dead code where no result waits for them, as it did in the bundled table; the
-        compiled cluster does them.
+        TensorFlow's optimizer takes such updates for dead code where no result waits for them. Collectors did not always let one
+        wait, so that older tables have such rows; the compiled cluster does the updates.
         """
         users: dict[int, list[int]] = {}
         for i, op in enumerate(self.ops):
@@ -222,7 +223,7 @@ def read_table(path: Path) -> ClusterTable:
     InputError
         The file cannot be read.
     TraceFormatError
-        It does not begin as a table does.
+        It does not begin as a table does, or is larger than any.
     TraceVersionError
         It was written by another version.
     """
@@ -232,7 +233,7 @@ def read_table(path: Path) -> ClusterTable:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     dropped: Counter[str] = Counter()
     if data[:2] == b"\x1f\x8b":
-        data, whole = _decompressed(data)
+        data, whole = _decompressed(path, data)
         if not whole:
             dropped["the compressed file is cut off or damaged"] += 1
     head, *lines = data.split(b"\n")
@@ -301,13 +302,15 @@ def _spread(rows: Sequence[float]) -> float:
     return second - first
 
 
-def _decompressed(data: bytes) -> tuple[bytes, bool]:
+def _decompressed(path: Path, data: bytes) -> tuple[bytes, bool]:
     """(what can be had, whether that is all)."""
     stream = zlib.decompressobj(wbits=31)
-    found = b""
+    found = bytearray()
     try:
         for start in range(0, len(data), 1 << 16):
             found += stream.decompress(data[start : start + (1 << 16)])
+            if len(found) > MOST_TABLE_BYTES:
+                raise TraceFormatError(f"{path}: more than {MOST_TABLE_BYTES / 2**30:g} GiB when unpacked; not a table of clusters")
     except zlib.error:
-        return found, False
-    return found, stream.eof
+        return bytes(found), False
+    return bytes(found), stream.eof

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xgboost
+from numba import njit
 from scipy.optimize import nnls
 
 from dpro_search.collect.trace import Floats, Ints
@@ -31,15 +32,21 @@ class Parts:
 
     Attributes
     ----------
-    terms
-        What the base is linear in, [parts, terms]; not negative.
+    columns
+        What the base is linear in, [parts, columns]; not negative.
+    classes
+        The class of each part, [parts].
+    term_of
+        Which of the base's terms a column is for a class, [classes, columns]; -1: none.
     trees
         What the trees see, [parts, features].
     of
         The sum that each part belongs to, [parts], ascending; each sum has at least one part.
     """
 
-    terms: Floats
+    columns: Floats
+    classes: Ints
+    term_of: Ints
     trees: npt.NDArray[np.float32]
     of: Ints
 
@@ -74,7 +81,7 @@ class AdditiveModel:
             What a unit of each term costs where hardly any was measured, us, [terms]; 0 where nothing is known.
         """
         starts = np.searchsorted(parts.of, np.arange(len(y)))
-        base = _fit_base(np.add.reduceat(parts.terms, starts, axis=0), y, usual)
+        base = _fit_base(_summed_terms(parts, len(y), len(usual)), y, usual)
         start = _base_us(base, parts)
         logs = np.log(y)
 
@@ -142,5 +149,25 @@ def _fit_base(terms: Floats, y: Floats, usual: Floats) -> Floats:
     return np.asarray(found, dtype=np.float64)
 
 
+def _summed_terms(parts: Parts, count: int, terms: int) -> Floats:
+    """The terms of each sum, [count, terms]."""
+    found = np.zeros(count * (terms + 1))  # the last: columns that are no terms
+    for at, column in enumerate(parts.columns.T):
+        key = parts.of * (terms + 1) + parts.term_of[parts.classes, at] % (terms + 1)
+        found += np.bincount(key, column, len(found))
+    return found.reshape(count, terms + 1)[:, :terms]
+
+
 def _base_us(base: Floats, parts: Parts) -> Floats:
-    return np.asarray(np.maximum(parts.terms @ base, _LEAST_US), dtype=np.float64)
+    coefficients = np.append(base, 0.0)[parts.term_of]
+    return np.asarray(np.maximum(_weighed(parts.columns, parts.classes, coefficients), _LEAST_US))
+
+
+@njit(cache=True, nogil=True)
+def _weighed(columns: Floats, classes: Ints, coefficients: Floats) -> Floats:
+    """Sum of each row times the coefficients of its class, [rows]."""
+    found = np.zeros(len(columns))
+    for row in range(len(columns)):
+        for at in range(columns.shape[1]):
+            found[row] += columns[row, at] * coefficients[classes[row], at]
+    return found

@@ -1,4 +1,4 @@
-"""What a cost model sees of a cluster: numbers, each with a unit in its name, of the cluster as a whole and of each of its parts.
+"""What a cost model sees of clusters: numbers, each with a unit in its name, of the clusters as a whole and of each of their parts.
 
 Two sets: without shapes, an op's type, its time by itself and the wiring, which every trace has; with shapes also bytes,
 floating-point operations, and the kernels that a compiler makes. Those of the whole say how far a cluster is from measured ones.
@@ -6,74 +6,34 @@ floating-point operations, and the kernels that a compiler makes. Those of the w
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from dpro_search.collect.clusters.table import Cluster
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.learned.kernels import kernel_rows
-from dpro_search.costmodel.learned.op_classes import (
-    CLASSES,
-    HEAVY,
-    KINDS,
-    REFINED,
-    class_of,
-    flops,
-    is_strided,
-    kind_of,
-    leaders,
-    own_us,
-    tensor_bytes,
-)
-from dpro_search.costmodel.learned.parts import NAMES_OF, TIMED_CLASSES
+from dpro_search.costmodel.learned.flat import FlatClusters, flatten
+from dpro_search.costmodel.learned.kernels import kernel_parts
+from dpro_search.costmodel.learned.op_classes import CLASSES, HEAVY, REFINED
+from dpro_search.costmodel.learned.timed import TIMED_FEATURES, TimedOps, leaders, timed_ops, timed_parts, timed_whole
 
-_EXTENT = ("ops", "depth", "width", "inputs", "outputs")
-TIMED_FEATURES = (
-    "members_us",
-    "largest_member_us",
-    *_EXTENT,
-    *(f"{kind}_count" for kind in KINDS),
-    *(f"{kind}_us" for kind in KINDS),
-)
-_SIZES = ("flops", "in_bytes", "out_bytes", "inner_bytes", "variable_bytes", "largest_tensor_bytes")
-_REFINED_US = tuple(f"{name}_us" for name in REFINED)
-FEATURES = (
-    *TIMED_FEATURES,
+_SIZES = ("flops", "in_bytes", "out_bytes", "inner_bytes", "variable_tensor_bytes", "largest_tensor_bytes")
+_SIZED = (
     *_SIZES,
     "other_dtype_ops",
     "strided_grad_us",
-    *_REFINED_US,
+    *(f"{name}_us" for name in REFINED),
     *(f"{name}_bytes" for name in CLASSES),
     *(f"{name}_flops" for name in HEAVY),
 )
-_NARROW = ("float32", "int32", "bool")  # what nearly all measured ops compute with
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedOps:
-    """The ops of a cluster that did work by themselves, as a trace knows them.
-
-    Attributes
-    ----------
-    kinds, us
-        Kind (one of `KINDS`) and time of each op.
-    depth, width
-        Ops on the longest chain; most ops at one distance from the cluster's inputs.
-    inputs, outputs
-        Tensors that come from outside, constants not counted; tensors that are needed outside.
-    """
-
-    kinds: tuple[str, ...]
-    us: tuple[float, ...]
-    depth: int
-    width: int
-    inputs: int
-    outputs: int
+FEATURES = (*TIMED_FEATURES, *_SIZED)
+# Columns of `_SIZED`
+_FLOPS, _IN_BYTES, _OUT_BYTES, _INNER_BYTES, _VARIABLE_BYTES, _LARGEST_BYTES, _OTHER_DTYPE, _STRIDED_US, _FIRST = range(9)
+_IN, _VARIABLE, _INNER, _OUT = 0, 2, 3, 4  # places in `ROLES`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,99 +71,58 @@ def feature_names(sees: str) -> tuple[str, ...]:
     return {"shapes": FEATURES, "times": TIMED_FEATURES}[sees]
 
 
-def shaped_features(clusters: Sequence[Cluster]) -> ClusterFeatures:
+def shaped_features(clusters: Sequence[Cluster] | FlatClusters) -> ClusterFeatures:
     """Features of clusters whose tensors' shapes are known."""
-    return _joined([cluster_features(cluster) for cluster in clusters], [kernel_rows(cluster) for cluster in clusters], "shapes")
+    flat = clusters if isinstance(clusters, FlatClusters) else flatten(clusters)
+    leads = leaders(flat)
+    parts, of = kernel_parts(flat, leads)
+    sized = np.zeros((len(flat.op_ptr) - 1, len(_SIZED)))
+    _add_sizes(flat, leads, _FIRST + len(REFINED), _FIRST + len(REFINED) + len(CLASSES), sized)
+    return ClusterFeatures(whole=np.hstack([timed_whole(timed_ops(flat, leads)), sized]), parts=parts, of=of)
 
 
-def timed_features(clusters: Sequence[TimedOps]) -> ClusterFeatures:
+def timed_features(clusters: TimedOps) -> ClusterFeatures:
     """Features of clusters without shapes."""
-    return _joined([_timed_whole(cluster) for cluster in clusters], [_timed_parts(cluster) for cluster in clusters], "times")
+    parts, of = timed_parts(clusters)
+    return ClusterFeatures(whole=timed_whole(clusters), parts=parts, of=of)
 
 
-def _joined(whole: Sequence[Sequence[float]], parts: Sequence[Sequence[Sequence[float]]], sees: str) -> ClusterFeatures:
-    count, width = len(feature_names(sees)), len(NAMES_OF[sees])
-    return ClusterFeatures(
-        whole=np.array(whole, dtype=np.float64).reshape(len(whole), count),
-        parts=np.array([row for rows in parts for row in rows], dtype=np.float64).reshape(-1, width),
-        of=np.repeat(np.arange(len(parts)), [len(rows) for rows in parts]).astype(np.int64),
-    )
-
-
-def _timed_parts(cluster: TimedOps) -> list[tuple[float, ...]]:
-    """`TIMED_PARTS` of the call, then of the ops of each kind."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for kind, own in zip(cluster.kinds, cluster.us, strict=True):
-        found[kind].append(own)
-    whole = sum(cluster.us), len(cluster.us), cluster.inputs, cluster.outputs, cluster.depth, cluster.width
-    kinds = [(TIMED_CLASSES.index(kind), sum(own), len(own), max(own), *whole) for kind, own in found.items()]
-    return [(0.0, 0.0, 0.0, 0.0, *whole), *kinds]
-
-
-def _timed_whole(cluster: TimedOps) -> list[float]:
-    """The values of `TIMED_FEATURES` for one cluster."""
-    value: dict[str, float] = dict.fromkeys(TIMED_FEATURES, 0.0)
-    for kind, us in zip(cluster.kinds, cluster.us, strict=True):
-        value[f"{kind}_count"] += 1
-        value[f"{kind}_us"] += us
-    value["members_us"] = sum(cluster.us)
-    value["largest_member_us"] = max(cluster.us, default=0.0)
-    extent = (len(cluster.us), cluster.depth, cluster.width, cluster.inputs, cluster.outputs)
-    value |= dict(zip(_EXTENT, map(float, extent), strict=True))
-    return [value[name] for name in TIMED_FEATURES]
-
-
-def timed_ops(cluster: Cluster) -> TimedOps:
-    """A measured cluster as a trace would know it."""
-    leads, own = leaders(cluster), own_us(cluster)
-    ran = [us > 0 for us in own]
-    maker = {number: i for i, op in enumerate(cluster.ops) for number in op.outputs}
-    needs = [[maker[number] for number in op.inputs if maker.get(number, i) < i] for i, op in enumerate(cluster.ops)]
-    roles = [tensor.role for tensor in cluster.tensors]
-    depth, width = extent(needs, ran)
-    return TimedOps(
-        kinds=tuple(kind_of(cluster.ops[leads[i]].type) for i, did in enumerate(ran) if did),
-        us=tuple(us for us in own if us > 0),
-        depth=depth,
-        width=width,
-        inputs=roles.count("in") + roles.count("variable"),
-        outputs=roles.count("out"),
-    )
-
-
-def extent(needs: Sequence[Sequence[int]], ran: Sequence[bool]) -> tuple[int, int]:
-    """Depth and width, as `TimedOps` has them, of k ops in topological order: the earlier ones that each needs, and which count."""
-    level: list[int] = []
-    at_level: dict[int, int] = defaultdict(int)
-    for sources, counts in zip(needs, ran, strict=True):
-        own = max((level[source] for source in sources), default=0) + counts
-        level.append(own)
-        at_level[own] += counts
-    return max(level, default=0), max(at_level.values(), default=0)
-
-
-def cluster_features(cluster: Cluster) -> list[float]:
-    """The values of `FEATURES` for one cluster."""
-    value: dict[str, float] = dict.fromkeys(FEATURES[len(TIMED_FEATURES) :], 0.0)
-    sizes = [float(tensor_bytes(cluster, number)) for number in range(len(cluster.tensors))]
-    for tensor, size in zip(cluster.tensors, sizes, strict=True):
-        if tensor.role != "const":
-            value[f"{tensor.role}_bytes"] += size
-    own = own_us(cluster)
-    for i, lead in enumerate(leaders(cluster)):
-        op, leader = cluster.ops[i], cluster.ops[lead]
-        refined = f"{class_of(cluster, leader)}_us"
-        if refined in _REFINED_US:
-            value[refined] += own[i]
-        if is_strided(cluster, leader):
-            value["strided_grad_us"] += own[i]
-        value["other_dtype_ops"] += any(cluster.tensors[number].dtype not in _NARROW for number in op.outputs)
-        if i != lead:
-            continue  # a trace has the chain as one op
-        name, work = class_of(cluster, op), flops(cluster, op)
-        value[f"{name}_bytes"] += sum(sizes[number] for number in (*op.inputs, *op.outputs))
-        value["flops"] += work
-        if name in HEAVY:
-            value[f"{name}_flops"] += work
-    value["largest_tensor_bytes"] = max(sizes, default=0.0)
-    return _timed_whole(timed_ops(cluster)) + [value[name] for name in FEATURES[len(TIMED_FEATURES) :]]
+@njit(cache=True, nogil=True)
+def _add_sizes(flat: FlatClusters, leads: Ints, classes_at: int, heavy_at: int, sized: Floats) -> None:
+    """The values of `_SIZED`, [n, features]; columns of classes and of heavy ones begin where it is said."""
+    for cluster in range(len(sized)):
+        own, tensors = sized[cluster], flat.tensor_ptr[cluster]
+        for at in range(tensors, flat.tensor_ptr[cluster + 1]):
+            role = flat.role[at]
+            size = flat.types[flat.tensor[at]].bytes
+            own[_LARGEST_BYTES] = max(own[_LARGEST_BYTES], size)
+            if role == _IN:
+                own[_IN_BYTES] += size
+            elif role == _OUT:
+                own[_OUT_BYTES] += size
+            elif role == _INNER:
+                own[_INNER_BYTES] += size
+            elif role == _VARIABLE:
+                own[_VARIABLE_BYTES] += size
+        for i in range(flat.op_ptr[cluster], flat.op_ptr[cluster + 1]):
+            known = flat.ops[flat.op[i]]
+            leader = flat.ops[flat.op[leads[i]]]
+            if leader.refined >= 0:
+                own[_FIRST + leader.refined] += flat.us[i]
+            if leader.strided_grad:
+                own[_STRIDED_US] += flat.us[i]
+            size, wide = 0.0, 0.0
+            for at in range(flat.input_ptr[i], flat.input_ptr[i + 1]):
+                size += flat.types[flat.tensor[tensors + flat.inputs[at]]].bytes
+            for at in range(flat.output_ptr[i], flat.output_ptr[i + 1]):
+                made = flat.types[flat.tensor[tensors + flat.outputs[at]]]
+                size += made.bytes
+                if not made.narrow:
+                    wide = 1.0
+            own[_OTHER_DTYPE] += wide
+            if leads[i] != i:
+                continue  # a trace has the chain as one op
+            own[classes_at + known.class_] += size
+            own[_FLOPS] += known.flops
+            if known.heavy >= 0:
+                own[heavy_at + known.heavy] += known.flops

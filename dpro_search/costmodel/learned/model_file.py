@@ -16,11 +16,13 @@ from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.costmodel.learned.additive import AdditiveModel
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.features import feature_names, shaped_features, timed_features, timed_ops
+from dpro_search.costmodel.learned.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
+from dpro_search.costmodel.learned.flat import flatten
 from dpro_search.costmodel.learned.parts import CLASSES_OF, NAMES_OF, growing, term_count
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores
+from dpro_search.costmodel.learned.timed import timed_ops
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3
@@ -101,10 +103,10 @@ class FusionModel:
         if len(machines) > 1:
             raise InputError(f"the tables are of different machines ({'; '.join(machines)}): durations do not carry over")
         rows = distinct(tables)
-        clusters = [row.cluster for row in rows]
+        clusters = flatten([row.cluster for row in rows])
         fused, groups = np.array([row.fused_us for row in rows]), np.array([row.model for row in rows])
         estimator = FusedTimeRegressor(sees="shapes").fit(shaped_features(clusters), fused, groups)
-        timed = FusedTimeRegressor(sees="times").fit(timed_features([timed_ops(cluster) for cluster in clusters]), fused, groups)
+        timed = FusedTimeRegressor(sees="times").fit(timed_features(timed_ops(clusters)), fused, groups)
         info = FusionModelInfo(
             rows=len(rows),
             sources=headers,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from math import prod, sqrt
 from typing import NamedTuple
 
-from dpro_search.collect.clusters.table import Cluster, ClusterOp
-from dpro_search.costmodel.learned.op_classes import kind_of
-
-_Shape = tuple[int, ...]
+from dpro_search.costmodel.learned.op_classes import Shape, TypedOp, kind_of
 
 
 class Product(NamedTuple):
@@ -22,6 +19,9 @@ class Product(NamedTuple):
         Of a gradient of a strided convolution: pixels of the image for one of the result, along an axis.
     swapped, right_swapped
         Operands that are stored as their transpose; whether the right one is.
+    pairs
+        Of the filter gradient of a depthwise convolution: its channels, for XLA computes the product for each pair of channels and
+        takes the diagonal (`ConvolutionGroupConverter`); 1 for others.
     """
 
     batches: float
@@ -32,18 +32,18 @@ class Product(NamedTuple):
     holes: float = 1.0
     swapped: float = 0.0
     right_swapped: bool = False
+    pairs: float = 1.0
 
 
-def product_of(cluster: Cluster, op: ClusterOp) -> Product | None:
+def product_of(op: TypedOp) -> Product | None:
     """What an op multiplies, from the shapes of its tensors; None where these do not fit its type."""
     kind = kind_of(op.type)
-    shapes = [cluster.tensors[number].shape for number in op.inputs]
-    made = cluster.tensors[op.outputs[0]].shape if op.outputs else ()
+    shapes, made = op.read, op.made[0] if op.made else ()
     if kind in ("matmul", "batch_matmul"):
         if len(shapes) < 2:
             return None
-        if "equation" in op.attributes:
-            return _einsum(op.attributes["equation"], shapes)
+        if op.equation:
+            return _einsum(op.equation, shapes)
         return _matrices(shapes[0], shapes[1], made)
     gradient = kind.endswith("_grad")
     if len(shapes) < (3 if gradient else 2):
@@ -59,7 +59,7 @@ def product_of(cluster: Cluster, op: ClusterOp) -> Product | None:
     return _convolution(kind, image, filters, result)
 
 
-def _convolution(kind: str, image: _Shape, filters: _Shape, result: _Shape) -> Product:
+def _convolution(kind: str, image: Shape, filters: Shape, result: Shape) -> Product:
     """Images and results are [n, height, width, channels], filters [height, width, in, out] or, depthwise, [.., channels, each]."""
     pixels, positions = float(filters[0] * filters[1]), float(prod(result[:3]))
     groups, inner, outer = (filters[2], 1, filters[3]) if kind.startswith("depthwise") else (1, filters[2], filters[3])
@@ -70,10 +70,11 @@ def _convolution(kind: str, image: _Shape, filters: _Shape, result: _Shape) -> P
     else:
         sizes = positions, pixels * inner, float(outer)
     holes = float(max(1, round(image[1] / result[1]))) if kind.endswith("_grad") else 1.0
-    return Product(float(groups), *sizes, pixels=pixels, holes=holes)
+    pairs = float(groups) if kind.endswith("filter_grad") else 1.0
+    return Product(float(groups), *sizes, pixels=pixels, holes=holes, pairs=pairs)
 
 
-def _matrices(left: _Shape, right: _Shape, made: _Shape) -> Product | None:
+def _matrices(left: Shape, right: Shape, made: Shape) -> Product | None:
     if min(len(left), len(right), len(made)) < 2 or min(*left, *right, *made) <= 0:
         return None
     rows, columns = made[-2:]
@@ -84,7 +85,7 @@ def _matrices(left: _Shape, right: _Shape, made: _Shape) -> Product | None:
     return Product(batches, float(rows), float(max(depth, 1)), float(columns), swapped=swapped, right_swapped=turned)
 
 
-def _einsum(equation: str, shapes: list[_Shape]) -> Product | None:
+def _einsum(equation: str, shapes: tuple[Shape, ...]) -> Product | None:
     """Indices of both operands and the result count batches, of both operands only the depth."""
     operands, _, result = equation.replace(" ", "").partition("->")
     terms = operands.split(",")

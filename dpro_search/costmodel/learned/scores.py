@@ -15,7 +15,6 @@ import numpy.typing as npt
 from dpro_search.collect.clusters.table import MeasuredCluster
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.op_classes import own_us
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, conformal_quantile, widening
 from dpro_search.errors import InputError
 
@@ -70,7 +69,7 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
             inside[mine] = relative[mine] <= conformal_quantile(np.sort(relative[~mine]), COVERAGE)
     refused = Domain.refuses(distance)
     predicted = fused * np.exp(errors)
-    members = np.array([sum(own_us(row.cluster)) for row in rows])
+    members = np.array([sum(row.cluster.op_us) for row in rows])
 
     def score(name: str, chosen: npt.NDArray[np.bool_]) -> Score:
         picked = [rows[int(i)] for i in np.flatnonzero(chosen)]

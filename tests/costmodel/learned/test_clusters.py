@@ -8,9 +8,10 @@ from costmodel.learned.clusters import clusters, model
 
 from dpro_search.collect.trace import GraphTensors, NodeGraph, TensorType, Trace
 from dpro_search.costmodel.learned.clusters import ClusterCosts, cluster_time_us
-from dpro_search.costmodel.learned.features import shaped_features, timed_features, timed_ops
-from dpro_search.costmodel.learned.op_classes import leaders
+from dpro_search.costmodel.learned.features import shaped_features, timed_features
+from dpro_search.costmodel.learned.flat import flatten
 from dpro_search.costmodel.learned.regressor import Origin
+from dpro_search.costmodel.learned.timed import leaders, timed_ops
 from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph, topological_order
@@ -74,7 +75,7 @@ def told_whole():
     return [
         cluster
         for cluster in clusters()
-        if leaders(cluster) == tuple(range(len(cluster.ops)))
+        if leaders(flatten([cluster])).tolist() == list(range(len(cluster.ops)))
         and all(tensor.role != "variable" for tensor in cluster.tensors)
         and all(len(op.outputs) == 1 and "equation" not in op.attributes for op in cluster.ops)
     ]
@@ -95,7 +96,7 @@ def test_without_shapes_it_is_priced_by_types_times_and_wiring():
     for cluster in told_whole()[:40]:
         graph, _, names = recorded_alike(cluster)
         found = ClusterCosts(model(), graph).times([names])
-        expected = model().timed.predict_interval(timed_features([timed_ops(cluster)]))
+        expected = model().timed.predict_interval(timed_features(timed_ops(flatten([cluster]))))
         assert not found.shaped.any()
         np.testing.assert_allclose([found.us, found.low_us], [expected.us, expected.low_us])
 
@@ -123,8 +124,20 @@ def test_clusters_of_a_real_job():
     np.testing.assert_allclose(cluster_time_us(model(), graph, chains[0])[0], found.us[0])
 
 
+def test_many_clusters_at_once_are_priced_as_each_alone():
+    graph = build_graph(Trace.load(SAMPLE))
+    costs = ClusterCosts(model(), graph)
+    chains = chains_of(graph, 20)
+    together = costs.times([chains[0], chains[1] + chains[0], *chains])
+    alone = [costs.times([chain]) for chain in chains]
+    np.testing.assert_allclose(together.us[2:], np.concatenate([one.us for one in alone]))
+    assert together.us[0] == together.us[2]
+
+
 def test_an_op_that_was_not_recorded_is_named():
     graph, _, _ = recorded_alike(told_whole()[0])
+    with pytest.raises(InputError, match="no ops"):
+        ClusterCosts(model(), graph).times([[]])
     with pytest.raises(InputError, match="nowhere"):
         ClusterCosts(model(), graph).times([["nowhere"]])
 

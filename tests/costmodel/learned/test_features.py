@@ -5,26 +5,19 @@ import pytest
 from costmodel.learned.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
-from dpro_search.costmodel.learned.features import (
-    FEATURES,
-    TIMED_FEATURES,
-    cluster_features,
-    shaped_features,
-    timed_features,
-    timed_ops,
-)
-from dpro_search.costmodel.learned.op_classes import KINDS, class_of, flops, is_strided, kind_of
+from dpro_search.costmodel.learned.features import FEATURES, shaped_features, timed_features
+from dpro_search.costmodel.learned.flat import flatten
+from dpro_search.costmodel.learned.op_classes import KINDS, TypedOp, class_of, flops, is_strided, kind_of
+from dpro_search.costmodel.learned.timed import TIMED_FEATURES, timed_ops
 
 
-def one(op_type, inputs, output, role="out", **attributes):
-    """A cluster of one op that takes tensors of the given shapes."""
-    tensors = [ClusterTensor("float32", tuple(shape), "in") for shape in inputs] + [ClusterTensor("float32", tuple(output), role)]
-    op = ClusterOp(op_type, tuple(range(len(inputs))), (len(inputs),), attributes)
-    return Cluster(ops=(op,), tensors=tuple(tensors), op_us=(5.0,))
+def one(op_type, inputs, output, equation=""):
+    """An op that takes tensors of the given shapes."""
+    return TypedOp(op_type, tuple(inputs), (output,), equation)
 
 
 def features_of(cluster):
-    return dict(zip(FEATURES, cluster_features(cluster), strict=True))
+    return dict(zip(FEATURES, shaped_features([cluster]).whole[0].tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -43,13 +36,12 @@ def features_of(cluster):
     ],
 )
 def test_work_of_an_op(op_type, inputs, output, expected):
-    cluster = one(op_type, inputs, output)
-    assert flops(cluster, cluster.ops[0]) == pytest.approx(expected)
+    assert flops(one(op_type, inputs, output)) == pytest.approx(expected)
 
 
 def test_work_of_an_einsum_follows_its_equation():
-    cluster = one("Einsum", [(8, 64, 6, 32), (8, 48, 6, 32)], (8, 6, 64, 48), equation="BTNH,BSNH->BNTS")
-    assert flops(cluster, cluster.ops[0]) == 2 * 8 * 64 * 48 * 6 * 32
+    op = one("Einsum", [(8, 64, 6, 32), (8, 48, 6, 32)], (8, 6, 64, 48), equation="BTNH,BSNH->BNTS")
+    assert flops(op) == 2 * 8 * 64 * 48 * 6 * 32
 
 
 @pytest.mark.parametrize(
@@ -64,8 +56,7 @@ def test_work_of_an_einsum_follows_its_equation():
     ],
 )
 def test_a_class_is_finer_than_a_kind_where_shapes_decide(op_type, inputs, output, expected):
-    cluster = one(op_type, inputs, output)
-    assert class_of(cluster, cluster.ops[0]) == expected
+    assert class_of(one(op_type, inputs, output)) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,8 +78,8 @@ def test_an_op_that_the_framework_fused_counts_as_what_it_begins_with(op_type, k
 def test_a_gradient_of_a_convolution_that_skips_pixels_is_told_by_its_shapes():
     skipping = one("Conv2DBackpropInput", [(4,), (3, 3, 3, 7), (2, 4, 4, 7)], (2, 8, 8, 3))
     whole = one("Conv2DBackpropInput", [(4,), (3, 3, 3, 7), (2, 8, 8, 7)], (2, 8, 8, 3))
-    assert is_strided(skipping, skipping.ops[0])
-    assert not is_strided(whole, whole.ops[0])
+    assert is_strided(skipping)
+    assert not is_strided(whole)
 
 
 def test_the_time_of_a_fused_product_is_the_product_s():
@@ -119,6 +110,10 @@ def test_bytes_are_counted_once_a_tensor_and_by_where_they_are_needed():
     assert found["other_dtype_ops"] == 1
 
 
+def test_every_feature_has_a_name_of_its_own():
+    assert len(set(FEATURES)) == len(FEATURES)
+
+
 def test_features_of_real_clusters_are_finite_and_add_up():
     matrix = shaped_features(clusters()).whole
     column = {name: matrix[:, i] for i, name in enumerate(FEATURES)}
@@ -129,7 +124,7 @@ def test_features_of_real_clusters_are_finite_and_add_up():
 
 
 def test_what_a_trace_knows_is_the_first_part_of_what_is_known_with_shapes():
-    timed = timed_features([timed_ops(cluster) for cluster in clusters()])
+    timed = timed_features(timed_ops(flatten(clusters())))
     np.testing.assert_array_equal(timed.whole, shaped_features(clusters()).whole[:, : len(TIMED_FEATURES)])
 
 

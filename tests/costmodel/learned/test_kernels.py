@@ -5,8 +5,10 @@ import pytest
 from costmodel.learned.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
-from dpro_search.costmodel.learned.kernels import KERNELS, PART_FEATURES, Strided, kernel_rows
-from dpro_search.costmodel.learned.op_classes import own_us
+from dpro_search.costmodel.learned.features import shaped_features
+from dpro_search.costmodel.learned.kernels import PART_FEATURES
+from dpro_search.costmodel.learned.lowering import KERNELS, Strided
+from dpro_search.costmodel.learned.op_classes import TypedOp
 from dpro_search.costmodel.learned.products import Product, product_of
 
 
@@ -22,7 +24,7 @@ def cluster_of(*ops, **tensors):
 
 def kernels_of(cluster):
     """(class, features by name) of each kernel, without the call."""
-    rows = [dict(zip(PART_FEATURES, row, strict=True)) for row in kernel_rows(cluster)]
+    rows = [dict(zip(PART_FEATURES, row, strict=True)) for row in shaped_features([cluster]).parts.tolist()]
     return [(KERNELS[int(row["class"])], row) for row in rows[1:]]
 
 
@@ -93,15 +95,32 @@ def test_rows_a_power_of_two_apart_fall_into_few_sets_of_a_cache():
     ],
 )
 def test_what_a_convolution_or_product_multiplies(op_type, inputs, output, expected):
-    tensors = [ClusterTensor("float32", shape, "in") for shape in inputs] + [ClusterTensor("float32", output, "out")]
-    op = ClusterOp(op_type, tuple(range(len(inputs))), (len(inputs),))
-    assert product_of(Cluster(ops=(op,), tensors=tuple(tensors), op_us=(1.0,)), op) == expected
+    assert product_of(TypedOp(op_type, tuple(inputs), (output,))) == expected
+
+
+def test_the_gradient_of_a_depthwise_filter_is_computed_for_all_pairs_of_channels():
+    cluster = cluster_of(
+        ("DepthwiseConv2dNativeBackpropFilter", "asg", "f", 9.0),
+        a=((2, 8, 8, 16), "in"), s=((4,), "const"), g=((2, 8, 8, 16), "in"), f=((3, 3, 16, 1), "out"),
+    )  # fmt: skip
+    ((name, row),) = kernels_of(cluster)
+    assert (name, row["made"], row["work"]) == ("depthwise_filter_grad", 9 * 16 * 16, 2 * 9 * 16 * 16 * 128)
 
 
 def test_parts_of_real_clusters_hold_their_members_times():
-    for cluster in clusters()[:100]:
-        rows = np.array(kernel_rows(cluster))
+    found = shaped_features(clusters())
+    for number, cluster in enumerate(clusters()):
+        rows = found.parts[found.of == number]
         assert (rows[0, 0], rows[0, PART_FEATURES.index("kernels")]) == (0, len(rows) - 1)
-        assert rows[:, PART_FEATURES.index("us")].sum() == pytest.approx(sum(own_us(cluster)))
-        assert np.isfinite(rows).all()
-        assert (rows >= 0).all()
+        assert rows[:, PART_FEATURES.index("us")].sum() == pytest.approx(sum(cluster.op_us))
+    assert np.isfinite(found.parts).all()
+    assert (found.parts >= 0).all()
+
+
+def test_clusters_at_once_have_the_features_that_each_has_alone():
+    some = clusters()[:60]
+    found = shaped_features(some)
+    for number, cluster in enumerate(some):
+        alone = shaped_features([cluster])
+        np.testing.assert_array_equal(alone.parts, found.parts[found.of == number])
+        np.testing.assert_array_equal(alone.whole[0], found.whole[number])

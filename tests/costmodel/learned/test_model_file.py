@@ -9,8 +9,10 @@ from costmodel.learned.clusters import clusters, model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.learned.features import shaped_features, timed_features, timed_ops
+from dpro_search.costmodel.learned.features import shaped_features, timed_features
+from dpro_search.costmodel.learned.flat import flatten
 from dpro_search.costmodel.learned.model_file import FusionModel
+from dpro_search.costmodel.learned.timed import timed_ops
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
 
@@ -33,7 +35,7 @@ def changed(folder, tmp_path, **fields):
 
 
 def test_a_loaded_model_predicts_what_the_saved_one_did(folder):
-    timed = timed_features([timed_ops(cluster) for cluster in clusters()])
+    timed = timed_features(timed_ops(flatten(clusters())))
     reread = FusionModel.load(folder)
     for before, after, features in (
         (model().estimator, reread.estimator, shaped_features(clusters())),

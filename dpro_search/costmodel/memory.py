@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import AllocatorReport, Floats, Ints
 from dpro_search.costmodel.best_fit import BestFit
 from dpro_search.errors import InputError
 from dpro_search.graph.step_memory import StepMemory
@@ -97,12 +97,38 @@ def peak_bytes(step: StepMemory, *, smallest_bytes: float = 0.0, **changes: Unpa
     return _lives(step, changes).peak(smallest_bytes)
 
 
-def allocator_peak_bytes(step: StepMemory, *, smallest_bytes: float = 0.0, **changes: Unpack[Changes]) -> int:
+def allocator_peak_bytes(
+    step: StepMemory, *, counted: AllocatorReport | None = None, smallest_bytes: float = 0.0, **changes: Unpack[Changes]
+) -> int:
     """The most that TensorFlow's best-fit allocator has in use in a settled step: its pieces are larger than what was wanted.
 
-    Parameters and errors are those of `peak_bytes`.
+    Parameters
+    ----------
+    counted
+        What it counted in the recording: pieces are then larger than wanted as they were there, and what stays from step to step
+        beside the step's own buffers is as it was, above all the fusion buffer's piece. With another batch, or in parts, the first
+        step is another, which takes that piece: it is played then. None: all pieces are.
+    smallest_bytes
+        As in `peak_bytes`.
+
+    Raises
+    ------
+    InputError
+        As `peak_bytes`.
     """
-    return _lives(step, changes).allocated(smallest_bytes)
+    lives = _lives(step, changes)
+    if counted is None:
+        return lives.allocated(smallest_bytes).most_bytes
+    peak = lives.peak(smallest_bytes)
+    first_step_is_as_recorded = changes.get("batch_factor", 1.0) == changes.get("micro_batches", 1) == 1
+    stays_bytes = counted.least_bytes if first_step_is_as_recorded else lives.allocated(smallest_bytes).least_bytes
+    return round(stays_bytes + (peak.bytes - peak.persistent_bytes) * (1 + _spare_share(counted)))
+
+
+def _spare_share(counted: AllocatorReport) -> float:
+    """How much larger the pieces of what comes and goes in a step were than wanted, at the peak."""
+    wanted_bytes = counted.requested_peak_bytes - counted.least_bytes
+    return max(counted.peak_bytes - counted.requested_peak_bytes, 0) / wanted_bytes if wanted_bytes > 0 else 0.0
 
 
 def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, float]:
@@ -151,6 +177,13 @@ def _lives(step: StepMemory, changes: Changes) -> _Lives:
 _PERSISTENT, _ACTIVATION, _GRADIENT, _WORKSPACE = range(4)
 
 
+class _InUse(NamedTuple):
+    """Pieces that an allocator has handed out, at the least and at the most."""
+
+    least_bytes: int
+    most_bytes: int
+
+
 class _Lives:
     """Pieces of memory with the instants between which they are alive, and the fusion buffer."""
 
@@ -184,8 +217,8 @@ class _Lives:
             op=self._step.op_name[running[self._step.begin[running].argmax()]] if len(running) else "",
         )
 
-    def allocated(self, smallest_bytes: float) -> int:
-        """The most that the allocator has in use in the last of some equal steps, the first of which takes the fusion buffer."""
+    def allocated(self, smallest_bytes: float) -> _InUse:
+        """What the allocator has in use in the last of some equal steps, the first of which takes the fusion buffer."""
         size, from_, to, _, buffer = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         counted = np.flatnonzero(size >= smallest_bytes)
         piece_of = {int(buffer[i]): int(i) for i in counted if buffer[i] >= 0}
@@ -198,7 +231,7 @@ class _Lives:
         changes = sorted([(int(from_[i]), 1, i) for i in passing] + [(int(to[i]), 0, i) for i in passing])
         wanted = self.fusion_buffer_bytes
         for _ in range(_SETTLING_STEPS):
-            allocator.peak_bytes = allocator.in_use_bytes
+            allocator.peak_bytes = least = allocator.in_use_bytes
             for instant, begins, number in changes:
                 if wanted and instant >= self._step.first_post:
                     allocator.take(wanted)
@@ -210,7 +243,8 @@ class _Lives:
                 if variable is not None:  # the piece stays, and the variable's old one goes
                     held[number], held[variable] = held[variable], held[number]
                 allocator.give_back(held.pop(number))
-        return allocator.peak_bytes
+                least = min(least, allocator.in_use_bytes)
+        return _InUse(least_bytes=least, most_bytes=allocator.peak_bytes)
 
 
 def _category(step: StepMemory) -> Ints:

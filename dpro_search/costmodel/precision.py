@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dpro_search.collect._files import write_file
+from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.op_classes import kind_of
 from dpro_search.costmodel.pooling import Pooled, Pools
-from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from dpro_search.errors import TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2
 BUNDLED_TABLE = Path(__file__).parent.parent / "samples" / "bfloat16-times.json.gz"
@@ -99,12 +99,7 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
         TraceFormatError
             It is no such table, or damaged.
         """
-        try:
-            data = gzip.decompress(path.read_bytes())
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceFormatError(f"{path}: not a compressed table, or damaged ({error})") from error
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        data = read_whole(path, MOST_TABLE_BYTES)
         try:
             version = msgspec.json.decode(data, type=_Version).version
             if version != TABLE_VERSION:

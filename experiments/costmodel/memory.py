@@ -4,7 +4,8 @@
 
 Records what is not in DIR yet: two ranks on this machine. The truth is the allocator's count of bytes in use in the profiled steps
 (TensorFlow's BFC allocator, "mklcpu" on a CPU, which is asked for whatever has 256 KiB or more): as the pieces that it handed out
-("in use"), and as what was asked for, for a piece is up to twice as large as what it is wanted for.
+("in use"), and as what was asked for, for a piece is up to twice as large as what it is wanted for. Pieces are predicted twice:
+with what the predicting recording counted of them, and all played. "Stays" is the least that it counted.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from dpro_search.graph.build import build_graph
 from dpro_search.graph.step_memory import StepMemory
 
 WORKLOADS = ("resnet50", "vgg16", "inception_v3", "bert")
-BATCHES = (8, 16, 32)
+BATCHES = (8, 12, 16, 24, 32)
 COUNTED_FROM_BYTES = 2**18
 MIB = 2**20
+WHAT = ("in use", "played", "asked for")
+_TITLES = ("workload", "batch", "of batch", "stays MiB", "in use MiB", "predicted", "error", "played", "error")
 _TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "train.py"
 _STEPS = 16
-_SCHEDULE = Schedule(warmup=3, untraced=3, traced=5)
+SCHEDULE = Schedule(warmup=3, untraced=3, traced=5)
 
 
 def main() -> None:
@@ -41,22 +44,23 @@ def main() -> None:
         for workload in options.workloads:
             for batch in options.batches:
                 _record(options.python, workload, batch, options.out / workload / str(batch))
-    print("workload | batch | of batch | in use MiB | predicted | error | asked for MiB | predicted | error\n" + "---|" * 8 + "---")
-    errors: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    titles = (*_TITLES, "asked for MiB", "predicted", "error")
+    print(" | ".join(titles) + "\n" + "|".join(["---"] * len(titles)))
+    errors: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
     for workload in options.workloads:
         folders = {batch: options.out / workload / str(batch) for batch in options.batches}
         traces = {batch: Trace.load(folder) for batch, folder in folders.items() if folder.exists()}
         steps = {batch: build_graph(trace).memory for batch, trace in traces.items()}
         for batch, trace in traces.items():
             for of, step in steps.items():
-                if step is not None and trace.meta.allocator is not None:
-                    errors[of == batch].append(_compare(workload, batch, of, trace, step))
+                if step is not None:
+                    errors[of == batch].append(_compare(workload, trace, traces[of], step, batch / of))
     for own, found in errors.items():
-        for column, what in enumerate(("in use", "asked for")):
-            values = np.abs([pair[column] for pair in found])
-            if len(values):
+        for what, column in zip(WHAT, np.abs(np.reshape(found, (-1, len(WHAT)))).T, strict=True):
+            if len(column):
                 kind = "recorded batch" if own else "other batches"
-                print(f"{kind}, {what}: mean {values.mean():.1f} %, largest {values.max():.1f} %")
+                within = f"{(column <= 5).sum()} of {len(column)} within 5 %"
+                print(f"{kind}, {what}: mean {column.mean():.1f} %, largest {column.max():.1f} %, {within}")
 
 
 def _record(python: str, workload: str, batch: int, out: Path) -> None:
@@ -64,22 +68,30 @@ def _record(python: str, workload: str, batch: int, out: Path) -> None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     command = (python, str(_TRAIN), "--model", workload, "--batch", str(batch), "--steps", str(_STEPS))
-    record_job(JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1"}), out, schedule=_SCHEDULE)
+    record_job(JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1"}), out, schedule=SCHEDULE)
     print(f"recorded {workload}, batch {batch}", flush=True)
 
 
-def _compare(workload: str, batch: int, of: int, trace: Trace, step: StepMemory) -> tuple[float, float]:
-    """Print what a recording of one batch size predicts for another, beside what was counted there; both errors in per cent."""
-    truth = trace.meta.allocator
-    assert truth is not None
-    buffer = trace.horovod_settings.fusion_threshold_bytes
-    asked = peak_bytes(step, batch_factor=batch / of, fusion_buffer_bytes=buffer, smallest_bytes=COUNTED_FROM_BYTES).bytes
-    in_use = allocator_peak_bytes(step, batch_factor=batch / of, fusion_buffer_bytes=buffer, smallest_bytes=COUNTED_FROM_BYTES)
-    pairs = ((truth.peak_bytes, in_use), (truth.requested_peak_bytes, asked))
+def _compare(workload: str, judge: Trace, recorded: Trace, step: StepMemory, factor: float) -> tuple[float, ...]:
+    """Print what a recording, with its `step`, predicts of one with so many times its batch; errors in per cent, as in `WHAT`."""
+    truth, own = judge.meta.allocator, recorded.meta.allocator
+    assert truth is not None, "a recording with shapes has the allocator's events, too"
+    assert own is not None
+    buffer = recorded.horovod_settings.fusion_threshold_bytes
+    pieces = allocator_peak_bytes(
+        step, counted=own, smallest_bytes=COUNTED_FROM_BYTES, batch_factor=factor, fusion_buffer_bytes=buffer
+    )
+    played = allocator_peak_bytes(step, smallest_bytes=COUNTED_FROM_BYTES, batch_factor=factor, fusion_buffer_bytes=buffer)
+    asked = peak_bytes(step, smallest_bytes=COUNTED_FROM_BYTES, batch_factor=factor, fusion_buffer_bytes=buffer).bytes
+    pairs = ((truth.peak_bytes, pieces), (truth.peak_bytes, played), (truth.requested_peak_bytes, asked))
     errors = [(predicted / true - 1) * 100 for true, predicted in pairs]
-    cells = [f"{t / MIB:.0f} | {p / MIB:.0f} | {e:+.1f} %" for (t, p), e in zip(pairs, errors, strict=True)]
-    print(f"{workload} | {batch} | {of} | " + " | ".join(cells))
-    return errors[0], errors[1]
+    cells = [
+        *(workload, f"{step.batch * factor:.0f}", f"{step.batch}", f"{own.least_bytes / MIB:.0f}", f"{truth.peak_bytes / MIB:.0f}"),
+        *(f"{pieces / MIB:.0f}", f"{errors[0]:+.1f} %", f"{played / MIB:.0f}", f"{errors[1]:+.1f} %"),
+        *(f"{truth.requested_peak_bytes / MIB:.0f}", f"{asked / MIB:.0f}", f"{errors[2]:+.1f} %"),
+    ]
+    print(" | ".join(cells))
+    return tuple(errors)
 
 
 if __name__ == "__main__":

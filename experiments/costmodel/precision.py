@@ -43,7 +43,10 @@ from dpro_search.costmodel.precision import (
     left_out_scores,
 )
 
-MODELS = ("resnet50", "vgg16", "inception_v3", "bert", "mobilenet", "densenet", "efficientnet", "gpt", "lstm", "mlp_mixer")
+MODELS = (
+    "resnet50", "vgg16", "inception_v3", "bert", "mobilenet", "densenet", "efficientnet", "gpt", "lstm", "mlp_mixer",
+    "mobilenet_v3", "xception", "convnext", "unet",
+)  # fmt: skip
 POLICIES = ("float32", "mixed_bfloat16")
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _STEP = Path(__file__).with_name("precision_step.py")

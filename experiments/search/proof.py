@@ -6,15 +6,17 @@
     python -m experiments.search.proof DIR...                       # what is in these folders, as a table
 
 TensorFlow with Horovod, two ranks on hosts with links of the given rate (root). DIR keeps every stage (trace, run, real-runs,
-validation.json, proof.json), so that the same command goes on where it stopped, also between two real runs, and ends after a stage
-with `--until`. Nothing else may run on the machine while it records and validates. A gain is the share of an iteration's time that
-a plan saves. The same command prices a plan that was run already anew, so that real runs also judge a model that came after them.
+validation.json, proof.json), so that the same command goes on where it stopped, also between two real runs; it stops after a stage
+with `--until`, and after some real runs with `--runs`. Nothing else may run on the machine while it records and validates. A gain
+is the share of an iteration's time that a plan saves. The same command prices a plan that was run already anew, so that real runs
+also judge a model that came after them.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 from collections import defaultdict
@@ -24,7 +26,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.cli.run import describe, digest_of
+from dpro_search.cli.run import describe
 from dpro_search.collect._files import write_file
 from dpro_search.collect.job import Schedule, StepTimes, record_job
 from dpro_search.collect.launch.netns import parse_rate
@@ -38,6 +40,7 @@ from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
 from dpro_search.replay.plan_predictor import PlanOptions
 from dpro_search.search import run_search
+from dpro_search.search.request import digest_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
@@ -96,17 +99,26 @@ class _KeptRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptRuns:
-    """A job whose real runs are kept: one that is run again in the same order goes on behind the last of them."""
+    """A job whose real runs are kept: one that is run again in the same order goes on behind the last of them.
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        self._job, self._folder = job, folder
+    Parameters
+    ----------
+    most
+        Real runs to make before it stops.
+    """
+
+    def __init__(self, job: Job, folder: Path, most: float = math.inf) -> None:
+        self._job, self._folder, self._left = job, folder, most
         self._count = 0
 
     def run(self, plan: Plan, *, warmup: int) -> Run:
-        """The next run; raises `SystemExit` if the one that was kept is of another plan."""
+        """The next run; raises `SystemExit` if the one that was kept is of another plan, or as many were made as it may make."""
         path = self._folder / f"{self._count}.json"
         self._count += 1
         if not path.exists():
+            if self._left < 1:
+                raise SystemExit(f"{self._folder}: {self._count - 1} real runs are kept; the same command goes on behind them")
+            self._left -= 1
             found = self._job.run(plan, warmup=warmup)
             columns = {field.name: getattr(found.times, field.name).tolist() for field in dataclasses.fields(StepTimes)}
             write_file(path, msgspec.json.encode(_KeptRun(plan=plan, losses=found.losses, **columns)))
@@ -130,6 +142,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=28, help="of every run")
+    parser.add_argument("--runs", type=float, default=math.inf, help="stop after so many more real runs")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage")
     options = parser.parse_args()
     if options.python:
@@ -161,7 +174,7 @@ def _prove(folder: Path, options: argparse.Namespace) -> None:
     if options.until == "search":
         return
     if validation is None:
-        job = KeptRuns(RecordedJob.of(trace), folder / "real-runs")
+        job = KeptRuns(RecordedJob.of(trace), folder / "real-runs", options.runs)
         validation = validate(job, baseline, [(plan, expected)], rounds=options.rounds, on_run=_tell)
         write_file(path, msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     made = proof_of(

@@ -187,6 +187,27 @@ def test_what_crowded_cores_cost_is_met_again():
     assert np.abs(fitted.predict(more) / true.predict(more) - 1).mean() < 0.05
 
 
+def test_ranks_that_use_their_core_wait_for_their_turn_and_many_for_nothing_else():
+    points = Points(size_bytes=np.array(1e3), ranks=np.array([2, 4, 8]), cores=np.array(2))
+    found = cost(message_us=100.0, message_busy_us=40.0)
+    np.testing.assert_allclose(found.busy_us(points), [2 * 40.0, 6 * 2 * 40.0, 14 * 4 * 40.0])
+    turn = 40.0 * (40.0 / 100.0)  # the other rank is at the core for that part of the time
+    np.testing.assert_allclose(found.predict(points)[:2], [2 * 100.0, 6 * (100.0 + turn)])
+    assert 1.0 < found.predict(points)[2] / found.busy_us(points)[2] < 1.1
+
+
+def test_how_long_cores_were_used_tells_what_more_ranks_on_them_take_though_no_duration_does():
+    true = cost(message_us=1000.0, wire_factor=1.05, message_busy_us=400.0, byte_busy_us=1e-3)
+    size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 10), [2, 3, 4], [60.0, 250.0]))
+    points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate, cores=np.array(2))
+    more = Points(size_bytes=size, ranks=np.array(8), link_bytes_per_us=rate, cores=np.array(2))
+    busy = true.busy_us(points)
+    busy[::3] = np.nan
+    blind, seeing = (fit_all_reduce(Algorithm.RING, points, true.predict(points), each) for each in (None, busy))
+    wrong = [np.abs(fit.predict(more) / true.predict(more) - 1).mean() for fit in (blind, seeing)]
+    assert wrong[1] < 0.03 < 0.06 < wrong[0]
+
+
 def test_the_algorithm_that_explains_the_points_best_is_taken():
     true = cost(Algorithm.CHAIN, message_us=20.0, move_us_per_byte=1e-3)
     size, ranks = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 9), [2, 4, 8]))

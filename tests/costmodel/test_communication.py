@@ -71,6 +71,26 @@ def test_intervals_widen_away_from_what_was_measured_until_nothing_is_said():
     assert np.isnan(found.us[2])
 
 
+def test_more_ranks_are_as_doubtful_as_the_most_were_from_the_others():
+    points = grid(SIZES, ranks=(2, 3, 4))
+    slower = measured(points) * points.ranks**0.7  # what no formula of a ring knows
+    regressor = AllReduceRegressor().fit(points.matrix(), slower)
+    many = grid(SIZES, ranks=(8,))
+    found = regressor.predict_interval(many.matrix())
+    truth = measured(many, seed=1) * many.ranks**0.7
+    assert ((found.low_us <= truth) & (truth <= found.high_us)).mean() > 0.8
+    inside = regressor.predict_interval(grid(SIZES, ranks=(4,)).matrix())
+    assert (found.high_us / found.low_us > inside.high_us / inside.low_us).all()
+
+
+def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_is_in_doubt():
+    regressor = fitted(grid(SIZES, ranks=(2,)))
+    assert "ranks" not in regressor.carried_
+    found = regressor.predict_interval(grid(SIZES, ranks=(8,)).matrix())
+    here, there = (regressor.cost_.predict(grid(SIZES, ranks=(ranks,))) for ranks in (8, 2))
+    assert (found.high_us / found.us >= here / there * (1 - 1e-9)).all()
+
+
 def test_intervals_hold_about_as_often_as_they_say():
     regressor = fitted(grid(SIZES))
     between = grid(np.geomspace(2e3, 5e7, 60))
@@ -164,7 +184,7 @@ def test_files_of_another_version_or_with_other_features_are_refused(tmp_path):
         CommunicationModel.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("damage", [{"constants": [1.0]}, {"constants": [99.0] * 5}, {"inputs": []}, {"values": [0.0]}])
+@pytest.mark.parametrize("damage", [{"constants": [1.0]}, {"constants": [99.0] * 6}, {"inputs": []}, {"values": [0.0]}])
 def test_an_impossible_residual_is_noticed(damage, tmp_path):
     model().save(tmp_path / "m")
     path = tmp_path / "m" / "communication.json"

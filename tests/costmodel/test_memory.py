@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_steps import floats, node_graph, step
 
-from dpro_search.collect.trace import TensorType
+from dpro_search.collect.trace import AllocatorReport, TensorType
 from dpro_search.costmodel.memory import allocator_peak_bytes, cast_elements, peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.step_memory import StepMemory, step_memory
@@ -178,6 +178,21 @@ def test_the_allocator_rounds_up_and_takes_the_fusion_buffer_once():
     alone = allocator_peak_bytes(trained(16))
     assert allocator_peak_bytes(trained(16), fusion_buffer_bytes=2**19) == alone + 2**19
     assert allocator_peak_bytes(trained(16), fusion_buffer_bytes=2**20) > alone + 2**20
+
+
+COUNTED = AllocatorReport(name="mklcpu", peak_bytes=14_800, requested_peak_bytes=10_800, least_bytes=5800)
+
+
+def test_with_counts_pieces_are_as_much_too_large_as_they_were_and_what_stays_is_as_it_was():
+    """5,000 bytes more than the batch stay; of what comes and goes, pieces took 9,000 bytes for 5,000."""
+    assert allocator_peak_bytes(chain(), counted=COUNTED) == LAYER + 5000 + 5 * LAYER * 1.8
+    assert allocator_peak_bytes(chain(), counted=COUNTED, fusion_buffer_bytes=4096) == LAYER + 5000 + 5 * LAYER * 1.8
+
+
+@pytest.mark.parametrize("change", [{"batch_factor": 2}, {"micro_batches": 2}])
+def test_in_another_first_step_the_fusion_buffers_piece_is_played(change):
+    found = [allocator_peak_bytes(trained(16), counted=COUNTED, fusion_buffer_bytes=size, **change) for size in (0, 2**19)]
+    assert found[1] == found[0] + 2**19
 
 
 def test_of_several_recorded_steps_the_one_that_takes_the_most_tells():

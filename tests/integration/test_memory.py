@@ -6,7 +6,7 @@ import pytest
 
 from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.costmodel.memory import peak_bytes
+from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
 from dpro_search.graph.build import build_graph
 
 pytestmark = pytest.mark.integration
@@ -24,3 +24,5 @@ def test_the_predicted_peak_is_what_the_allocator_counted(tensorflow_python, tmp
     buffer = trace.horovod_settings.fusion_threshold_bytes
     predicted = peak_bytes(step, fusion_buffer_bytes=buffer, smallest_bytes=2**18)
     assert predicted.bytes == pytest.approx(counted.requested_peak_bytes, rel=0.1)
+    pieces = allocator_peak_bytes(step, counted=counted, smallest_bytes=2**18)
+    assert pieces == pytest.approx(counted.peak_bytes, rel=0.1)

@@ -105,6 +105,15 @@ def test_real_runs_that_were_interrupted_go_on_where_they_ended(tmp_path):
     assert found.baseline_us == np.median([510, 530, 540, 520]), "of the runs that were kept, and of those that began anew"
 
 
+def test_real_runs_can_be_made_in_parts(tmp_path):
+    plans, baseline, job = [(FUSED.plan, price(400_000.0))], price(500_000.0), Breaking(6)
+    for kept in (2, 4):
+        with pytest.raises(SystemExit, match=f"{kept} real runs are kept"):
+            validate(KeptRuns(job, tmp_path, most=2), baseline, plans)
+    assert validate(KeptRuns(job, tmp_path, most=2), baseline, plans).rounds == 2
+    assert job.ran == 6
+
+
 def test_runs_of_another_plan_are_not_taken(tmp_path):
     KeptRuns(Breaking(1), tmp_path).run(Plan(), warmup=5)
     with pytest.raises(SystemExit, match="another plan"):

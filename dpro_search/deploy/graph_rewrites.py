@@ -15,20 +15,25 @@ _FLOAT, _BFLOAT16 = 1, 14  # of types.proto
 def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
     """Let the backward pass use copies of ops that run again when it comes to them; returns the copies' names.
 
-    The copies of ops that hang together wait for the gradient that the first of their users waits for.
+    The copies of ops that hang together wait for the gradients that the first of their users waits for. Ops of the backward pass
+    that wait for no gradient run at once, and keep the first results.
     """
     from tensorflow.python.framework import op_def_registry
 
     order = {node.name: position for position, node in enumerate(definition.node)}
     nodes = {node.name: node for node in definition.node}
     copies = {name: f"{name}/recomputed" for name in names}
+
+    def awaited(node: Any) -> list[str]:
+        sources = sorted({node_of(entry) for entry in node.input})
+        return [n for n in sources if _is_backward(n) and n in nodes and nodes[n].op not in _EARLY]
+
     for group in _connected(set(names), nodes):
         users = [n for n in definition.node if _is_backward(n.name) and any(node_of(e) in group for e in n.input if e[0] != "^")]
-        users.sort(key=lambda node: order[node.name])
-        sources = sorted({node_of(entry) for entry in users[0].input}) if users else []
-        triggers = [n for n in sources if _is_backward(n) and n in nodes and nodes[n].op not in _EARLY]
-        if not triggers:
+        users = sorted((node for node in users if awaited(node)), key=lambda node: order[node.name])
+        if not users:
             raise ValueError(f"the plan recomputes {min(group)!r}, which the backward pass uses at once: nothing is gained")
+        triggers = awaited(users[0])
         for name in sorted(group, key=order.__getitem__):
             source = nodes[name]
             if op_def_registry.get(source.op).is_stateful or _is_backward(name):

@@ -12,7 +12,7 @@ from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
 from dpro_search.space.plan import Plan
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 JOB = Path(__file__).with_name("planned_step_job.py")
 
@@ -37,13 +37,14 @@ def plans(nodes):
     backward = tuple(name for name, op in nodes.items() if name.startswith("gradient_tape/block/") and op != "Const")
     products = tuple(name for name, op in nodes.items() if op == "MatMul")
     tanh = next(name for name in forward if nodes[name] == "Tanh")
+    used_at_once = next(name for name, op in nodes.items() if op == "Rsqrt")  # by the backward pass, which also needs it later
     total = next(name for name in forward if nodes[name] == "AddV2")
     return {
         "fused": Plan(op_clusters=(forward, backward)),
         "hole": Plan(op_clusters=((tanh, total),)),
         "missing": Plan(op_clusters=((tanh, "nobody"),)),
         "bfloat16": Plan(bfloat16_ops=products),
-        "recomputed": Plan(recomputed_ops=tuple(name for name in forward if nodes[name] in ("Tanh", "Mul"))),
+        "recomputed": Plan(recomputed_ops=(*(name for name in forward if nodes[name] in ("Tanh", "Mul")), used_at_once)),
         "all": Plan(op_clusters=(forward, backward), bfloat16_ops=(*products, tanh)),
     }
 

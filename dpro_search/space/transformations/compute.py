@@ -9,6 +9,7 @@ that needs any of it: fusing ops that lead to early and to late gradients delays
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from dpro_search.space.transformations._base import JobFacts, Transformation
 
 _LAUNCH_QUANTILE = 0.1  # of the ops' times: about what an op takes that has next to nothing to do
 _NAMES_SHOWN = 40
+_MADE_AT_RUN_TIME = re.compile(r"(^|/)(\w+Optimizer|ConstantFolding)/")  # by TensorFlow, of ops of the step
 
 
 class ComputeGraph:
@@ -171,6 +173,12 @@ class ComputeTransformation(Transformation):
     def type(self, name: str) -> str:
         """Type of the op of a name, which is on every rank."""
         return self.compute.graph.op_type[self.compute.ops[name][0]]
+
+    def not_in_the_step(self, name: str) -> str | None:
+        """A reason if a framework's optimizer made an op as the step was run, so that no job can be told to change it."""
+        if _MADE_AT_RUN_TIME.search(name):
+            return f"op '{name}' was made by TensorFlow's optimizer: the training step has none"
+        return None
 
 
 class GraphTransformation(Transformation):

@@ -160,6 +160,8 @@ class OpFusion(ComputeTransformation):
 
     def _not_fusible(self, name: str) -> str | None:
         kind = self.kind(name)
+        if why := self.not_in_the_step(name):
+            return why
         if kind not in (OpKind.FORWARD, OpKind.BACKWARD):
             return f"op '{name}' is of kind {kind.name}: only forward and backward ops are fused"
         if kind_of(self.type(name)) in _NOT_FUSED:

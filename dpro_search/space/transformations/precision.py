@@ -136,6 +136,8 @@ class Precision(ComputeTransformation):
 
     def _refusal(self, name: str) -> str | None:
         kind, op_type = self.kind(name), self.type(name)
+        if why := self.not_in_the_step(name):
+            return why
         if kind not in (OpKind.FORWARD, OpKind.BACKWARD):
             return f"op '{name}' is of kind {kind.name}: only forward and backward ops change precision"
         if _plain(op_type) in UNSAFE:

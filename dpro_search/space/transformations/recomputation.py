@@ -89,10 +89,14 @@ class Recomputation(ComputeTransformation):
 
     def _refusal(self, name: str) -> str | None:
         kind, op_type = self.kind(name), self.type(name)
+        if why := self.not_in_the_step(name):
+            return why
         if kind != OpKind.FORWARD:
             return f"op '{name}' is of kind {kind.name}: only forward ops are recomputed"
         if op_type.startswith(_RANDOM):
             return f"op '{name}': {op_type} would draw other numbers the second time"
         if op_type.startswith(_STATE):
             return f"op '{name}': {op_type} is no computation"
+        if self.compute.due[self.compute.ops[name][0]] == len(self.compute.graph.tensors):
+            return f"op '{name}': no gradient needs it"
         return None

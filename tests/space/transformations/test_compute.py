@@ -13,7 +13,7 @@ from small_steps import floats, step
 
 from dpro_search.collect.trace import CommSettings
 from dpro_search.graph.build import validate
-from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import PlanSpace, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
@@ -171,6 +171,24 @@ def test_a_recomputed_op_runs_again_before_the_backward_op_that_needs_it() -> No
 def test_an_op_that_draws_numbers_is_not_recomputed() -> None:
     types = tuple("RandomUniform" if name == "f1" else kind for name, kind in zip(GRAPH.op_name, GRAPH.op_type, strict=True))
     assert "would draw other numbers" in str(space_of(replace(GRAPH, op_type=types))[1].refusal(Plan(recomputed_ops=("f1",))))
+
+
+def test_an_op_that_no_gradient_needs_is_not_recomputed() -> None:
+    """An update is told to be a product of the forward pass, like a step's counter: it follows all gradients."""
+    late = [op for op, name in enumerate(GRAPH.op_name) if name == "u2"]
+    kinds, types = GRAPH.op_kind.copy(), list(GRAPH.op_type)
+    for op in late:
+        kinds[op], types[op] = OpKind.FORWARD, "Mul"
+    graph = replace(GRAPH, op_kind=kinds, op_type=tuple(types))
+    assert "no gradient needs it" in str(space_of(graph)[1].refusal(Plan(recomputed_ops=("u2",))))
+
+
+@pytest.mark.parametrize("field", ["op_clusters", "bfloat16_ops", "recomputed_ops"])
+def test_what_the_optimizer_made_at_run_time_cannot_be_told_to_a_job(field: str) -> None:
+    made = "encoder/ArithmeticOptimizer/AddOpsRewrite_add_1"
+    names = tuple(made if name == "f1" else name for name in GRAPH.op_name)
+    ops = (("f0", made),) if field == "op_clusters" else (made,)
+    assert "made by TensorFlow's optimizer" in str(space_of(replace(GRAPH, op_name=names))[1].refusal(Plan(**{field: ops})))
 
 
 class TestAccumulation:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.replay.kernels.fixed import simulate
+from dpro_search.replay.kernels.flows import simulate_flows
 from dpro_search.replay.kernels.fluid import simulate_fluid
 from dpro_search.replay.kernels.retime import retime
 from dpro_search.replay.layout import Layout, lay_out
@@ -130,7 +132,7 @@ class Engine:
 
     def _lay_out(self, op_of: Int32s | None) -> None:
         self.layout = lay_out(self.graph, op_of)
-        self._fluid = self._fluid_arrays() if self.graph.is_fluid else ()
+        self._kernel = _kernel(self.graph, self.layout)
 
     def _find_order(self) -> Run:
         """Replay once in the graph's own numbering, then lay out in the order of the starts."""
@@ -146,46 +148,71 @@ class Engine:
         )
 
     def _simulate(self, duration_us: Floats) -> Run:
-        layout, count = self.layout, len(self.graph)
-        ready, start, end = (np.empty(count + 1) for _ in range(3))
-        moved, order = np.empty(layout.collectives), np.empty(count, np.int32)
-        filled: tuple[Any, ...] = (ready, start, end, moved, order)
-        common: tuple[Any, ...] = (
-            duration_us,
-            layout.device,
-            layout.key,
-            layout.priority,
-            layout.succ_ptr,
-            layout.succ_idx,
-            layout.needs,
-            layout.policy,
-            layout.slot_ptr,
-            layout.program,
-            layout.collective,
-            layout.part_ptr,
-            layout.part,
-        )
-        started = simulate_fluid(*common, *self._fluid, *filled) if self._fluid else simulate(*common, *filled)
-        if started < count:
-            raise stuck_error(self.graph, layout.op_of[order[:started]])
-        return Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved, order=order)
+        return _simulated(self.graph, self.layout, self._kernel, duration_us)
 
-    def _fluid_arrays(self) -> tuple[Any, ...]:
-        """What only `simulate_fluid` wants."""
-        graph, op_of = self.graph, self.layout.op_of
-        flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes
-        link_ptr, link_idx = graph.link_ptr, graph.link_idx
-        if len(flows):
-            lengths = np.diff(graph.link_ptr)[op_of]
-            link_ptr = np.zeros(len(op_of) + 1, np.int32)
-            np.cumsum(lengths, out=link_ptr[1:])
-            link_idx = graph.link_idx[np.repeat(graph.link_ptr[:-1][op_of] - link_ptr[:-1], lengths) + np.arange(link_ptr[-1])]
-        return (
-            graph.op_kind[op_of],
-            graph.rank_of_device.astype(np.int32),
-            flows,
-            link_ptr,
-            link_idx,
-            graph.link_bytes_per_us,
-            graph.slowdown,
-        )
+
+def ends_us(graph: ReplayGraph, iterations: int) -> Floats:
+    """When each of some iterations of a valid graph ends, [iterations]: all that a single replay for its price has to find.
+
+    What `Engine` prepares for further replays takes longer than this one. Raises `GraphError` for a deadlock.
+    """
+    whole = unrolled(graph, iterations)
+    layout = lay_out(whole)
+    run = _simulated(whole, layout, _kernel(whole, layout), layout.duration_us)
+    ends: Floats = run.end_us.reshape(iterations, -1).max(axis=1)
+    return ends
+
+
+class _Kernel(NamedTuple):
+    """A compiled replay, and what it wants between a layout's arrays and those that it fills."""
+
+    simulate: Callable[..., int]
+    own: tuple[Any, ...]
+
+
+def _kernel(graph: ReplayGraph, layout: Layout) -> _Kernel:
+    """The fastest that can replay a graph."""
+    if not graph.is_fluid:
+        return _Kernel(simulate, ())
+    flows = _flows(graph, layout.op_of)
+    if not graph.slowdown.size or graph.slowdown.max() <= 1:
+        return _Kernel(simulate_flows, flows)
+    return _Kernel(simulate_fluid, (graph.op_kind[layout.op_of], graph.rank_of_device.astype(np.int32), *flows, graph.slowdown))
+
+
+def _flows(graph: ReplayGraph, op_of: Int32s) -> tuple[Any, ...]:
+    """Bytes of each op and the links that it crosses, by label, and the rates of the links."""
+    flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes
+    link_ptr, link_idx = graph.link_ptr, graph.link_idx
+    if len(flows):
+        lengths = np.diff(graph.link_ptr)[op_of]
+        link_ptr = np.zeros(len(op_of) + 1, np.int32)
+        np.cumsum(lengths, out=link_ptr[1:])
+        link_idx = graph.link_idx[np.repeat(graph.link_ptr[:-1][op_of] - link_ptr[:-1], lengths) + np.arange(link_ptr[-1])]
+    return flows, link_ptr, link_idx, graph.link_bytes_per_us
+
+
+def _simulated(graph: ReplayGraph, layout: Layout, kernel: _Kernel, duration_us: Floats) -> Run:
+    count = len(graph)
+    ready, start, end = (np.empty(count + 1) for _ in range(3))
+    moved, order = np.empty(layout.collectives), np.empty(count, np.int32)
+    started = kernel.simulate(
+        duration_us,
+        layout.device,
+        layout.key,
+        layout.priority,
+        layout.succ_ptr,
+        layout.succ_idx,
+        layout.needs,
+        layout.policy,
+        layout.slot_ptr,
+        layout.program,
+        layout.collective,
+        layout.part_ptr,
+        layout.part,
+        *kernel.own,
+        *(ready, start, end, moved, order),
+    )
+    if started < count:
+        raise stuck_error(graph, layout.op_of[order[:started]])
+    return Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved, order=order)

@@ -1,9 +1,9 @@
-"""``replay(graph) -> Timeline``: the settled iteration time of a graph, with the times of every op."""
+"""``replay(graph) -> Timeline``: the settled iteration time of a graph, with the times of every op; `settled_us` without them."""
 
 from __future__ import annotations
 
 from dpro_search.errors import InputError
-from dpro_search.replay.engine import Engine
+from dpro_search.replay.engine import Engine, ends_us
 from dpro_search.replay.monte_carlo import sampled_iterations
 from dpro_search.replay.steady import settled_distance
 from dpro_search.replay.timeline import Timeline
@@ -33,7 +33,7 @@ def replay(graph: ReplayGraph, *, iterations: int | None = None, samples: int = 
     """
     if iterations is not None and iterations < 1:
         raise InputError(f"iterations must be >= 1, not {iterations}")
-    engine = Engine(graph, iterations or (_FIRST_TRY if len(graph.carry_src) else 1))
+    engine = Engine(graph, iterations or _first_try(graph))
     timeline = _timeline(graph, engine)
     while iterations is None and not timeline.settled and engine.iterations < _LAST_TRY:
         engine = Engine(graph, engine.iterations * 2)
@@ -41,6 +41,24 @@ def replay(graph: ReplayGraph, *, iterations: int | None = None, samples: int = 
     if samples:
         timeline = timeline.with_samples(sampled_iterations(engine, graph, samples, seed))
     return timeline
+
+
+def settled_us(graph: ReplayGraph) -> tuple[float, bool]:
+    """The iteration time of ``replay(graph)``, and whether it has settled, in a fraction of its time; raises the same errors."""
+    graph.validate()
+    iterations = _first_try(graph)
+    while True:
+        ends = ends_us(graph, iterations)
+        if iterations == 1:
+            return float(ends[0]), True
+        iteration_us, settled = settled_distance(ends)
+        if settled or iterations >= _LAST_TRY:
+            return iteration_us, settled
+        iterations *= 2
+
+
+def _first_try(graph: ReplayGraph) -> int:
+    return _FIRST_TRY if len(graph.carry_src) else 1
 
 
 def _timeline(graph: ReplayGraph, engine: Engine) -> Timeline:

@@ -13,7 +13,7 @@ import numpy as np
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.replay.critical_path import critical_path, path_shares
 from dpro_search.replay.plan_predictor import PlanPredictor
-from dpro_search.replay.replayer import replay
+from dpro_search.replay.replayer import settled_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
@@ -84,25 +84,24 @@ class StorePlans(PlanPredictor, Generic[_Job]):
 
     def priced(self, timeline: Timeline, plan: Plan) -> Prediction:
         """The price that a replay of a plan tells, with its breakdown."""
-        return self._price(timeline, plan, breakdown_us(timeline))
+        return self._price(timeline.iteration_us, timeline.settled, plan, breakdown_us(timeline))
 
     @abstractmethod
     def _built(self, job: _Job) -> ReplayGraph:
         """The graph of a job."""
 
     def _predict(self, plan: Plan) -> Prediction:
-        # Without the breakdown, whose critical path takes as long as the replay.
-        return self._price(replay(self.graph(plan)), plan, {})
+        # Without the times of ops and the breakdown, which take longer than the replay.
+        return self._price(*settled_us(self.graph(plan)), plan, {})
 
-    def _price(self, timeline: Timeline, plan: Plan, breakdown: dict[str, float]) -> Prediction:
-        centre = timeline.iteration_us
+    def _price(self, centre: float, settled: bool, plan: Plan, breakdown: dict[str, float]) -> Prediction:
         return Prediction(
             iteration_us=centre,
             interval_us=(centre * (1 - self.model_error), centre * (1 + self.model_error)),
             breakdown_us=breakdown,
             peak_memory_bytes=None,
             source="recorded" if plan == Plan() and not self._changed else "extrapolated",
-            settled=timeline.settled,
+            settled=settled,
         )
 
     def _with_job(self, job: _Job) -> Self:

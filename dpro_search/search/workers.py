@@ -8,13 +8,15 @@ nothing with it but the plans that it was given, and those go to the others.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import selectors
 import signal
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from types import TracebackType
 from typing import NoReturn, Self
@@ -76,6 +78,9 @@ class ProcessPricer:
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
+        self._answers = selectors.DefaultSelector()
+        for worker in self._workers:
+            self._answers.register(worker.connection, selectors.EVENT_READ, worker)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -89,8 +94,8 @@ class ProcessPricer:
     def done(self) -> tuple[Plan, Prediction]:
         while True:
             self._hand_out()
-            ready = set(wait([worker.connection for worker in self._workers]))
-            for worker in [worker for worker in self._workers if worker.connection in ready]:
+            for key, _ in self._answers.select():
+                worker: _Worker = key.data
                 try:
                     answer = _ANSWER.decode(worker.connection.recv_bytes())
                 except (EOFError, OSError):
@@ -108,6 +113,7 @@ class ProcessPricer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         for worker in self._workers:
             worker.process.kill()  # it owns nothing that could be left half-done
+        self._answers.close()
         for worker in self._workers:
             worker.process.join()
             worker.process.close()
@@ -129,6 +135,7 @@ class ProcessPricer:
 
     def _drop(self, worker: _Worker) -> None:
         """Take back what an ended worker was given."""
+        self._answers.unregister(worker.connection)
         worker.connection.close()
         worker.process.join()
         self._workers.remove(worker)
@@ -178,6 +185,7 @@ def _work(objective: Objective, connection: Connection, foreign: list[Connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in foreign:
         other.close()
+    gc.freeze()  # what was forked along is not looked at, which would copy its pages
     try:
         while True:
             connection.send_bytes(answer_to(objective, connection.recv_bytes()))

@@ -149,12 +149,14 @@ class _BytepsGraph:
         processes = range(len(self._process_core))
         rank = np.array([cores.index(core) for core in self._process_core])
         pairs = np.broadcast_to(rank[:, None], (len(processes), len(processes)))
-        self._send = self._builder.add_devices(pairs, OrderPolicy.FIFO, "{0} to {1}", (processes, processes))
-        self._delay = self._builder.add_devices(rank, OrderPolicy.UNBOUNDED, "delays of {0}", (processes,))
+        self._send = self._builder.add_devices(pairs, OrderPolicy.FIFO, "{0} to {1}", (processes, processes)).tolist()
+        self._delay = self._builder.add_devices(rank, OrderPolicy.UNBOUNDED, "delays of {0}", (processes,)).tolist()
         policy = OrderPolicy.PRIORITY if job.credit else OrderPolicy.UNBOUNDED
-        self._reduce = self._builder.add_devices(rank[: len(job.workers)], policy, "reduce of {0}", (range(len(job.workers)),))
+        self._reduce = self._builder.add_devices(
+            rank[: len(job.workers)], policy, "reduce of {0}", (range(len(job.workers)),)
+        ).tolist()
         if job.bytes_per_us is not None:
-            self._out, self._into = (self._builder.add_links(np.full(len(processes), job.bytes_per_us)) for _ in range(2))
+            self._out, self._into = (self._builder.add_links(np.full(len(processes), job.bytes_per_us)).tolist() for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
@@ -236,7 +238,7 @@ class _BytepsGraph:
         job = self._job
         held = min(part.size_bytes / (job.credit * job.page_partition_bytes), 1.0) if job.credit else 1.0
         reduced = self._builder.add_op(
-            int(self._reduce[worker]),
+            self._reduce[worker],
             job.reduce_us * held,
             name=f"{what}.reduce@{worker}",
             kind=OpKind.COMM,
@@ -246,13 +248,13 @@ class _BytepsGraph:
         return self._wait(worker, job.reduce_us * (1 - held) + job.before_push_us, f"{what}.queued@{worker}", reduced)
 
     def _wait(self, process: int, delay_us: float, name: str, after: int) -> int:
-        return self._builder.add_op(int(self._delay[process]), delay_us, name=name, kind=OpKind.COMM, after=[after])
+        return self._builder.add_op(self._delay[process], delay_us, name=name, kind=OpKind.COMM, after=[after])
 
     def _message(self, name: str, sender: int, receiver: int, size: float, after: int) -> int:
         """The way from a process to another, behind what the sender has sent there before."""
-        links = [] if self._job.bytes_per_us is None else [int(self._out[sender]), int(self._into[receiver])]
+        links = () if self._job.bytes_per_us is None else (self._out[sender], self._into[receiver])
         return self._builder.add_op(
-            int(self._send[sender, receiver]),
+            self._send[sender][receiver],
             0.0,
             name=name,
             kind=OpKind.COMM,

@@ -180,8 +180,9 @@ class _KvstoreGraph:
         self._builder = GraphBuilder()
         cores = dict.fromkeys((*job.worker_core, *job.server_core))
         devices = self._builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (tuple(cores),))
-        self._core = dict(zip(cores, devices.tolist(), strict=True))
-        processes = len(job.worker_core) + len(job.server_core)
+        of_core = dict(zip(cores, devices.tolist(), strict=True))
+        self._core = [of_core[core] for core in (*job.worker_core, *job.server_core)]  # device of each process
+        processes = len(self._core)
         rank = [list(cores).index(core) for core in (*job.worker_core, *job.server_core)]
         # A process sends to each other one in order.
         self._send = self._builder.add_devices(
@@ -189,9 +190,9 @@ class _KvstoreGraph:
             OrderPolicy.FIFO,
             "{0} to {1}",
             (range(processes), range(processes)),
-        )
+        ).tolist()
         if job.bytes_per_us is not None:
-            self._out, self._into = (self._builder.add_links(np.full(processes, job.bytes_per_us)) for _ in range(2))
+            self._out, self._into = (self._builder.add_links(np.full(processes, job.bytes_per_us)).tolist() for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
@@ -211,7 +212,7 @@ class _KvstoreGraph:
             groups = job.updates if job.slicing.priority else ()
             for number, tensors in enumerate(groups):
                 updated = self._builder.add_op(
-                    self._core[job.worker_core[worker]],
+                    self._core[worker],
                     float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte,
                     name=f"update{number}@{worker}",
                     kind=OpKind.UPDATE,
@@ -226,11 +227,11 @@ class _KvstoreGraph:
         """What a worker does for a gradient before it is sent, or once it is back."""
         job = self._job
         cost_us = float(job.tensor_bytes[tensor]) * job.beside_us_per_byte[worker] / 2
-        return self._builder.add_op(self._core[job.worker_core[worker]], cost_us, name=name, kind=OpKind.COMM, after=after)
+        return self._builder.add_op(self._core[worker], cost_us, name=name, kind=OpKind.COMM, after=after)
 
     def _served(self, what: str, server: int, size: float, sent: Sequence[int]) -> int:
         """Push, sum and update (or copy) a slice that the workers send after these ops; returns the last."""
-        job, core = self._job, self._core[self._job.server_core[server]]
+        job, core = self._job, self._core[len(self._job.workers) + server]
         summed = []
         mean_us = (job.copy_us_per_byte + (len(sent) - 1) * job.sum_us_per_byte) / len(sent)
         for worker, made in enumerate(sent):
@@ -244,27 +245,26 @@ class _KvstoreGraph:
     def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
         """From a process to another: core time on both sides, and between them the way over their links."""
         job, builder = self._job, self._builder
-        cores = (*job.worker_core, *job.server_core)
         cpu_us = size * job.comm_us_per_byte
-        sent = builder.add_op(self._core[cores[sender]], cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
+        sent = builder.add_op(self._core[sender], cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
         if job.bytes_per_us is not None:
             sent = builder.add_op(
-                int(self._send[sender, receiver]),
+                self._send[sender][receiver],
                 0.0,
                 name=name,
                 kind=OpKind.COMM,
                 after=[sent],
                 flow_bytes=size,
-                links=[int(self._out[sender]), int(self._into[receiver])],
+                links=(self._out[sender], self._into[receiver]),
             )
-        return builder.add_op(self._core[cores[receiver]], cpu_us, name=f"{name}.receive", kind=OpKind.COMM, after=[sent])
+        return builder.add_op(self._core[receiver], cpu_us, name=f"{name}.receive", kind=OpKind.COMM, after=[sent])
 
     def _compute(self) -> tuple[list[dict[int, int]], list[dict[int, int]]]:
         """Of each worker, the op that makes each tensor's gradient and the op that wants its weights."""
         ready: list[dict[int, int]] = []
         wanted: list[dict[int, int]] = []
         for worker, segments in enumerate(self._job.workers):
-            device = self._core[self._job.worker_core[worker]]
+            device = self._core[worker]
             makes: dict[int, int] = {}
             uses: dict[int, int] = {}
             ops: list[int] = []

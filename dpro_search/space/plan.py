@@ -22,7 +22,7 @@ _POSITIVE = (
 _NAME_SETS = ("bfloat16_ops", "recomputed_ops")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """Changes of strategy; None leaves a setting as it was recorded. Predictors refuse fields that their kind of job does not know.
 
     Attributes

@@ -1,12 +1,13 @@
 """How soon a search is within 1 % of the best that long searches find: BERT-base, 5,000 ops, 16 workers, all transformations.
 
-    python -m experiments.search.time_to_best search OUT [--job JOB] [--sampler auto] [--seed 0] [--seconds 3600]
+    python -m experiments.search.time_to_best search OUT [--job JOB] [--sampler auto] [--seed 0] [--seconds 60]
+    python -m experiments.search.time_to_best reference OUT [--job JOB] [--sampler auto] [--seed 1000] [--seconds 3600]
     python -m experiments.search.time_to_best report OUT [--json]
 
 A search writes a better plan down at once, and every few seconds how far it is: one that is stopped counts as far as it came. Its
 time is processor time from the start of the process, imports and preparation of the job included, so that what else runs on the
-machine does not matter. The report holds all searches in OUT against the best of all of them, and against the best of the other
-samplers' searches.
+machine does not matter. A reference is the same for longer, out of the way of others: on one core, and last in its queue. The
+report holds all searches in OUT against the best of all of them, and against the best of the other samplers' searches.
 
 JOB is "bert" (`benchmarks/search_bert.py`), "ring" (`benchmarks/search_jobs.py`: tensor fusion only, rings message by message), or
 the folder of a recording of TensorFlow with Horovod, which then runs on 16 workers.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +79,12 @@ def search(out: Path, job: str, sampler_name: str, seed: int, seconds: float) ->
     return said
 
 
+def keep_out_of_the_way() -> None:
+    """One core of those that the process may use, after everybody else."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.nice(19)
+
+
 def report(out: Path) -> dict[str, Any]:
     """All searches of a folder, against the best of all and the best of the other samplers."""
     searches = {path.stem: points for path in sorted(out.glob("*.jsonl")) if (points := _points(path))}
@@ -116,16 +124,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     searching = parts.add_parser("search", help="one search")
-    searching.add_argument("--job", default="bert", help="default: %(default)s")
-    searching.add_argument("--sampler", choices=SAMPLERS, default="auto")
-    searching.add_argument("--seed", type=int, default=0)
-    searching.add_argument("--seconds", type=float, default=3600.0, help="of processor time (default: %(default)s)")
+    long = parts.add_parser("reference", help="one long search, on one core and with the lowest priority")
+    for part, seed, seconds in ((searching, 0, 60.0), (long, 1000, 3600.0)):
+        part.add_argument("--job", default="bert", help="default: %(default)s")
+        part.add_argument("--sampler", choices=SAMPLERS, default="auto")
+        part.add_argument("--seed", type=int, default=seed, help="default: %(default)s")
+        part.add_argument("--seconds", type=float, default=seconds, help="of processor time (default: %(default)s)")
     reporting = parts.add_parser("report", help="compare the searches of a folder")
     reporting.add_argument("--json", action="store_true", help="print one JSON object")
-    for part in (searching, reporting):
+    for part in (searching, long, reporting):
         part.add_argument("out", metavar="OUT", type=Path)
     arguments = parser.parse_args()
-    if arguments.part == "search":
+    if arguments.part == "reference":
+        keep_out_of_the_way()
+    if arguments.part != "report":
         ended = search(arguments.out, arguments.job, arguments.sampler, arguments.seed, arguments.seconds)
         print(f"{ended.best_us / 1e3:.2f} ms after {ended.plans} plans and {ended.seconds:.0f} s of processor time")
         return

@@ -13,7 +13,8 @@ from dpro_search.replay import replay
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.monte_carlo import sampled_iterations
 from dpro_search.replay.reference import replay_reference
-from dpro_search.replay.steady import settled_distance
+from dpro_search.replay.replayer import settled_us
+from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, csr
 
@@ -137,6 +138,32 @@ def test_equal_samples_give_the_replay_itself():
     constant = replace(graph, samples_us=np.tile(graph.duration_us, (3, 1)).astype(np.float32))
     timeline = replay(constant, samples=5)
     np.testing.assert_array_equal(timeline.sampled_us, np.full(5, timeline.iteration_us))
+
+
+@settings(max_examples=150, deadline=None)
+@given(replay_graphs(carry=True, max_ops=8))
+def test_the_iteration_time_alone_is_that_of_the_replay(graph):
+    def answer_of(asked):
+        try:
+            return asked(graph)
+        except GraphError as error:
+            return str(error)
+
+    timeline = answer_of(replay)
+    expected = timeline if isinstance(timeline, str) else (timeline.iteration_us, timeline.settled)
+    assert answer_of(settled_us) == expected
+
+
+def test_ops_of_several_iterations_are_named_after_theirs():
+    graph = GraphBuilder()
+    device = graph.add_device()
+    for name in ("forward", "backward"):
+        graph.carry(*[graph.add_op(device, 1.0, name=name)] * 2)
+    names = unrolled(graph.build(), 2).names
+    assert list(names) == ["forward#0", "backward#0", "forward#1", "backward#1"]
+    assert (names[-1], names[1:3]) == ("backward#1", ["backward#0", "forward#1"])
+    with pytest.raises(IndexError):
+        names[4]
 
 
 def test_samples_need_recorded_durations():

@@ -1,6 +1,7 @@
 """Graphs made by hand and in blocks."""
 
 import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -72,6 +73,36 @@ def test_a_block_is_the_ops_one_by_one():
     ours, theirs = block.build(), one_by_one.build()
     for name in ("duration_us", "device", "kind", "priority", "pred_ptr", "pred_idx", "policy", "rank_of_device"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_single_ops_and_blocks_keep_the_order_in_which_they_come():
+    blocks, singles = GraphBuilder(), GraphBuilder()
+    for builder in (blocks, singles):
+        builder.add_device(name="first")
+        builder.add_devices([0, 1], OrderPolicy.UNBOUNDED)
+        builder.add_links([10.0, 20.0])
+    for builder in (blocks, singles):
+        before = builder.add_op(0, 3.0, name="before", kind=OpKind.BACKWARD, priority=2, flow_bytes=8.0, links=[1, 0])
+        if builder is blocks:
+            pair = builder.add_ops([1, 2], [1.0, 2.0], kind=OpKind.COMM, collective=0, name="part{0}", axes=(range(2),))
+            builder.add_edges(before, pair)
+        else:
+            pair = [
+                builder.add_op(1 + i, 1.0 + i, kind=OpKind.COMM, collective=0, name=f"part{i}", after=[before]) for i in range(2)
+            ]
+        after = builder.add_op(0, 4.0, after=[int(pair[1]), before])
+        builder.carry(after, before)
+        builder.carry(np.array([after, after]), np.asarray(pair))
+        builder.add_buffer(after, 16.0, uses=[before, after])
+    ours, theirs = blocks.build(), singles.build()
+    for field in fields(ours):
+        if "names" in field.name:
+            assert list(getattr(ours, field.name)) == list(getattr(theirs, field.name))
+        else:
+            np.testing.assert_array_equal(getattr(ours, field.name), getattr(theirs, field.name), err_msg=field.name)
+    assert list(ours.names) == ["before", "part0", "part1", "op 3"]
+    assert ours.pred_idx[ours.pred_ptr[3] : ours.pred_ptr[4]].tolist() == [2, 0]
+    assert list(ours.device_names) == ["first", "device 1", "device 2"]
 
 
 def test_ops_without_a_link_stand_beside_flows():

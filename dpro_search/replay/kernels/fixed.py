@@ -157,7 +157,7 @@ def simulate(
                             posted[c] += 1
                             if posted[c] == part_ptr[c + 1] - part_ptr[c]:
                                 moved_us[c] = now
-                                push(due_us, due, events, now + _work(c, part_ptr, part, duration_us), devices + c, short)
+                                push(due_us, due, events, now + collective_work(c, part_ptr, part, duration_us), devices + c, short)
                                 events += 1
                         elif duration_us[to] == 0.0:
                             stack[ended] = to
@@ -231,7 +231,7 @@ def simulate(
                 if posted[c] < part_ptr[c + 1] - part_ptr[c]:
                     continue
                 moved_us[c] = now
-                code, work = devices + c, _work(c, part_ptr, part, duration_us)
+                code, work = devices + c, collective_work(c, part_ptr, part, duration_us)
             push(due_us, due, events, now + work, code, short)
             events += 1
         touches = 0
@@ -241,7 +241,7 @@ def simulate(
 
 
 @njit(cache=True, nogil=True)
-def _work(c: int, part_ptr: Int32s, part: Int32s, duration_us: Floats) -> float:
+def collective_work(c: int, part_ptr: Int32s, part: Int32s, duration_us: Floats) -> float:
     """How long a collective moves data: the longest of its parts."""
     work = 0.0
     for k in range(part_ptr[c], part_ptr[c + 1]):

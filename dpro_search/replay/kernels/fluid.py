@@ -1,17 +1,17 @@
-"""Replay of a graph whose ops change speed while they run: flows that share links, compute slowed by communication.
+"""Replay of a graph where communication slows compute, and flows may share links.
 
-The same rules as `fixed.py`, which is many times faster; `replay/reference.py` says what must come out. An op keeps what is left of
-its work, its speed and since when; only a changed speed touches them, so that both implementations round alike.
+The same rules as `fixed.py` and `flows.py`, which are many times faster; `replay/reference.py` says what must come out. An op keeps
+what is left of its work, its speed and since when; only a changed speed touches them, so that all implementations round alike.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
+from dpro_search.replay.kernels.flows import share_links
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
@@ -152,7 +152,7 @@ def simulate_fluid(
         if at_once:
             continue
         if flows_changed:
-            _share_links(running[:runs], moves_bytes, link_ptr, link_idx, link_bytes_per_us, rate)
+            share_links(running[:runs], moves_bytes, link_ptr, link_idx, link_bytes_per_us, rate)
             flows_changed = False
         now_next = np.inf
         for k in range(runs):
@@ -221,45 +221,3 @@ def _start(
         left[one], speed[one], since[one], due_us[one] = work, 1.0, now, now + work
         active[rank[device[one]], kind[one] % active.shape[1]] += 1
     return runs
-
-
-@njit(cache=True, nogil=True)
-def _share_links(
-    running: Int32s,
-    moves_bytes: npt.NDArray[np.bool_],
-    link_ptr: Int32s,
-    link_idx: Int32s,
-    link_bytes_per_us: Floats,
-    rate: Floats,
-) -> None:
-    """Max-min fair rates of the flows among the running ops, by progressive filling."""
-    left = link_bytes_per_us.copy()
-    users = np.zeros(len(left), np.int64)
-    unfixed = np.empty(len(running), np.int32)
-    count = 0
-    for op in running:
-        if moves_bytes[op]:
-            unfixed[count] = op
-            count += 1
-            for edge in range(link_ptr[op], link_ptr[op + 1]):
-                users[link_idx[edge]] += 1
-    while count > 0:
-        bottleneck, share = -1, np.inf
-        for link in range(len(left)):
-            if users[link] > 0 and left[link] / users[link] < share:
-                bottleneck, share = link, left[link] / users[link]
-        kept = 0
-        for k in range(count):
-            op = unfixed[k]
-            uses = False
-            for edge in range(link_ptr[op], link_ptr[op + 1]):
-                uses |= link_idx[edge] == bottleneck
-            if not uses:
-                unfixed[kept] = op
-                kept += 1
-                continue
-            rate[op] = share
-            for edge in range(link_ptr[op], link_ptr[op + 1]):
-                left[link_idx[edge]] -= share
-                users[link_idx[edge]] -= 1
-        count = kept

@@ -13,6 +13,7 @@ import numpy as np
 from dpro_search.search.samplers._base import Proposal, Sampler, price_us
 from dpro_search.search.samplers._critical_path import CriticalPathSampler
 from dpro_search.search.samplers._guide import Guide
+from dpro_search.search.samplers._ladders import LadderSampler
 from dpro_search.search.samplers._mcmc import McmcSampler
 from dpro_search.search.samplers._optuna import OptunaSampler
 from dpro_search.space.plan import Plan, Prediction
@@ -20,6 +21,7 @@ from dpro_search.space.transformations import PlanSpace
 
 _BLOCK = 12  # trials that a sampler gets at a time
 _DEAR_BLOCK = 2  # of Optuna where replays are fast: a proposal of its estimator then takes longer than half a dozen of them
+_LADDERS_BLOCK = 32  # first block of line searches, which end it themselves when they have nothing new
 _MEMORY = 0.5  # how much of a sampler's earlier gains still counts after each of its blocks
 _GAIN_DIGITS = 4  # smaller gains count as none
 _FRESH_ATTEMPTS = 8  # proposals of a member that another one had priced, which cost no trial
@@ -29,6 +31,7 @@ _TURN_EVERY, _TURN_GROWTH = 4.0, 1.25  # blocks from one turn of the least tried
 @dataclass(eq=False)
 class _Member:
     sampler: Sampler
+    first_block: int = _BLOCK
     block: int = _BLOCK  # trials of its blocks after the first
     blocks: int = 0
     successes: int = 0  # blocks that found a better plan
@@ -52,7 +55,7 @@ class _Block:
 
 
 class AutoSampler(Sampler):
-    """Optuna over the outer knobs, Metropolis chains over whole plans and, with a guide, the critical path.
+    """Optuna over the outer knobs, Metropolis chains over whole plans, and the critical path or, without a guide, line searches.
 
     First come the space's default plans. Then members get blocks of trials: first one each, then the member whose blocks lately
     improved the best plan most; where none did, the one whose blocks did so most often, so that in a long search without much
@@ -67,12 +70,12 @@ class AutoSampler(Sampler):
     def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
         super().__init__(space, rng, guide)
         outer, inner, path = rng.spawn(3)
-        self._members = [
-            _Member(OptunaSampler(space, outer), _BLOCK if guide is None else _DEAR_BLOCK),
-            _Member(McmcSampler(space, inner, guide)),
-        ]
-        if guide is not None:
-            self._members.append(_Member(CriticalPathSampler(space, path, guide)))
+        optuna, mcmc = OptunaSampler(space, outer), McmcSampler(space, inner, guide)
+        if guide is None:
+            ladders = LadderSampler(space, path)
+            self._members = [_Member(ladders, first_block=_LADDERS_BLOCK), _Member(mcmc), _Member(optuna)]
+        else:
+            self._members = [_Member(optuna, block=_DEAR_BLOCK), _Member(mcmc), _Member(CriticalPathSampler(space, path, guide))]
         self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
         self._wanted: set[Plan] = set()
         for plan in space.defaults:
@@ -157,7 +160,7 @@ class AutoSampler(Sampler):
             chosen = fewest_first[0]
         else:  # max() takes the first of equals
             chosen = max(fewest_first, key=lambda member: (round(member.gain, _GAIN_DIGITS), member.success_rate))
-        trials = chosen.block if chosen.blocks else _BLOCK
+        trials = chosen.block if chosen.blocks else chosen.first_block
         return _Block(chosen, self._best_us(), is_turn, to_ask=trials, to_tell=trials)
 
     def _cut_short(self, block: _Block) -> None:

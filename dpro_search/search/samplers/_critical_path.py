@@ -12,6 +12,7 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.search.samplers._base import Proposal, Sampler, price_us
+from dpro_search.search.samplers._cuts import best_cuts
 from dpro_search.search.samplers._guide import (
     Guide,
     collective_us,
@@ -28,6 +29,7 @@ from dpro_search.space.transformations import PlanSpace
 _FRESH_ATTEMPTS = 16
 _PATIENCE = 24  # steps on the critical path of a plan, without a better one, before the next starting point is looked at
 _MOST_STARTS = 16
+_CUTS = 3  # of the best ones, by the number of groups, that are tried: the line through the collectives is a guess
 _COMMUNICATION = ("fusion_threshold_bytes", "tensor_groups", "cycle_time_us")
 
 
@@ -35,11 +37,12 @@ class CriticalPathSampler(Sampler):
     """A descent from plan to better plan, by what the replay of the best one waits for.
 
     Of a plan that is the best so far, the replay tells when tensors are ready and what collectives take. From that, dPRO's
-    theorems (see `_guide.py`) give whole plans: its collectives joined where that pays, cut where that pays, and joined anew from
-    single tensors; each also with the recorded cycle time. Cost models of compute give more, like clusters of ops wherever fusing
-    pays (Theorem 1); the tensors of ops that end together then travel together, as the walks over them find (Theorem 3). When
-    those are told and none was better, single moves follow, of what is on the critical path; when these do not help either, the
-    next of the space's starting points is looked at. After the last starting point, moves go on from the best plan.
+    theorems (see `_guide.py`) give whole plans: its collectives joined where that pays, and cut where that pays; and dynamic
+    programming the groups of neighbours that end first (see `_cuts.py`); each also with the recorded cycle time. Cost models of
+    compute give more, like clusters of ops wherever fusing pays (Theorem 1); the tensors of ops that end together then travel
+    together, as the groups of the next better plan say (Theorem 3). When those are told and none was better, single moves follow,
+    of what is on the critical path; when these do not help either, the next of the space's starting points is looked at. After
+    the last starting point, moves go on from the best plan.
     """
 
     name: ClassVar[str] = "critical-path"
@@ -110,9 +113,9 @@ class CriticalPathSampler(Sampler):
         if exchanges:
             sync = fitted_sync_time(exchanges)
             for groups in (
+                *(found.groups for found in best_cuts(single_parts(exchanges, self._size_bytes), sync)[:_CUTS]),
                 joined(parts_of(exchanges), sync),
                 cut(exchanges, self._size_bytes, sync),
-                joined(single_parts(exchanges, self._size_bytes), sync),
             ):
                 suggested = self.space.detailed(msgspec.structs.replace(plan, tensor_groups=groups))
                 yield suggested

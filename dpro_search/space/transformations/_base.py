@@ -122,7 +122,8 @@ class Transformation(abc.ABC):
 
     def simplest(self, plan: Plan) -> Plan:
         """The plan without fields of its own that repeat the recording or have no effect."""
-        repeated = [name for name in self.fields if name in self.job.values and getattr(plan, name) == self.job.values[name]]
+        own = {name: value for name in self.fields if (value := getattr(plan, name)) is not None}
+        repeated = [name for name, value in own.items() if value == self.job.values.get(name)]
         return msgspec.structs.replace(plan, **dict.fromkeys(repeated)) if repeated else plan
 
     def detailed(self, plan: Plan) -> Plan:

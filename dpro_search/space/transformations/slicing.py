@@ -50,13 +50,15 @@ class KeySlicing(Knob):
         bounds = geometric(_SMALLEST_ELEMENTS, largest + 1, 2.0)
         slices = geometric(least, max(largest, least), 2.0)
         plain: tuple[dict[str, object], ...] = ladder("bigarray_bound", bounds)
+        sliced: tuple[dict[str, object], ...] = ladder("slice_threshold", slices)
+        priority = self.job.values["p3"]
         return Choice(
             name=self.name,
             fields=self.fields,
             ways={
                 RECORDED: ({},),
-                "bound": tuple({"p3": False, **rung} for rung in plain) if self.job.values["p3"] else plain,
-                "priority": tuple({"p3": True, **rung} for rung in ladder("slice_threshold", slices)),
+                "bound": tuple({"p3": False, **rung} for rung in plain) if priority else plain,
+                "priority": sliced if priority else tuple({"p3": True, **rung} for rung in sliced),
             },
         )
 

@@ -54,6 +54,8 @@ class TensorFusion(Transformation):
         threshold = plan.fusion_threshold_bytes
         if groups is not None or threshold == self.job.values.get("fusion_threshold_bytes"):
             threshold = None
+        if groups is plan.tensor_groups and threshold == plan.fusion_threshold_bytes:
+            return plan  # a new plan is checked anew
         return msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, tensor_groups=groups)
 
     def detailed(self, plan: Plan) -> Plan:

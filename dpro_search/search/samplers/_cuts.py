@@ -1,0 +1,71 @@
+"""The best groups of neighbours, if collectives run one after the other: dynamic programming over a guide's times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dpro_search.collect.trace import Floats
+from dpro_search.search.samplers._guide import Part, SyncTime
+from dpro_search.space.moves import Grouping
+
+MOST_CUTS = 32  # groups
+_MOST_WORK = 20_000_000  # steps of the recursion: a few hundredths of a second
+
+
+class Cut(NamedTuple):
+    """Groups of neighbours, and when the last collective ends under them."""
+
+    end_us: float
+    groups: Grouping
+
+
+def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> list[Cut]:
+    """For each number of groups up to `most`, the grouping whose last collective ends first; the earliest end comes first.
+
+    Unlike the walks of dPRO's theorems this looks ahead: a group may end later than it could, so that those behind it are fewer.
+
+    Parameters
+    ----------
+    parts
+        At least one, in the order in which they become ready; each stays whole.
+    """
+    count = len(parts)
+    most = max(min(most, count, _MOST_WORK // count**2), 1)
+    ready_us = np.maximum.accumulate(np.array([part.ready_us for part in parts]))
+    upto_bytes = np.concatenate(([0.0], np.cumsum([part.size_bytes for part in parts])))
+    end_us, first = _earliest(ready_us, upto_bytes, sync.alpha_us, sync.beta_us, most)
+    found = []
+    for groups in range(1, most + 1):
+        ranges, stop = [], count
+        for left in range(groups, 0, -1):
+            ranges.append((int(first[left, stop]), stop))
+            stop = ranges[-1][0]
+        joined = tuple(tuple(name for part in parts[a:b] for name in part.tensors) for a, b in reversed(ranges))
+        found.append(Cut(float(end_us[groups, count]), joined))
+    return sorted(found, key=lambda cut: cut.end_us)  # stable: of equal ends, the one with fewer groups
+
+
+@njit(cache=True)
+def _earliest(
+    ready_us: Floats, upto_bytes: Floats, alpha_us: float, beta_us: float, most: int
+) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Earliest end of the first j parts in k groups, and the first part of the last of these, [most + 1, parts + 1] each."""
+    count = len(ready_us)
+    end_us = np.full((most + 1, count + 1), np.inf)
+    first = np.zeros((most + 1, count + 1), np.int64)
+    end_us[0, 0] = 0.0
+    for groups in range(1, most + 1):
+        for stop in range(groups, count + 1):
+            for start in range(groups - 1, stop):
+                us = (
+                    max(end_us[groups - 1, start], ready_us[stop - 1]) + alpha_us + beta_us * (upto_bytes[stop] - upto_bytes[start])
+                )
+                if us < end_us[groups, stop]:
+                    end_us[groups, stop] = us
+                    first[groups, stop] = start
+    return end_us, first

@@ -1,0 +1,127 @@
+"""Prices of plans of jobs with parameter servers: what the specification says, found without the times of every op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay.engine import Engine
+from dpro_search.replay.reference import replay_reference
+from dpro_search.replay.replayer import replay, settled_us
+from dpro_search.replay.steady import settled_distance, unrolled
+from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
+from dpro_search.space.byteps_job import BytepsJob
+from dpro_search.space.kvstore_job import KvstoreJob, Segment
+from dpro_search.space.plan import Plan
+
+SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)
+RATES = st.sampled_from([None, 60.0, 250.0])
+
+
+def segments(tensors: int) -> tuple[Segment, ...]:
+    forward = [Segment(kind=OpKind.FORWARD, work_us=1100.0 + 70 * i, uses=(i,), makes=()) for i in range(tensors)]
+    backward = [Segment(kind=OpKind.BACKWARD, work_us=2100.0 + 30 * i, uses=(), makes=(i,)) for i in reversed(range(tensors))]
+    return (*forward, *backward)
+
+
+def tensors_of(sizes: list[int]) -> list[TensorInfo]:
+    return [
+        TensorInfo(name=f"w{i}", node=f"key{i}", dtype="float32", shape=(size // 4,), size_bytes=size)
+        for i, size in enumerate(sizes)
+    ]
+
+
+def kvstore(sizes: list[int], rate: float | None) -> KvstorePlans:
+    """Servers share the workers' cores."""
+    job = KvstoreJob(
+        workers=(segments(len(sizes)),) * 2,
+        tensor_bytes=np.array(sizes, dtype=np.float64),
+        element_bytes=np.full(len(sizes), 4.0),
+        key=np.arange(len(sizes)),
+        worker_core=(0, 1),
+        server_core=(0,),
+        slicing=Slicing(servers=1, bound=100_000),
+        bytes_per_us=rate,
+        comm_us_per_byte=0.0007,
+        beside_us_per_byte=(0.0003, 0.0004),
+        copy_us_per_byte=0.0002,
+        sum_us_per_byte=0.0003,
+        update_us_per_byte=0.0005,
+        slice_us=40.0,
+        updates=tuple((i,) for i in range(len(sizes))),
+    )
+    return KvstorePlans.of_job(job, tensors_of(sizes))
+
+
+def byteps(sizes: list[int], rate: float | None) -> BytepsPlans:
+    job = BytepsJob(
+        workers=(segments(len(sizes)),) * 2,
+        tensor_bytes=np.array(sizes, dtype=np.float64),
+        declared_key=np.arange(len(sizes)),
+        group=np.arange(len(sizes)) // 2,
+        order=np.arange(len(sizes))[::-1].copy(),
+        scale_us=np.full((2, len(sizes)), 90.0),
+        update_us=np.full((2, len(sizes)), 130.0),
+        worker_core=(0, 1),
+        server_core=(0, 1),
+        worker_polling=0.1,
+        server_polling=0.05,
+        partition_bytes=200_000,
+        credit=0,
+        hash_name="djb2",
+        bytes_per_us=rate,
+        cpu_us_per_byte=0.0006,
+        message_us=60.0,
+        reduce_us=300.0,
+        before_push_us=110.0,
+        reply_us=70.0,
+        after_pull_us=220.0,
+    )
+    return BytepsPlans.of_job(job, tensors_of(sizes))
+
+
+PLANS = {
+    kvstore: [Plan(), Plan(servers=3), Plan(bigarray_bound=1000, servers=2), Plan(p3=True, slice_threshold=20_000)],
+    byteps: [Plan(), Plan(servers=1), Plan(partition_bytes=65_536), Plan(credit=2), Plan(credit=1, partition_bytes=400_000)],
+}
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+@settings(max_examples=12, deadline=None)
+@given(sizes=SIZES, rate=RATES, data=st.data())
+def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data):
+    prices = kind(sizes, rate)
+    graph = prices.graph(data.draw(st.sampled_from(PLANS[kind])))
+    iterations = 8
+    times = replay_reference(unrolled(graph, iterations))
+    expected = settled_distance(times.end_us.reshape(iterations, -1).max(axis=1))
+    found = settled_us(graph)
+    assert found == (replay(graph).iteration_us, replay(graph).settled)
+    if expected[1]:
+        assert found == expected
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("number", range(4))
+def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, number):
+    """Graphs with slow-downs are replayed by another kernel, op by op at every instant."""
+    graph = kind([4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000], 125.0).graph(PLANS[kind][number])
+    slowdown = np.ones((len(OpKind), len(OpKind)))
+    assert not (graph.op_kind == OpKind.IO).any()
+    slowdown[OpKind.IO, OpKind.IO] = 2.0
+    ours, theirs = (Engine(one, 5).first.times() for one in (graph, replace(graph, slowdown=slowdown)))
+    for name in ("ready_us", "start_us", "moved_us", "end_us"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_a_price_says_whether_it_has_settled_and_has_no_breakdown():
+    found = kvstore([400_000], 125.0).predict(Plan(servers=2))
+    assert found.settled
+    assert found.breakdown_us == {}

@@ -1,0 +1,123 @@
+"""Line searches along the ladders of outer knobs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from bus_objective import KnobObjective, priced, tensors_of
+
+from dpro_search.search.samplers import sampler_for
+from dpro_search.search.samplers._ladders import LadderSampler
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import JobFacts, KeySlicing, PlanSpace, ServerCount
+
+
+class Store:
+    """A job with two knobs: the best slices depend on how many servers there are, and slices with priority are better."""
+
+    recorded = None
+
+    def __init__(self) -> None:
+        self.tensors = tensors_of([400_000_000, 8_000_000, 100_000])
+        values = {"servers": 1, "bigarray_bound": 1_000_000, "p3": False, "slice_threshold": 40_000}
+        facts = JobFacts(name="a store", tensors=self.tensors, values=values)
+        elements = tuple(tensor.size_bytes // 4 for tensor in self.tensors)
+        self.space = PlanSpace(facts, (ServerCount(facts), KeySlicing(facts, elements)))
+
+    def predict(self, plan: Plan) -> Prediction:
+        self.space.check(plan)
+        servers = plan.servers or 1
+        size, best = (plan.slice_threshold or 40_000, 300_000) if plan.p3 else (plan.bigarray_bound or 1_000_000, 9_000_000)
+        off = abs(math.log(size / (best / servers)))
+        return priced(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if plan.p3 else 40), plan, 0.01)
+
+    def all_us(self) -> list[float]:
+        ways = [
+            [(choice, way, rung) for way in choice.ways for rung in range(len(choice.ways[way]))] for choice in self.space.choices
+        ]
+        plans = []
+        for parts in itertools.product(*ways):
+            plan = Plan()
+            for choice, way, rung in parts:
+                plan = choice.put(plan, way, rung)
+            plans.append(self.space.simplest(plan))
+        return [self.predict(plan).iteration_us for plan in plans]
+
+
+def searched(sampler: LadderSampler, job: Store | KnobObjective, asks: int) -> list[tuple[Plan, float]]:
+    """Plans in the order in which they were asked for, until one comes again."""
+    sampler.observe(Plan(), job.predict(Plan()))
+    found: list[tuple[Plan, float]] = []
+    for _ in range(asks):
+        proposal = sampler.ask()
+        prediction = job.predict(proposal.plan)
+        sampler.tell(proposal, prediction)
+        if proposal.plan in {Plan(), *(plan for plan, _ in found)}:
+            break
+        found.append((proposal.plan, prediction.iteration_us))
+    return found
+
+
+def test_two_knobs_are_set_in_a_fraction_of_their_combinations() -> None:
+    job = Store()
+    found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)
+    assert min(us for _, us in found) == min(job.all_us())
+    assert len(found) < len(job.all_us()) / 3
+
+
+def test_coarse_places_of_every_ladder_come_first() -> None:
+    job = Store()
+    first = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 11)]
+    assert [plan.servers for plan in first[:3]] == [2, 3, 4]
+    assert len({plan.bigarray_bound for plan in first[3:]} - {None}) >= 3
+    assert {plan.servers for plan in first[3:]} == {3}, "the best so far"
+
+
+def test_one_knob_is_set_as_well() -> None:
+    job = KnobObjective()
+    found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 30)
+    assert min(us for _, us in found) < 104_000
+    assert len(found) <= 12
+
+
+def test_a_better_plan_from_elsewhere_is_searched_around() -> None:
+    job = Store()
+    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    searched(sampler, job, 200)
+    better = Plan(servers=2, bigarray_bound=7_000_000)
+    sampler.observe(better, priced(1.0, better, 0.01))
+    proposal = sampler.ask()
+    assert proposal.plan.bigarray_bound == 7_000_000
+    assert proposal.plan != better
+
+
+def test_asked_while_a_line_is_on_its_way_it_asks_for_neighbours_once_each() -> None:
+    job = Store()
+    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler.observe(Plan(), job.predict(Plan()))
+    asked = [sampler.ask() for _ in range(12)]
+    assert len({proposal.plan for proposal in asked}) == 12
+    for proposal in asked:
+        sampler.tell(proposal, job.predict(proposal.plan))
+    assert sampler.ask().plan not in {proposal.plan for proposal in asked}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_guide_the_portfolio_begins_with_them(seed: int) -> None:
+    job = Store()
+    sampler = sampler_for(job.space, "auto", seed)
+    sampler.observe(Plan(), job.predict(Plan()))
+    least_us, origins = math.inf, []
+    for _ in range(60):
+        proposal = sampler.ask()
+        prediction = job.predict(proposal.plan)
+        sampler.tell(proposal, prediction)
+        origins.append(proposal.origin)
+        if len(origins) == 30:
+            assert min(least_us, prediction.iteration_us) <= 1.01 * min(job.all_us())
+        least_us = min(least_us, prediction.iteration_us)
+    assert set(origins[:12]) == {"ladders"}
+    assert {"mcmc", "optuna"} < set(origins), "the others have their turns"

@@ -10,7 +10,9 @@ only longer rests are lost. What processors do beside the link costs a part of i
 where one waits for the other.
 
 Ranks may share cores, as on a testbed of many hosts on one machine. Then a core moves and adds the bytes of all its ranks, and
-each message waits for its rank's turn.
+each message waits for its rank's turn. While ranks wait for other things most of the time, turns cost little; more ranks on a core
+come to wait for that alone. Where the time that cores are used was measured as well, this follows from it
+(`costmodel/shared_cores.py`), and a call takes no less than its core is used.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from scipy.optimize import least_squares
 from scipy.special import expit, logit
 
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.shared_cores import fit_uses, queued_us
 from dpro_search.errors import InputError
 
+_FEWEST = 4  # points to fit constants to
 _LEAST_US = 1e-6  # below, a constant counts as none
 _LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
 _BURST_BYTES = 100e3  # where the search for a burst begins
@@ -204,6 +208,8 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         so that the other direction of an exchange waits.
     burst_bytes
         That a limited link saves up while it rests; 0: none, a rest is lost.
+    call_busy_us, message_busy_us, byte_busy_us
+        What a rank uses its core for a call, for each message, and for each byte moved; 0: it was not measured.
     """
 
     algorithm: Algorithm
@@ -216,16 +222,26 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     turn_us: float = 0.0
     crowding: float = 0.0
     burst_bytes: float = 0.0
+    call_busy_us: float = 0.0
+    message_busy_us: float = 0.0
+    byte_busy_us: float = 0.0
 
     def parts_us(self, points: Points) -> tuple[Floats, Floats, Floats]:
         """Times of the messages, of the link and of the processors, [points] each; one rank has none."""
         counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
-        some = points.ranks > 1
-        latency_us = np.where(some, self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us), 0.0)
+        waited_us = self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us)
+        used_us = self.call_busy_us + counted.messages * self.message_busy_us
+        latency_us = np.where(points.ranks > 1, queued_us(waited_us, used_us, 1 + counted.turns), 0.0)
         factor = self.wire_factor * np.where(counted.turns > 0, 1 + self.crowding, 1.0)
         wire_us = counted.wire * points.size_bytes / points.link_bytes_per_us * factor
         work_us = points.size_bytes * (counted.moved * self.move_us_per_byte + counted.added * self.add_us_per_byte)
         return latency_us, wire_us, work_us
+
+    def busy_us(self, points: Points) -> Floats:
+        """How long the busiest core is used in each all-reduce, us, [points]; 0: it was not measured."""
+        counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
+        found: Floats = _uses(counted, points) @ np.array([self.call_busy_us, self.message_busy_us, self.byte_busy_us])
+        return found
 
     def predict(self, points: Points) -> Floats:
         """Duration of each all-reduce in us, [points]."""
@@ -237,45 +253,57 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
             # Pushes and pulls go opposite ways: one direction rests while the other is used.
             wire_us = np.maximum(wire_us - saved_us, wire_us / 2)
         found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
-        return found
+        return np.maximum(found, self.busy_us(points))
 
 
-def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats) -> AllReduceCost:
+def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None = None) -> AllReduceCost:
     """Fit the constants of an algorithm to measured points: robust least squares of the relative error.
 
     A byte added up costs a fixed part of a byte moved where the counts of both go together in all points (ring); the prediction
     does not depend on how the sum is divided.
+
+    Parameters
+    ----------
+    busy_us
+        How long the busiest core was used in each, [points]; NaN where that was not measured.
 
     Raises
     ------
     InputError
         There are too few points, or a duration that is no positive number.
     """
-    return _fitted(algorithm, points, duration_us)[0]
+    return _fitted(algorithm, points, duration_us, busy_us)[0]
 
 
-def fit_best(algorithms: Sequence[Algorithm], points: Points, duration_us: Floats) -> AllReduceCost:
+def fit_best(algorithms: Sequence[Algorithm], points: Points, duration_us: Floats, busy_us: Floats | None = None) -> AllReduceCost:
     """The best fit of several algorithms: for a library that does not tell which one it uses.
 
-    Raises as `fit_all_reduce`.
+    Parameters and errors as of `fit_all_reduce`.
     """
     if len(np.unique(points.ranks)) == 1:  # all formulas are alike: the constants take up what differs
-        return fit_all_reduce(algorithms[0], points, duration_us)
-    return min((_fitted(algorithm, points, duration_us) for algorithm in algorithms), key=lambda found: found[1])[0]
+        return fit_all_reduce(algorithms[0], points, duration_us, busy_us)
+    return min((_fitted(algorithm, points, duration_us, busy_us) for algorithm in algorithms), key=lambda found: found[1])[0]
 
 
-def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[AllReduceCost, float]:
+def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None) -> tuple[AllReduceCost, float]:
     """The constants, and the loss that is left."""
     duration = np.asarray(duration_us, dtype=np.float64)
+    busy = np.broadcast_to(np.nan if busy_us is None else busy_us, duration.shape)
     taken = points.ranks > 1
-    points, duration = points.select(taken), duration[taken]
-    if len(duration) < 4:
-        raise InputError(f"{algorithm}: {len(duration)} points of at least two ranks; at least 4 are needed to fit an all-reduce")
+    points, duration, busy = points.select(taken), duration[taken], busy[taken]
+    if len(duration) < _FEWEST:
+        raise InputError(
+            f"{algorithm}: {len(duration)} points of at least two ranks; at least {_FEWEST} are needed to fit an all-reduce"
+        )
     if not (np.isfinite(duration) & (duration > 0)).all():
         raise InputError(f"{algorithm}: a measured duration is not a positive number")
     counted = counts(algorithm, points.ranks, points.servers, points.cores)
     limited = bool(np.isfinite(points.link_bytes_per_us).any())
     crowded, sometimes = bool(counted.turns.any()), len(np.unique(counted.turns > 0)) > 1
+    shared = (counted.turns > 0) & (busy > 0)
+    if shared.sum() >= _FEWEST:  # a rank that has a core for itself uses it more: it wakes up for each message
+        busy = np.where(shared, busy, np.nan)
+    call_busy_us, message_busy_us, byte_busy_us = fit_uses(_uses(counted, points), busy, duration).tolist()
 
     def cost(constants: Floats) -> AllReduceCost:
         overhead, message, move, add, wire, turn, crowding, burst = np.exp(constants[:-1])
@@ -290,6 +318,9 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
             turn_us=float(turn) if crowded else 0.0,
             crowding=float(crowding) if limited and sometimes else 0.0,
             burst_bytes=float(burst) if limited else 0.0,
+            call_busy_us=call_busy_us,
+            message_busy_us=message_busy_us,
+            byte_busy_us=byte_busy_us,
         )
 
     logarithm = np.log(duration)
@@ -301,9 +332,10 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
     quickest = duration.min()
     per_byte = float(np.median(duration / np.maximum(counted.moved * points.size_bytes, 1.0)))
     best = None
-    # What messages take of the shortest call, and what links save up: the sum is not convex.
-    for share, burst in product((0.5, 0.05), (1.0, _BURST_BYTES) if limited else (1.0,)):
-        message = share * quickest / counted.messages.max()
+    # What messages take, hardly anything to all of the shortest call, and what links save up: the sum is not convex.
+    half = 0.5 * quickest / counted.messages.max()
+    messages = 0.1 * half, half, quickest / counted.messages.min()
+    for message, burst in product(messages, (1.0, _BURST_BYTES) if limited else (1.0,)):
         positive = np.log([quickest / 2, message, per_byte, per_byte / 10, 1.05, message / 10, 0.1, burst])
         start = np.append(positive, logit(0.1))
         found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS, max_nfev=_MOST_TRIES)
@@ -311,6 +343,12 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats) -> tuple[
             best = found
     assert best is not None  # all starts end somewhere
     return cost(best.x), float(best.cost)
+
+
+def _uses(counted: Counts, points: Points) -> Floats:
+    """What the busiest core is used for in each all-reduce: its ranks' calls, their messages, bytes moved, [points, 3]."""
+    sharing = np.where(points.ranks > 1, 1 + counted.turns, 0.0)
+    return np.stack([sharing, sharing * counted.messages, points.size_bytes * counted.moved], axis=1)
 
 
 def hierarchical_us(inner: AllReduceCost, outer: AllReduceCost, points: Points, ranks_per_host: int) -> Floats:

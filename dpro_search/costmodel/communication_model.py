@@ -26,7 +26,7 @@ from dpro_search.costmodel.learned.files import read_info
 from dpro_search.costmodel.learned.regressor import conformal_quantile
 from dpro_search.errors import InputError, TraceFormatError
 
-MODEL_VERSION = 2  # 1: corrected by trees
+MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
 COVERAGE = 0.9
 _FILE = "communication.json"
 _HALVES = 2  # of the left-out points, that judge each other's intervals
@@ -47,6 +47,8 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
         Of every column of `POINT_COLUMNS`; infinite ones are None.
     residuals
         Sorted errors of the logarithm, which give the intervals.
+    carried
+        Likewise for each octave of ranks or rate beyond what was measured, by the name of the column.
     residual
         What the formula is wrong by; None: there were too few points to learn it.
     """
@@ -62,6 +64,7 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
     residuals: tuple[float, ...]
+    carried: dict[str, tuple[float, ...]] = {}
     residual: ResidualData | None = None
 
 
@@ -98,7 +101,7 @@ class CommunicationModel:
         for one in Series.joined(series):
             regressor = AllReduceRegressor(algorithms=one.algorithms)
             try:
-                regressor.fit(one.points.matrix(), one.duration_us)
+                regressor.fit(one.points.matrix(), one.duration_us, busy_us=one.busy_us)
             except InputError as error:
                 raise InputError(f"{one.name}: {error}") from error
             regressors[one.name] = regressor
@@ -163,6 +166,7 @@ class CommunicationModel:
             regressor.residual_ = None if one.residual is None else _residual(path, one.residual)
             regressor.range_ = Range(low=_finite(path, one.low), high=_finite(path, one.high))
             regressor.scores_ = np.array(one.residuals)
+            regressor.carried_ = {name: np.array(scores) for name, scores in one.carried.items() if scores}
             regressor.left_out_ = regressor.formula_left_out_ = None
             regressors[one.name] = regressor
         return CommunicationModel(info=info, regressors=regressors)
@@ -183,6 +187,7 @@ def _info(series: Series, regressor: AllReduceRegressor) -> SeriesInfo:
         low=_or_none(regressor.range_.low),
         high=_or_none(regressor.range_.high),
         residuals=tuple(np.round(regressor.scores_, 6).tolist()),
+        carried={name: tuple(np.round(scores, 6).tolist()) for name, scores in regressor.carried_.items()},
         residual=None if regressor.residual_ is None else regressor.residual_.data,
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
+from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import EventKind, Events, Floats, Trace
 from dpro_search.costmodel.collectives import Algorithm, Points
 from dpro_search.errors import InputError, TraceFormatError
@@ -31,7 +32,8 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
 }
 _STORES = {"kvstore", "byteps"}
-_STORE_PARTS = {"kvstore": 4_000_000, "byteps": 4_096_000}  # bytes from which a tensor is spread, and of a partition
+_PARTITION_BYTES = 4_096_000  # BytePS' default
+_ITEM_BYTES = 4  # of a float32
 _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
 
 
@@ -47,6 +49,8 @@ class Series:
         [n] each.
     spread_pct
         What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
+    busy_us
+        How long the busiest core was used in each, [n]; NaN: not known.
     """
 
     name: str
@@ -54,6 +58,10 @@ class Series:
     points: Points
     duration_us: Floats
     spread_pct: Floats
+    busy_us: Floats = field(default_factory=lambda: np.array(np.nan))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "busy_us", np.broadcast_to(self.busy_us, self.duration_us.shape))
 
     @staticmethod
     def joined(parts: Sequence[Series]) -> list[Series]:
@@ -68,6 +76,7 @@ class Series:
                 points=Points.joined([part.points for part in same]),
                 duration_us=np.concatenate([part.duration_us for part in same]),
                 spread_pct=np.concatenate([part.spread_pct for part in same]),
+                busy_us=np.concatenate([part.busy_us for part in same]),
             )
             for name, same in by_name.items()
         ]
@@ -95,6 +104,7 @@ def table_series(table: CommTable) -> list[Series]:
                 ),
                 duration_us=np.array([row.duration_us for row in rows]),
                 spread_pct=np.array([row.spread_pct for row in rows]),
+                busy_us=np.array([row.mean_busy_us for row in rows]),
             )
         )
     return found
@@ -136,7 +146,7 @@ def trace_series(trace: Trace) -> Series:
             size_bytes=size,
             ranks=np.array(max(workers, 1)),
             link_bytes_per_us=np.array(np.inf if trace.meta.rate_bps is None else trace.meta.rate_bps / 8e6),
-            servers=np.array([_servers_used(backend, int(each), servers) for each in size]),
+            servers=np.array([_servers_used(backend, int(each), servers, trace.meta.knobs) for each in size]),
             cores=np.array(cores),
         ),
         duration_us=duration,
@@ -190,17 +200,24 @@ def _backend(trace: Trace) -> str:
     return {"ddp": "gloo"}.get(trace.meta.comm, trace.meta.comm)
 
 
-def _servers_used(backend: str, size_bytes: int, servers: int) -> float:
-    """Servers that share a tensor: all a large one, few or one a small one."""
-    if backend not in _STORES:
+def _servers_used(backend: str, size_bytes: int, servers: int, knobs: Mapping[str, str] | None = None) -> float:
+    """Servers that share a tensor: as many as if all had as much of it as the busiest one."""
+    knobs = knobs or {}
+    if backend not in _STORES or servers < 2:
         return 1
-    part = _STORE_PARTS[backend]
     if backend == "kvstore":
-        return servers if size_bytes >= part else 1
-    # A server gets whole parts, in turn: the busiest one decides how many it is as if there were.
-    whole, rest = divmod(size_bytes, part)
-    busiest = -(-whole // servers) * part if whole % servers or not rest else whole // servers * part + rest
-    return size_bytes / busiest
+        elements = max(size_bytes // _ITEM_BYTES, 1)
+        (parts,) = Slicing.of_knobs(knobs, servers).parts([0], [elements])
+        load: Counter[int] = Counter()
+        for server, part in parts:
+            load[server] += part
+        return elements / max(load.values())
+    # A server gets whole parts, in turn.
+    text = knobs.get("BYTEPS_PARTITION_BYTES", "")
+    part_bytes = (int(text) if text.isdecimal() else 0) or _PARTITION_BYTES
+    whole, rest = divmod(size_bytes, part_bytes)
+    most = -(-whole // servers) * part_bytes if whole % servers or not rest else whole // servers * part_bytes + rest
+    return size_bytes / most
 
 
 def _transfers(trace: Trace, events: Events) -> Floats:

@@ -1,9 +1,9 @@
-"""What the formula of an all-reduce is wrong by, learned from measured points: a Gaussian process over size, ranks and rate.
+"""What the formula of an all-reduce is wrong by, learned from points: a Gaussian process over size, ranks, rate and servers.
 
 Protocols that change with the size, libraries that cut tensors, cores that ranks share: all shift the time of neighbouring sizes
-alike, and of neighbouring ranks and rates more or less. How far a measured point tells of others, along each axis, and how much of
-it is chance, are learned with it (the likelihood's maximum). Between measured points the process runs smoothly, where trees would
-have steps; away from them it goes to zero, so that the formula alone carries there.
+alike, and of neighbouring ranks, rates and servers more or less. How far a measured point tells of others, along each axis, and
+how much of it is chance, are learned with it (the likelihood's maximum). Between measured points the process runs smoothly, where
+trees would have steps; away from them it goes to zero, so that the formula alone carries there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Points
 
 _MOST = 500  # points that are kept
-_FASTEST = 2.0**20  # bytes/us: what a link without a limit counts as
-_LARGEST = 64.0  # of any input, an octave of size, ranks or rate
+FASTEST = 2.0**20  # bytes/us: what a link without a limit counts as
+_LARGEST = 64.0  # of any input, an octave of size, ranks, rate or servers
 
 
 class ResidualData(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +31,14 @@ class ResidualData(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     inputs
-        Octaves of size, ranks and rate of each point, [n][3].
+        Octaves of size, ranks, rate and servers of each point, [n][4].
     values
         log(measured / formula), [n].
     constants
         Of the kernel, as logarithms: variance, reach along each input, noise.
     """
 
-    inputs: tuple[tuple[float, float, float], ...]
+    inputs: tuple[tuple[float, float, float, float], ...]
     values: tuple[float, ...]
     constants: tuple[float, ...]
 
@@ -62,7 +62,7 @@ class Residual:
             process.fit(inputs, values)
         return Residual.of_data(
             ResidualData(
-                inputs=tuple((size, ranks, rate) for size, ranks, rate in inputs.tolist()),
+                inputs=tuple((size, ranks, rate, servers) for size, ranks, rate, servers in inputs.tolist()),
                 values=tuple(values.tolist()),
                 constants=tuple(process.kernel_.theta.tolist()),
             )
@@ -89,10 +89,10 @@ class Residual:
 
 
 def _kernel() -> Kernel:
-    reach = Matern(length_scale=(2.0, 2.0, 2.0), length_scale_bounds=[(0.5, 20.0)] * 3, nu=1.5)
+    reach = Matern(length_scale=(2.0,) * 4, length_scale_bounds=[(0.5, 20.0)] * 4, nu=1.5)
     return ConstantKernel(0.05, (1e-4, 1.0)) * reach + WhiteKernel(1e-3, (1e-6, 0.1))
 
 
 def _inputs(points: Points) -> Floats:
-    columns = [np.maximum(points.size_bytes, 1.0), points.ranks, np.minimum(points.link_bytes_per_us, _FASTEST)]
+    columns = [np.maximum(points.size_bytes, 1.0), points.ranks, np.minimum(points.link_bytes_per_us, FASTEST), points.servers]
     return np.stack([np.log2(column) for column in columns], axis=1)

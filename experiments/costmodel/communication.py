@@ -61,8 +61,8 @@ def judged(series: Series) -> dict[str, Any]:
         "rows": len(series.duration_us),
         "repeats_pct": float(known.mean()) if len(known) else None,
         "sizes": _errors(series, _size_folds(series.points)),
-        "ranks": _errors(series, _rank_split(series.points)),
-        "rates": _errors(series, _rate_splits(series.points)),
+        "ranks": _errors(series, _rank_split(series.points), intervals=True),
+        "rates": _errors(series, _rate_splits(series.points), intervals=True),
     }
 
 
@@ -146,25 +146,33 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _pair(errors: dict[str, Any] | None) -> str:
-    return "-" if errors is None else f"{errors['mape_pct']:.1f} (formula {errors['formula_mape_pct']:.1f})"
+    if errors is None:
+        return "-"
+    inside = "" if errors["inside_pct"] is None else f"; {errors['inside_pct']:.0f} in 90 % int."
+    return f"{errors['mape_pct']:.1f} (formula {errors['formula_mape_pct']:.1f}{inside})"
 
 
-def _errors(series: Series, splits: Splits) -> dict[str, Any] | None:
-    """Mean errors over the points that the splits leave out; None: there is nothing to leave out."""
-    both: list[tuple[Floats, Floats]] = []
+def _errors(series: Series, splits: Splits, *, intervals: bool = False) -> dict[str, Any] | None:
+    """Mean errors over the points that the splits leave out, and how many are in their intervals; None: nothing to leave out."""
+    both: list[tuple[Floats, Floats, Mask]] = []
     for kept, out in splits:
         truth, held = series.duration_us[out], series.points.select(out)
-        fit = _fit(series, kept)
-        both.append((np.abs(fit.predict(held.matrix()) / truth - 1), np.abs(fit.cost_.predict(held) / truth - 1)))
+        fit = _fit(series, kept, intervals=intervals)
+        inside = np.zeros(0, dtype=bool)
+        if intervals:
+            found = fit.predict_interval(held.matrix())
+            inside = (found.low_us <= truth) & (truth <= found.high_us)
+        both.append((np.abs(fit.predict(held.matrix()) / truth - 1), np.abs(fit.cost_.predict(held) / truth - 1), inside))
     if not both:
         return None
-    errors, alone = (np.concatenate(column) * 100 for column in zip(*both, strict=True))
+    errors, alone, within = (np.concatenate(column) * 100 for column in zip(*both, strict=True))
     return {
         "points": len(errors),
         "mape_pct": float(errors.mean()),
         "median_pct": float(np.median(errors)),
         "worst_pct": float(errors.max()),
         "formula_mape_pct": float(alone.mean()),
+        "inside_pct": float(within.mean()) if intervals else None,
     }
 
 
@@ -177,10 +185,10 @@ def _left_out(series: Series, splits: Splits) -> dict[tuple[float, ...], float]:
     return found
 
 
-def _fit(series: Series, kept: Mask) -> AllReduceRegressor:
-    one_group = np.zeros(int(kept.sum()))  # the intervals are not asked for
+def _fit(series: Series, kept: Mask, *, intervals: bool = False) -> AllReduceRegressor:
+    groups = None if intervals else np.zeros(int(kept.sum()))
     regressor = AllReduceRegressor(algorithms=series.algorithms)
-    return regressor.fit(series.points.select(kept).matrix(), series.duration_us[kept], one_group)
+    return regressor.fit(series.points.select(kept).matrix(), series.duration_us[kept], groups, series.busy_us[kept])
 
 
 def _size_folds(points: Points) -> Splits:

@@ -1,6 +1,7 @@
 """The table of measured all-reduces: written whole, readable whatever happened to it."""
 
 import contextlib
+import math
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ def row(size_bytes: int, **fields) -> AllReduceRow:
     return AllReduceRow(size_bytes=size_bytes, **(usual | fields))
 
 
-ROWS = (row(1024), row(4096, rate_bps=5e8), row(4096))
+ROWS = (row(1024), row(4096, rate_bps=5e8, busy_us=(3.0,)), row(4096))
 
 
 def written(path, rows=ROWS):
@@ -52,6 +53,11 @@ def test_rounds_that_agree_are_settled_and_one_round_never_is():
     assert row(4096, rounds_us=(10.0,)).standard_error == float("inf")
     alike, apart = row(4096, rounds_us=(10.0, 10.1, 9.9)), row(4096, rounds_us=(10.0, 20.0, 15.0))
     assert alike.standard_error < 0.01 < 0.1 < apart.standard_error
+
+
+def test_a_processors_time_is_known_where_rounds_tell_it():
+    assert row(4096, busy_us=(3.0, 5.0)).mean_busy_us == 4.0
+    assert math.isnan(row(4096).mean_busy_us)
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path):

@@ -52,6 +52,7 @@ def test_bytes_cross_the_links_and_a_slower_one_takes_longer(backend, environmen
     assert fast.sent_bytes == pytest.approx(sent * SIZE, rel=0.15)
     assert slow.duration_us > 2 * fast.duration_us
     assert slow.duration_us > 0.9 * SIZE / 12.5
+    assert 0 < slow.mean_busy_us <= slow.duration_us
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="OpenMPI is not installed")
@@ -75,6 +76,7 @@ def test_rounds_go_on_where_they_differ_and_one_algorithm_may_be_named(tmp_path)
     assert collect_communication(request("mpi:ring", rounds=2, sizes_bytes=(1024, SIZE)), out).complete
     rows = read_comm_table(out).rows
     assert {row.algorithm for row in rows} == {"ring"}
+    assert not any(row.busy_us for row in rows), "ranks of Open MPI use their cores while they wait"
     assert all(2 <= len(row.rounds_us) <= 6 for row in rows)
     assert all(row.standard_error <= 0.02 or len(row.rounds_us) == 6 for row in rows)
 

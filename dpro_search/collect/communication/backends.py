@@ -41,6 +41,8 @@ class Backend:
         That it can be told to use.
     meets
         Whether ranks meet before each timed call.
+    polls
+        Whether ranks use a processor while they wait, so that its time tells nothing.
     has_servers
         Whether it has parameter servers, as many as ranks, on hosts of their own.
     env
@@ -53,6 +55,7 @@ class Backend:
     tool: str = "setpriv"
     algorithms: tuple[str, ...]
     meets: bool = False
+    polls: bool = False
     has_servers: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     launch: Launch
@@ -123,7 +126,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(name="gloo", modules=("torch",), environment="torch", algorithms=("ring",), launch=_launch_gloo),
-        Backend(name="mpi", tool="mpirun", algorithms=_MPI, meets=True, env=_FORCED, launch=_launch_mpi),
+        Backend(name="mpi", tool="mpirun", algorithms=_MPI, meets=True, polls=True, env=_FORCED, launch=_launch_mpi),
         Backend(
             name="kvstore",
             modules=("mxnet",),

@@ -292,6 +292,7 @@ class _Job:
                     rounds_us=(*(old.rounds_us if old else ()), round(answer.call_us, 2)),
                     calls=(old.calls if old else 0) + cell.calls,
                     sent_bytes=answer.sent_bytes,
+                    busy_us=() if self._backend.polls else (*(old.busy_us if old else ()), round(answer.busy_us, 2)),
                 )
             )
         self._store.add(rows, sum(cell.calls for cell in order.cells))

@@ -6,8 +6,10 @@ Orders and results are files in the job's folder, for the ranks of all backends 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -52,10 +54,21 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a cell took: the time of all its calls over their number, and the most that a host sent in a call."""
+    """What a cell took, for each of its calls.
+
+    Attributes
+    ----------
+    call_us
+        The time of all calls over their number.
+    sent_bytes
+        The most that a host sent.
+    busy_us
+        How long a core did anything, its ranks, servers or the kernel, on the core where that was longest.
+    """
 
     call_us: float
     sent_bytes: int
+    busy_us: float
 
 
 OnAnswers = Callable[[Order, Sequence[Answer]], None]
@@ -147,7 +160,19 @@ def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> Answer:
     """From when the last rank began to when the last had ended, over all spans."""
     spans = zip(*(rank["spans_ns"] for rank in ranks), strict=True)
     total_ns = sum(max(end for _, end in span) - max(begin for begin, _ in span) for span in spans)
+    call_us = max(total_ns, 1) / 1e3 / cell.calls
+    by_cores: dict[tuple[int, ...], list[dict[str, Any]]] = defaultdict(list)
+    for rank in ranks:
+        by_cores[tuple(rank["cores"])].append(rank)
     return Answer(
-        call_us=max(total_ns, 1) / 1e3 / cell.calls,
+        call_us=call_us,
         sent_bytes=max(int(rank["sent_bytes"]) for rank in ranks) // cell.calls,
+        busy_us=call_us * max(statistics.fmean(map(_busy_part, some)) for some in by_cores.values()),
     )
+
+
+def _busy_part(rank: dict[str, Any]) -> float:
+    """The part of a rank's calls in which its cores did anything: they are read in steps, so that it may be below 0."""
+    spans = rank["spans_ns"]
+    resting = rank["rest_ns"] / len(rank["cores"]) / max(spans[-1][1] - spans[0][0], 1)
+    return 1 - float(resting)

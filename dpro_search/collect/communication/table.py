@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import math
 import statistics
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect._files import write_file
-from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
+from dpro_search.collect.readers.importers import read_head
+from dpro_search.errors import TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2  # 1: single calls, each from links that had rested
 KIND = "all-reduces"
-_GZIP = b"\x1f\x8b"
 
 
 class CommHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +52,9 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
         Timed calls in all rounds.
     sent_bytes
         What the busiest rank's host sent in a call, headers included.
+    busy_us
+        How long a core did anything in a call, its ranks, servers or the kernel, on the core where that was longest: in each round
+        that tells. Those of backends whose ranks use their cores while they wait do not.
     """
 
     backend: str
@@ -63,12 +66,15 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
     rounds_us: tuple[float, ...]
     calls: int
     sent_bytes: int
+    busy_us: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.rounds_us or not all(0 < us < float("inf") for us in self.rounds_us):
             raise ValueError("a measured duration is missing, not positive or not finite")
         if self.ranks < 1 or self.size_bytes < 1 or self.servers < 0 or (self.rate_bps is not None and not self.rate_bps > 0):
             raise ValueError("ranks, servers, bytes or rate are impossible")
+        if not all(math.isfinite(us) for us in self.busy_us):
+            raise ValueError("a processor's time is not finite")
 
     @property
     def key(self) -> tuple[str, str, int, float | None, int]:
@@ -86,6 +92,11 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.rounds_us) < 2:
             return math.inf
         return statistics.stdev(self.rounds_us) / math.sqrt(len(self.rounds_us)) / statistics.fmean(self.rounds_us)
+
+    @property
+    def mean_busy_us(self) -> float:
+        """How long the busiest core did anything, over all rounds that tell; NaN: none does."""
+        return statistics.fmean(self.busy_us) if self.busy_us else math.nan
 
     @property
     def spread_pct(self) -> float:
@@ -119,7 +130,7 @@ def read_comm_table(path: Path) -> CommTable:
     TraceVersionError
         It was written by another version.
     """
-    head, *lines = _content(path).split(b"\n")
+    head, *lines = read_whole(path, MOST_TABLE_BYTES).split(b"\n")
     try:
         first = msgspec.json.decode(head, type=_Head)
         if first.kind != KIND:
@@ -152,8 +163,8 @@ def write_comm_table(path: Path, table: CommTable) -> None:
 def is_comm_table(path: Path) -> bool:
     """Whether a file begins as such a table does; raises `InputError` if it cannot be read."""
     try:
-        return msgspec.json.decode(_content(path).split(b"\n", 1)[0], type=_Head).kind == KIND
-    except (TraceFormatError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_head(path).split(b"\n", 1)[0], type=_Head).kind == KIND
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
 
 
@@ -169,16 +180,3 @@ class _Head(msgspec.Struct):
 
 def _order(row: AllReduceRow) -> tuple[str, str, int, float, int]:
     return row.backend, row.algorithm, row.ranks, row.rate_bps or float("inf"), row.size_bytes
-
-
-def _content(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if not data.startswith(_GZIP):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceFormatError(f"{path}: damaged or cut off ({error})") from error

@@ -4,8 +4,9 @@
 
 Waits for ``order-N.json``, N = 0, 1, ...: a list of cells [algorithm, bytes, bytes of a call before the timed ones, such calls,
 timed calls, whether ranks meet before each of these]. Runs the calls of a cell one after the other, and writes
-``result-N-RANK.json``: of each cell, when the timed calls began and ended (one by one if ranks meet, else all together), and what
-the host sent in them. An empty list ends the job. All ranks run on one machine and read the same clock.
+``result-N-RANK.json``: of each cell, when the timed calls began and ended (one by one if ranks meet, else all together), what
+the host sent in them, how long the cores that this process may use rested meanwhile, and which these are. An empty list ends the
+job. All ranks run on one machine and read the same clock.
 """
 
 import json
@@ -19,6 +20,8 @@ import dpro_search_comm_groups as groups
 
 _POLL_S, _PATIENCE_S = 0.002, 300.0
 _SENT = "/sys/class/net/eth0/statistics/tx_bytes"
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+_RESTS = 4, 5, 8  # columns of /proc/stat: idle, idle while something is read from disk, taken by other machines
 
 
 def main():
@@ -39,11 +42,17 @@ def main():
 def _measured(group, algorithm, size_bytes, before_bytes, before, calls, meet):
     run = group.prepare(algorithm, size_bytes)
     run_before = run if before_bytes == size_bytes else group.prepare(algorithm, before_bytes)
+    cores = sorted(os.sched_getaffinity(0))
     for _ in range(before):
         run_before()
-    sent = _sent_bytes()
+    sent, rest = _sent_bytes(), _rest_ns(cores)
     spans = [_span(run, 1, group.meet) for _ in range(calls)] if meet else [_span(run, calls)]
-    return {"spans_ns": spans, "sent_bytes": _sent_bytes() - sent}
+    return {
+        "spans_ns": spans,
+        "sent_bytes": _sent_bytes() - sent,
+        "rest_ns": _rest_ns(cores) - rest,
+        "cores": cores,
+    }
 
 
 def _span(run, calls, meet=lambda: None):
@@ -57,6 +66,13 @@ def _span(run, calls, meet=lambda: None):
 def _sent_bytes():
     with open(_SENT) as file:
         return int(file.read())
+
+
+def _rest_ns(cores):
+    """How long cores ran nothing of this machine, since it started."""
+    with open("/proc/stat") as file:
+        rows = {row[0]: row for row in map(str.split, file)}
+    return sum(int(rows["cpu%d" % core][column]) for core in cores for column in _RESTS) * _TICK_NS
 
 
 def _awaited(path):

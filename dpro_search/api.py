@@ -20,25 +20,21 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from dpro_search._api_run import Run
 from dpro_search._api_values import Diagnosis, RealRuns, Replay
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
-from dpro_search.cli.run import describe, digest_of
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.report.html import table, to_text
-from dpro_search.report.units import duration, ratio
+from dpro_search.report.units import duration
 from dpro_search.search import SearchResult, Trial
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
-
-if TYPE_CHECKING:
-    from dpro_search.deploy.export import ExportedFiles
 
 __all__ = [
     "Diagnosis",
@@ -152,12 +148,19 @@ class Recording:
         sampler: str = "auto",
         seed: int = 0,
         out: str | Path | None = None,
+        with_: Sequence[str] = (),
+        allow_lossy: bool = False,
+        memory_limit_bytes: int | None = None,
+        cluster_model: str | Path | None = None,
+        precision_table: str | Path | None = None,
+        calibrate: str | Path | None = None,
+        quantile: float | None = None,
         workers: int = 1,
         timeout_s: float | None = None,
         until_settled: bool = False,
         on_trial: Callable[[Trial], None] | None = None,
     ) -> Run:
-        """Price plans and keep the best, in a run folder. One that exists is continued.
+        """Price plans and keep the best, in a run folder. One that exists is continued, also one of ``dpro-search run``.
 
         Parameters
         ----------
@@ -167,6 +170,19 @@ class Recording:
             How plans are chosen; the same seed gives the same plans.
         out
             The run folder; None: a name in ``runs/`` that says trace, sampler and seed.
+        with_
+            What plans may also do to compute (TensorFlow with Horovod): some of "op-fusion", "precision", "recomputation" and
+            "accumulation".
+        allow_lossy
+            Also what changes the numbers: gradients in fp16 (Horovod).
+        memory_limit_bytes
+            Memory that a rank may take; plans recompute or accumulate to fit.
+        cluster_model, precision_table
+            What fused ops take (a folder that ``dpro-search fit`` wrote; None: the bundled one), and what bfloat16 does to ops.
+        calibrate
+            A run folder: predictions are corrected by what real runs measured of it.
+        quantile
+            Rank the best plans by this quantile over other luck, like 0.9.
         workers
             Processes that price plans.
         timeout_s
@@ -179,7 +195,7 @@ class Recording:
         Raises
         ------
         InputError
-            The folder belongs to another search, or there is nothing to search.
+            The folder belongs to another search, there is nothing to search, or the job does not have what was asked for.
         MissingCapabilityError
             The disk cannot take the results.
 
@@ -192,23 +208,43 @@ class Recording:
         20
         >>> run.speedup >= 1
         True
-        """
-        from dpro_search.replay.plan_predictor import plan_predictor
-        from dpro_search.search import run_search
 
-        folder = Path("runs") / f"{self.folder.resolve().name}-{sampler}-seed{seed}" if out is None else Path(out)
+        With micro-batches, where an iteration may take two gigabytes, and ranked by what nine iterations in ten stay below:
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = load().search(
+        ...         trials=20, sampler="mcmc", out=f"{folder}/run", with_=["accumulation"], memory_limit_bytes=2**31, quantile=0.9
+        ...     )
+        >>> 0 <= run.result.plans[0].beats_recorded <= 1  # in which share of all luck it is faster
+        True
+        """
+        from dpro_search.replay.plan_predictor import PlanOptions
+        from dpro_search.search import run_search
+        from dpro_search.search.request import SearchRequest, usual_run
+
+        options = PlanOptions(
+            compute=frozenset(with_),
+            allow_lossy=allow_lossy,
+            memory_limit_bytes=memory_limit_bytes,
+            cluster_model=None if cluster_model is None else Path(cluster_model),
+            precision_table=None if precision_table is None else Path(precision_table),
+        )
+        asked = SearchRequest.of(self.folder, self.trace, options, None if calibrate is None else Path(calibrate))
+        folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(
-            plan_predictor(self.trace),
+            asked.objective,
             trials=trials,
             sampler=sampler,
             seed=seed,
             out=folder,
-            trace=str(self.folder.resolve()),
-            trace_digest=digest_of(self.folder),
+            trace=asked.trace,
+            trace_digest=asked.trace_digest,
             on_trial=on_trial,
             timeout_s=timeout_s,
             workers=workers,
+            options=asked.options,
             until_settled=until_settled,
+            quantile=quantile,
         )
         return Run(folder=folder, result=result)
 
@@ -234,115 +270,6 @@ class Recording:
         if measured_us is not None:
             rows.append(("measured iteration", duration(measured_us)))
         return to_text(table(f"Recording {self.folder.name}", ("", "value"), [row for row in rows if row[1]]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A search and what became of it.
-
-    Attributes
-    ----------
-    folder
-        The run folder.
-    result
-        Baseline and best plans with their predictions, fastest first.
-    """
-
-    folder: Path
-    result: SearchResult = field(repr=False)
-
-    @property
-    def best(self) -> Plan:
-        """The plan with the shortest predicted iteration; the empty one if none beats the recorded setting."""
-        return self.result.plans[0].plan
-
-    @property
-    def speedup(self) -> float:
-        """Predicted iteration time of the recorded setting over that of the best plan."""
-        return self.result.plans[0].speedup
-
-    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
-        """Write the files with which a real job follows a plan (0: the best) into the new folder `out`.
-
-        Parameters
-        ----------
-        targets
-            What follows the plan, like "horovod" or "xla"; empty: what the job has and the plan needs.
-
-        Raises
-        ------
-        InputError
-            The folder exists, there is no such plan, or the targets cannot express it.
-        """
-        from dpro_search.deploy.of_run import export_from
-        from dpro_search.deploy.targets import Target
-
-        unknown = sorted({*targets} - {*Target})
-        if unknown:
-            raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(Target)})")
-        return export_from(self.folder, Path(out), targets=[Target(name) for name in targets], number=plan)
-
-    def validate(
-        self,
-        command: Sequence[str] = (),
-        *,
-        top: int = 3,
-        rounds: int = 2,
-        most_rounds: int | None = None,
-        warmup: int = 5,
-        trace: str | Path | None = None,
-    ) -> RealRuns:
-        """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
-
-        Parameters
-        ----------
-        command
-            The training command of one rank; empty: the recorded one.
-        top
-            How many plans.
-        rounds, most_rounds, warmup
-            Times that everything runs at least, and at most while a median is not known to 2 %; steps of each run to leave out.
-        trace
-            Where the recording lies now, if it has moved.
-
-        Raises
-        ------
-        InputError
-            The job cannot be started here, or cannot follow a plan.
-        JobError
-            A run failed, or its script does not follow a plan.
-        """
-        from dpro_search.deploy.of_run import validate_run
-
-        moved = None if trace is None else Path(trace)
-        found, _ = validate_run(
-            self.folder, tuple(command), top=top, rounds=rounds, most_rounds=most_rounds, warmup=warmup, trace=moved
-        )
-        facts = msgspec.to_builtins(found)
-        return RealRuns(
-            baseline_us=found.baseline_us, noise_pct=found.noise_pct, plans=found.plans, refused=found.refused, facts=facts
-        )
-
-    def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
-        """Write one HTML page on the search; returns its path. `trace`: where the recording lies now, if it has moved."""
-        from dpro_search.cli._report_facts import facts_of_run
-        from dpro_search.report import render
-
-        write_file(Path(out), render(facts_of_run(self.folder, None if trace is None else Path(trace))).encode())
-        return Path(out)
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (
-                describe(ranked.plan),
-                duration(ranked.prediction.iteration_us),
-                " to ".join(map(duration, ranked.prediction.interval_us)),
-                ratio(ranked.speedup) + ("" if ranked.gain_certain else " ?"),
-            )
-            for ranked in self.result.plans
-        ]
-        caption = f"Search of {self.result.trials} plans ({self.folder.name}); ? = not certain"
-        return to_text(table(caption, ("plan", "iteration#", "interval#", "speed-up#"), rows))
 
 
 def load(folder: str | Path | None = None) -> Recording:

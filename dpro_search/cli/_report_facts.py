@@ -15,7 +15,7 @@ import msgspec
 from dpro_search import __version__
 from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
 from dpro_search.cli._report_groups import groups_of
-from dpro_search.cli.run import describe, digest_of
+from dpro_search.cli.run import describe, servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
@@ -45,7 +45,9 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     InputError
         The run folder is damaged or was interrupted before its first result, or the trace is not the search's.
     """
+    from dpro_search.deploy.jobs import recorded_servers
     from dpro_search.search import SearchResult
+    from dpro_search.search.request import digest_of
     from dpro_search.search.run_folder import read_run
 
     info, result = read_run(run), SearchResult.load(run)
@@ -61,6 +63,8 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
     for row, (_, name) in zip(search["plans"], named, strict=True):
         row["name"] = name
+    if note := servers_note([ranked.plan for ranked in result.plans], recorded_servers(gathered.trace)):
+        gathered.notes.append(note)
     best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
     gathered.provenance += [
         ("run folder", str(run)),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dpro_search.replay.plan_predictor import PlanOptions
     from dpro_search.search import SearchResult, Trial
     from dpro_search.space.plan import Plan, Prediction
 
@@ -112,13 +111,12 @@ def run(
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
-    from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
-    from dpro_search.search import Objective, run_search
-    from dpro_search.search.calibration import CalibratedObjective, Calibration
+    from dpro_search.deploy.jobs import recorded_servers
+    from dpro_search.replay.plan_predictor import PlanOptions
+    from dpro_search.search import run_search
+    from dpro_search.search.request import SearchRequest, usual_run
 
     folder = sample_trace_path() if trace is None else trace
-    if out is None:
-        out = Path("runs") / f"{folder.resolve().name}-{sampler}-seed{seed}"
     if storage is not None:
         _warn_of_slow_storage(stderr_console(), storage)
     options = PlanOptions(
@@ -128,62 +126,33 @@ def run(
         cluster_model=cluster_model,
         precision_table=precision_table,
     )
-    objective: Objective = plan_predictor(Trace.load(folder), options)
-    if calibrate is not None:
-        objective = CalibratedObjective(objective, Calibration.load(calibrate))
+    recording = Trace.load(folder)
+    asked = SearchRequest.of(folder, recording, options, calibrate)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
         result = run_search(
-            objective,
+            asked.objective,
             trials=trials,
             sampler=sampler.value,
             seed=seed,
-            out=out,
-            trace=str(folder.resolve()),
-            trace_digest=digest_of(folder),
+            out=usual_run(folder, sampler.value, seed) if out is None else out,
+            trace=asked.trace,
+            trace_digest=asked.trace_digest,
             on_trial=on_trial,
             timeout_s=timeout,
             workers=workers,
             engine=engine.value,
             storage=storage,
-            options=_told(options, calibrate),
+            options=asked.options,
             until_settled=until_settled,
             quantile=quantile,
         )
+    servers = recorded_servers(recording)
     if as_json:
-        print_json(result.summary())
+        print_json(result_facts(result, servers))
     else:
-        print_result(stdout_console(), result)
+        print_result(stdout_console(), result, servers)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
-
-
-def _told(options: PlanOptions, calibrate: Path | None) -> dict[str, str]:
-    """The options that decide prices, as a run folder keeps them."""
-    found = {}
-    if options.compute:
-        found["with"] = ",".join(sorted(options.compute))
-    if options.allow_lossy:
-        found["allow_lossy"] = "yes"
-    if options.memory_limit_bytes is not None:
-        found["memory_limit_bytes"] = str(options.memory_limit_bytes)
-    calibration = None if calibrate is None else calibrate / "calibration.json"
-    files = {"cluster_model": options.cluster_model, "precision_table": options.precision_table, "calibration": calibration}
-    return found | {name: _digest_of_files(path) for name, path in files.items() if path is not None}
-
-
-def _digest_of_files(path: Path) -> str:
-    """SHA-256 of a file, or of the JSON files of a folder, wherever they lie; raises `InputError` if there is none."""
-    import hashlib
-
-    from dpro_search.errors import InputError
-
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-
-    digest = hashlib.sha256()
-    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:
@@ -195,17 +164,6 @@ def _warn_of_slow_storage(console: Console, storage: str) -> None:
             style="yellow",
             soft_wrap=True,
         )
-
-
-def digest_of(trace: Path) -> str:
-    """SHA-256 of a trace folder's content, wherever it lies."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for name in ("meta.json", "trace.npz"):
-        with (trace / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -244,8 +202,35 @@ _NOTES = {
 }
 
 
-def print_result(console: Console, result: SearchResult) -> None:
-    """The best plans as a table, what they are worth, and where they are."""
+def result_facts(result: SearchResult, servers: int) -> dict[str, Any]:
+    """What is printed as JSON; `servers`: parameter servers of the recorded job."""
+    from dpro_search.deploy.targets import more_servers
+
+    facts = result.summary()
+    for row, ranked in zip(facts["plans"], result.plans, strict=True):
+        row["more_servers"] = more_servers(ranked.plan, servers)
+    return facts
+
+
+def servers_note(plans: Sequence[Plan], servers: int) -> str:
+    """Which of some plans, by their number, need more server hosts than were recorded; empty: none."""
+    from dpro_search.deploy.targets import more_servers
+
+    found = {number: more for number, plan in enumerate(plans) if (more := more_servers(plan, servers))}
+    if not found:
+        return ""
+    told = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
+    return f"More servers than the {servers} recorded: {told}. Each needs a host with a link like theirs."
+
+
+def print_result(console: Console, result: SearchResult, servers: int = 0) -> None:
+    """The best plans as a table, what they are worth, what they need, and where they are.
+
+    Parameters
+    ----------
+    servers
+        Parameter servers of the recorded job.
+    """
     from dpro_search.cli._output import microseconds
 
     console.print(result_table(result))
@@ -272,6 +257,8 @@ def print_result(console: Console, result: SearchResult) -> None:
             f"Ranked by a quantile over other luck: {microseconds(best.quantile_us)};"
             f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
         )
+    if note := servers_note([ranked.plan for ranked in result.plans], servers):
+        console.print(note, style="yellow")
     if result.front:
         console.print(f"{len(result.front)} plans are on the front of time against memory: pareto.csv.")
     if result.workers_lost:

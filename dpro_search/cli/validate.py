@@ -93,6 +93,14 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     console = stdout_console()
     console.print(table)
     console.print(f"Noise floor: {percent(validation.noise_pct)} (the recorded setting against itself).")
+    changed_pct = validation.changed_pct
+    if changed_pct is not None and validation.recorded_us is not None:
+        console.print(
+            f"As recorded it takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than when it was recorded"
+            f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects for that"
+            " too, as long as it lasts.",
+            style="yellow",
+        )
     if not validation.stable:
         console.print("Some medians are not known to 2 %: more --rounds or a longer job would tell more.")
     if not any(plan.beyond_noise and plan.speedup_measured > 1 for plan in validation.plans):
@@ -106,7 +114,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     before, after = calibration.error_before_pct, calibration.error_after_pct
     if before is not None and after is not None and after < before:
         console.print(
-            f"Predictions were off by {percent(before)}; corrected by the other measurements, by "
+            f"Without correction, predictions are off by {percent(before)}; corrected by the other measurements, by "
             f"{percent(after)}: dpro-search run --calibrate {run}",
             soft_wrap=True,
         )

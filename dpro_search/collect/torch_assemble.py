@@ -92,7 +92,7 @@ def _assembled(raw: Path, *formats: str) -> Trace:
             recorded_at=job.recorded_at,
         ),
         names=tuple(names),
-        events=joined([events, _transfers(events)]),
+        events=joined([events, transfers_of(events)]),
         steps=steps,
         tensors=tensors,
         graphs=graphs,
@@ -164,8 +164,8 @@ def _numbered(events: Events) -> Events:
     return Events(**{**columns, "collective": np.where(has, events.step * width + events.collective, -1)})
 
 
-def _transfers(events: Events) -> Events:
-    """From when the last rank's thread had taken up a collective to its end on each rank."""
+def transfers_of(events: Events) -> Events:
+    """Transfers of collectives: each from when the last rank's thread had taken it up to its end on a rank."""
     taken = events.select(events.kind == EventKind.QUEUE)
     whole = events.select(events.kind == EventKind.COLLECTIVE)
     numbers, row = np.unique(taken.collective, return_inverse=True)

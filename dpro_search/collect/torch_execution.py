@@ -7,9 +7,7 @@ collective, and the gradients of every bucket.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.kineto_cpu import HostSpans
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 
-_GZIP = b"\x1f\x8b"
 _EVALUATE = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, each an operator of its own
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COLLECTIVE = "c10d::"
@@ -232,10 +231,10 @@ def _outermost(spans: HostSpans) -> dict[int, int]:
 def _decoded(path: Path) -> _File:
     if not path.is_file():
         raise InputError(f"{path}: missing: the job ended before the last of its profiled steps")
-    raw = path.read_bytes()
+    raw = read_whole(path)
     try:
-        return msgspec.json.decode(gzip.decompress(raw) if raw[:2] == _GZIP else raw, type=_File)
-    except (msgspec.MsgspecError, EOFError, OSError, zlib.error, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.json.decode(raw, type=_File)
+    except DAMAGED as error:
         raise TraceFormatError(f"{path}: not a whole execution trace of PyTorch ({error}); record the job again") from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.targets import JobFacts, Part, Target, parts_of, step_files
+from dpro_search.deploy.targets import JobFacts, Part, Target, more_servers, parts_of, step_files
 from dpro_search.space.plan import Plan, Prediction
 
 _START = {
@@ -73,12 +73,13 @@ def export_plan(
         step |= part.step
     if step:
         contents |= step_files(step)
-    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, expected).encode()}
+    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected).encode()}
     with written_folder(out) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     env = {key: value for part in parts.values() for key, value in part.env.items()}
-    return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(_usage(parts, str(out))), env=env)
+    usage = [*_usage(parts, str(out)), *_needs(plan, facts)]
+    return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(usage), env=env)
 
 
 def _lines(env: Mapping[str, str]) -> bytes:
@@ -97,9 +98,22 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
 
 
-def _readme(plan: Plan, parts: Mapping[Target, Part], expected: tuple[Prediction, Prediction] | None) -> str:
-    lines = [f"{number}. {line}" for number, line in enumerate([*_usage(parts, "."), *_expectations(plan, expected)], start=1)]
+def _readme(
+    plan: Plan, parts: Mapping[Target, Part], facts: JobFacts | None, expected: tuple[Prediction, Prediction] | None
+) -> str:
+    told = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected)]
+    lines = [f"{number}. {line}" for number, line in enumerate(told, start=1)]
     return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
+
+
+def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
+    """What the recorded job did not have."""
+    recorded = 0 if facts is None else facts.servers
+    more = more_servers(plan, recorded)
+    if not more:
+        return []
+    hosts = "1 more host" if more == 1 else f"{more} more hosts"
+    return [f"The plan has {plan.servers} servers where {recorded} were recorded: it needs {hosts}, with links like the others'."]
 
 
 def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:

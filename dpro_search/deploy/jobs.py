@@ -102,9 +102,10 @@ class RecordedJob:
         chosen = tuple(command) or meta.command
         if not chosen:
             raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
-        workers = _workers(trace, kind)
+        servers = recorded_servers(trace)
+        workers = meta.ranks - servers
         cores = meta.cores[:workers]
-        env = _recorded_env(meta, servers=meta.ranks - workers)
+        env = _recorded_env(meta, servers)
         return RecordedJob(
             kind=kind,
             spec=JobSpec(command=chosen, ranks=workers, cores=cores if min(cores) >= 0 else (), env=env),
@@ -147,17 +148,18 @@ def kind_of(trace: Trace) -> JobKind:
 
 def facts_of(trace: Trace) -> JobFacts:
     """What an export can check a plan against."""
-    facts = JobFacts.of(trace)
+    facts = replace(JobFacts.of(trace), servers=recorded_servers(trace))
     if trace.meta.format == "pytorch-ddp":  # whose buckets are cut from that order
         facts = replace(facts, tensors=build_ddp_graph(trace).tensors, ready_order=True)
     return facts
 
 
-def _workers(trace: Trace, kind: JobKind) -> int:
-    """Ranks that train; in a trace, servers are ranks behind them, and post no gradient."""
-    if not kind.servers:
-        return trace.meta.ranks
-    return len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
+def recorded_servers(trace: Trace) -> int:
+    """Parameter servers of a recorded job; in a trace they are ranks behind those that train, and post no gradient."""
+    kind = KINDS.get(trace.meta.format)
+    if kind is None or not kind.servers:
+        return 0
+    return trace.meta.ranks - len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
 
 
 def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
 from dpro_search.deploy.targets import JobFacts, Target, targets_for
-from dpro_search.deploy.validate import Validation, validate
+from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.search import SearchResult
-from dpro_search.search.calibration import Calibration, MeasuredPoint
+from dpro_search.search.calibration import Calibration, MeasuredPoint, uncorrected
+from dpro_search.search.request import corrections_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
@@ -118,19 +119,31 @@ def validate_run(
         A run failed, or its script does not follow a plan.
     """
     result = SearchResult.load(run)
-    job = RecordedJob.of(Trace.load(trace or Path(read_run(run).trace)), command)
+    info = read_run(run)
+    corrections = corrections_of(info, run)
+    recording = Trace.load(trace or Path(info.trace))
+    job = RecordedJob.of(recording, command)
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
     for plan, _ in plans:
         targets_for(plan, job.kind.targets)  # before anything runs
     validation = validate(job, result.baseline, plans, rounds=rounds, most_rounds=most_rounds, warmup=warmup, on_run=on_run)
+    recorded = recording.iterations_us()
+    if len(recorded):
+        validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
-    calibration = Calibration.fit(measured_points(validation))
+    calibration = Calibration.fit(measured_points(validation, corrections))
     calibration.save(run)
     return validation, calibration
 
 
-def measured_points(validation: Validation) -> list[MeasuredPoint]:
-    """What a validation measured, for a calibration: the recorded setting, and plans that train the same."""
+def measured_points(validation: Validation, corrections: Mapping[str, float] | None = None) -> list[MeasuredPoint]:
+    """What a validation measured, for a calibration: the recorded setting, and plans that train the same.
+
+    Parameters
+    ----------
+    corrections
+        Factors that its predictions hold: what is measured next corrects predictions without them.
+    """
     noise = validation.noise_pct / 100
     recorded = MeasuredPoint(
         plan=Plan(),
@@ -149,4 +162,5 @@ def measured_points(validation: Validation) -> list[MeasuredPoint]:
         )
         for row in validation.plans
     ]
-    return [recorded, *planned]
+    points = [recorded, *planned]
+    return [uncorrected(point, corrections) for point in points] if corrections else points

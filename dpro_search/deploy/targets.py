@@ -63,6 +63,8 @@ class JobFacts:
         Whether that is the order of `tensors`.
     op_types, op_inputs
         Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
+    servers
+        Recorded parameter servers; 0: none, or not known.
     """
 
     framework: str | None = None
@@ -70,6 +72,7 @@ class JobFacts:
     ready_order: bool = False
     op_types: Mapping[str, str] = field(default_factory=dict)
     op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    servers: int = 0
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:
@@ -134,6 +137,11 @@ def targets_for(plan: Plan, available: Sequence[Target] | None = None) -> tuple[
 def set_fields(plan: Plan) -> list[str]:
     """Names of the fields that a plan changes."""
     return [name for name in plan.__struct_fields__ if getattr(plan, name) is not None]
+
+
+def more_servers(plan: Plan, recorded: int) -> int:
+    """Parameter servers that a plan has beyond the recorded ones; 0 where none were recorded."""
+    return max((plan.servers or 0) - recorded, 0) if recorded else 0
 
 
 def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None) -> dict[Target, Part]:

@@ -25,6 +25,7 @@ STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below whic
 _BOOTSTRAPS = 2000
 _TRIMMED = 0.2
 _RECORDED = -1
+_CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 
 
 class Job(Protocol):
@@ -81,6 +82,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    recorded_us
+        What the recording itself took, where it tells: far from `baseline_us`, the machine or its links are not what they were.
     baseline_breakdown_us
         Of the prediction of the recorded setting.
     noise_pct
@@ -95,11 +98,20 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     baseline_predicted_us: float
     baseline_error_pct: float
     baseline_breakdown_us: dict[str, float] = {}
+    recorded_us: float | None = None
     noise_pct: float
     rounds: int
     stable: bool = True
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
+
+    @property
+    def changed_pct(self) -> float | None:
+        """How much longer the recorded setting takes than when it was recorded; None: by no more than such runs differ by."""
+        if self.recorded_us is None:
+            return None
+        changed = (self.baseline_us / self.recorded_us - 1) * 100
+        return changed if abs(changed) > max(self.noise_pct, _CHANGED_PCT) else None
 
 
 def validate(

@@ -66,42 +66,81 @@ def headline(facts: Facts) -> Element:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """What is predicted of a setting, and what its real runs gave; `gain` and `measured_gain` are speed-ups, in words."""
+
+    name: str
+    predicted_us: float
+    interval_us: Sequence[float]
+    gain: str
+    certain: str = ""
+    memory: str = ""
+    measured_us: float | None = None
+    measured_gain: str = ""
+
+    @property
+    def mark(self) -> Mark:
+        """Its line of the chart."""
+        ran = "" if self.measured_us is None else f", measured {units.duration(self.measured_us)}"
+        return Mark(
+            label=self.name,
+            low=self.interval_us[0],
+            middle=self.predicted_us,
+            high=self.interval_us[1],
+            measured=self.measured_us,
+            tip=f"predicted {units.duration(self.predicted_us)} ({_interval(self.interval_us)}){ran}",
+            value=f"{units.duration(self.predicted_us)} · {self.gain}",
+        )
+
+    @property
+    def row(self) -> tuple[Element | str, ...]:
+        """Its row of the table."""
+        ran = (_NONE, _NONE) if self.measured_us is None else (units.duration(self.measured_us), self.measured_gain)
+        predicted = (units.duration(self.predicted_us), _interval(self.interval_us))
+        gain = f"{self.gain} ({self.certain})" if self.certain else self.gain
+        return (name_of(self.name), *predicted, gain, self.memory or _NONE, *ran)
+
+
 def plans_section(facts: Facts) -> Element | None:
     """The best plans with their intervals, and what real runs gave; None where nothing was searched."""
-    search = facts.search
+    search, validation = facts.search, facts.validation
     if search is None:
         return None
-    validation = facts.validation
     measured: Sequence[Mapping[str, Any]] = () if validation is None else [*validation["plans"], *validation["refused"]]
-    base_us = None if validation is None else validation["baseline_us"]
-    same = units.ratio(1.0)
-    marks = [_mark("as recorded", search["baseline_us"], search["baseline_interval_us"], base_us, same)]
-    rows = [_row("as recorded", search["baseline_us"], search["baseline_interval_us"], same, "", base_us, same)]
-    for plan in search["plans"]:
-        if not plan["plan"]:
-            continue  # the recorded setting has its row
-        ran = next((row for row in measured if row["plan"] == plan["plan"]), None)
-        gain = units.ratio(plan["speedup"])
-        ran_us = None if ran is None else ran["measured_us"]
-        ran_gain = "" if ran is None else _measured_gain(ran)
-        certain = "certain" if plan["gain_certain"] else "not certain"
-        marks.append(_mark(plan["name"], plan["predicted_iteration_us"], plan["interval_us"], ran_us, gain))
-        rows.append(
-            _row(
-                plan["name"],
-                plan["predicted_iteration_us"],
-                plan["interval_us"],
-                f"{gain} ({certain})",
-                _memory(plan),
-                ran_us,
-                ran_gain,
-            )
-        )
+    settings = [_recorded(search, validation), *(_planned(plan, measured) for plan in search["plans"] if plan["plan"])]
     columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
     key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
     caption = "Iteration time: where the interval of a plan overlaps that of the recorded setting, its gain is not certain."
-    chart = whiskers("Iteration time of the best plans", marks, "iteration, ms", 1e3)
-    return section("plans", "Best plans", figure(chart, caption, table("Best plans", columns, rows), legend(key)))
+    chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
+    rows = table("Best plans", columns, [setting.row for setting in settings])
+    return section("plans", "Best plans", figure(chart, caption, rows, legend(key)))
+
+
+def _recorded(search: Mapping[str, Any], validation: Mapping[str, Any] | None) -> _Setting:
+    same = units.ratio(1.0)
+    return _Setting(
+        name="as recorded",
+        predicted_us=search["baseline_us"],
+        interval_us=search["baseline_interval_us"],
+        gain=same,
+        measured_us=None if validation is None else validation["baseline_us"],
+        measured_gain=same,
+    )
+
+
+def _planned(plan: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> _Setting:
+    ran = next((row for row in measured if row["plan"] == plan["plan"]), None)
+    return _Setting(
+        name=plan["name"],
+        predicted_us=plan["predicted_iteration_us"],
+        interval_us=plan["interval_us"],
+        gain=units.ratio(plan["speedup"]),
+        certain="certain" if plan["gain_certain"] else "not certain",
+        memory="" if plan["peak_memory_bytes"] is None else units.size(plan["peak_memory_bytes"]),
+        measured_us=None if ran is None else ran["measured_us"],
+        measured_gain="" if ran is None else _measured_gain(ran),
+    )
 
 
 def _measured_gain(ran: Mapping[str, Any]) -> str:
@@ -248,38 +287,8 @@ def _predicted(search: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _mark(name: str, predicted_us: float, interval_us: Sequence[float], measured_us: float | None, value: str) -> Mark:
-    ran = "" if measured_us is None else f", measured {units.duration(measured_us)}"
-    return Mark(
-        label=name,
-        low=interval_us[0],
-        middle=predicted_us,
-        high=interval_us[1],
-        measured=measured_us,
-        tip=f"predicted {units.duration(predicted_us)} ({_interval(interval_us)}){ran}",
-        value=f"{units.duration(predicted_us)} · {value}",
-    )
-
-
-def _row(
-    name: str,
-    predicted_us: float,
-    interval_us: Sequence[float],
-    gain: str,
-    memory: str,
-    measured_us: float | None,
-    measured_gain: str,
-) -> tuple[Element | str, ...]:
-    ran = (_NONE, _NONE) if measured_us is None else (units.duration(measured_us), measured_gain)
-    return (name_of(name), units.duration(predicted_us), _interval(interval_us), gain, memory or _NONE, *ran)
-
-
 def _over(one: float, other: float) -> float:
     return one / other if other else float("inf")
-
-
-def _memory(plan: Mapping[str, Any]) -> str:
-    return "" if plan["peak_memory_bytes"] is None else units.size(plan["peak_memory_bytes"])
 
 
 def _interval(interval_us: Sequence[float]) -> str:

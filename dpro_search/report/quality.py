@@ -109,7 +109,7 @@ def quality_section(
         before, after = map(units.percent, corrected_pct)
         content.append(
             paragraph(
-                f"These predictions were off by {before} in the mean; each corrected by the other measurements, by {after}. "
+                f"Without correction, predictions are off by {before} in the mean; each corrected by the others, by {after}. "
                 "'dpro-search run --calibrate RUN' corrects those of a new search so."
             )
         )

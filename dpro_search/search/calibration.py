@@ -8,7 +8,6 @@ was recorded, or a link that carries less, corrects all plans, by how much of it
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,14 +94,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(
                 f"{path}: calibration version {found.version}, this program reads {CALIBRATION_VERSION}; validate again"
             )
-        if not all(np.isfinite(factor) and factor > 0 for factor in found.factors.values()):
+        if not _usable(found.factors):
             raise InputError(f"{path}: a factor is not above 0; make it again with 'dpro-search validate'")
         return found
 
     @property
-    def digest(self) -> str:
-        """What tells it from others: searches under different calibrations price differently."""
-        return hashlib.sha256(msgspec.json.encode(self.factors, order="sorted")).hexdigest()
+    def named(self) -> str:
+        """The factors as text, which `factors_named` reads: what tells searches with different ones from each other."""
+        return msgspec.json.encode(self.factors, order="sorted").decode()
 
     def corrected(self, prediction: Prediction) -> Prediction:
         """A prediction with the factors on its parts; its interval keeps its relative width."""
@@ -148,6 +147,29 @@ class CalibratedObjective:
         if name.startswith("_"):  # also while it is unpickled, before there is an objective
             raise AttributeError(name)
         return getattr(self._objective, name)
+
+
+def factors_named(text: str, where: str) -> dict[str, float]:
+    """The factors of a `Calibration.named`; raises `InputError` that names `where` if they are none."""
+    try:
+        factors = msgspec.json.decode(text, type=dict[str, float])
+    except DAMAGED as error:
+        raise InputError(f"{where}: not factors of a calibration ({error}); search again with --calibrate") from error
+    if not _usable(factors):
+        raise InputError(f"{where}: a factor is not above 0; search again with --calibrate")
+    return factors
+
+
+def uncorrected(point: MeasuredPoint, factors: Mapping[str, float]) -> MeasuredPoint:
+    """A point whose prediction had these factors on its parts, as it was without them."""
+    parts = {name: us / factors.get(name, 1.0) for name, us in _parts(point.predicted_us, point.breakdown_us).items()}
+    total_us = sum(parts.values())
+    del parts[_REST]
+    return msgspec.structs.replace(point, predicted_us=total_us, breakdown_us=parts)
+
+
+def _usable(factors: Mapping[str, float]) -> bool:
+    return all(np.isfinite(factor) and factor > 0 for factor in factors.values())
 
 
 def _factors(points: Sequence[MeasuredPoint]) -> dict[str, float]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.assembly import aligned, joined, shifted
-from dpro_search.collect.torch_assemble import _transfers
+from dpro_search.collect.torch_assemble import transfers_of
 from dpro_search.collect.trace import ClockReport, EventKind, Trace
 from dpro_search.errors import DproSearchError
 from dpro_search.graph.arrivals import arrivals
@@ -106,7 +106,7 @@ def with_clocks(trace: Trace, ahead_us: Sequence[float]) -> Trace:
         events = events.select(events.kind != EventKind.ALLREDUCE)
     clock = ClockReport(offset_us=tuple(-us for us in ahead_us), residual_us=(0.0,) * len(ahead_us), method="shifted")
     events, steps = shifted(events, trace.steps, clock)
-    return replace(trace, events=joined([events, _transfers(events)]) if of_ranks else events, steps=steps)
+    return replace(trace, events=joined([events, transfers_of(events)]) if of_ranks else events, steps=steps)
 
 
 def from_spans_us(trace: Trace) -> float:

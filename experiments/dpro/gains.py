@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from dpro_search.cli.run import describe, digest_of
+from dpro_search.cli.run import describe
 from dpro_search.collect.trace import CommSettings, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.search import run_search
+from dpro_search.search.request import digest_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 from experiments.dpro.figures import Panel, bars

@@ -1,15 +1,18 @@
 """What `replay` and `diagnose` say of a recorded BytePS job: a real recording of two workers and two servers."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dpro_search.cli._byteps import diagnose_trace, print_diagnosis, replay_trace
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
+from tests.faults.processes import succeeds
 
 RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
 
@@ -93,3 +96,15 @@ def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan.write_bytes(Plan(p3=True).to_json())
     with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):
         replayed(trace, plan=plan)
+
+
+def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
+    trace.save(tmp_path / "trace")
+    args = ("run", tmp_path / "trace", "--trials", 20, "--sampler", "mcmc", "--out", tmp_path / "run")
+    rows = json.loads(succeeds(*args, "--json"))["plans"]
+    more = {number: row["more_servers"] for number, row in enumerate(rows) if row["more_servers"]}
+    assert more == {number: row["plan"]["servers"] - 2 for number, row in enumerate(rows) if row["plan"].get("servers", 0) > 2}
+    assert more, "twenty plans hold one with more servers"
+    told = " ".join(succeeds(*args).split())
+    assert "More servers than the 2 recorded: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
+    assert servers_note([Plan(), Plan(servers=2), Plan(servers=1)], 2) == ""

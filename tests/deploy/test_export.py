@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpro_search.cli.export import TargetName
+from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
@@ -17,6 +19,7 @@ from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 
 T = Target
+DATA = Path(__file__).parents[1] / "data"
 
 
 def prediction(us):
@@ -187,3 +190,26 @@ class TestOfTheSample:
 def test_limits_in_mib_are_exact_in_bytes():
     sizes = np.random.default_rng(1).integers(1, 2**31, 1000)
     assert [int(size / 2**20 * 2**20) for size in sizes.tolist()] == sizes.tolist()
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        (4, "The plan has 4 servers where 2 were recorded: it needs 2 more hosts, with links like the others'."),
+        (3, "The plan has 3 servers where 2 were recorded: it needs 1 more host, with links like the others'."),
+        (2, None),
+        (1, None),
+    ],
+)
+def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, tmp_path):
+    exported = export_plan(Plan(servers=servers), tmp_path / "out", (T.MXNET,), JobFacts(servers=2))
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert ("more host" in readme) == ("more host" in exported.usage) == (said is not None)
+    if said is not None:
+        assert said in readme
+        assert said in exported.usage
+
+
+def test_how_many_servers_a_recording_had(trace):
+    assert facts_of(assemble_byteps(DATA / "byteps_mlp")).servers == 2
+    assert facts_of(trace).servers == 0

@@ -1,5 +1,6 @@
 """What measured runs say about a plan: the order of runs, the statistics, the refusals; real jobs are in tests/integration."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.of_run import measured_points
 from dpro_search.deploy.validate import measured_plan, validate
 from dpro_search.errors import InputError
+from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan, Prediction
 
 FAST, SLOW = Plan(cycle_time_us=1.0), Plan(cycle_time_us=2.0)
@@ -107,3 +109,23 @@ def test_no_difference_is_within_the_noise():
 
 def test_a_gain_below_the_noise_floor_proves_nothing():
     assert not compared(3.9e5, noise_pct=5.0).beyond_noise
+
+
+def test_what_was_measured_of_a_corrected_search_corrects_predictions_without_that_correction():
+    factors = {"compute": 1.2, "exposed_communication": 0.5, "rest": 2.0}
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    plain = prediction(4e5)
+    objective = Calibration(factors=factors, points=()).corrected
+    plans = [(FAST, objective(prediction(3e5)))]
+    found = measured_points(validate(job, objective(plain), plans), factors)
+    assert found[0].predicted_us == pytest.approx(plain.iteration_us)
+    assert found[0].breakdown_us == pytest.approx(plain.breakdown_us)
+    assert found[1].predicted_us == pytest.approx(3e5)
+    assert found[1].plan == FAST
+
+
+@pytest.mark.parametrize(("recorded_us", "changed"), [(3.2e5, 25), (5e5, -20), (3.95e5, None), (None, None)])
+def test_a_machine_that_is_not_what_it_was_is_told_from_a_wrong_prediction(recorded_us, changed):
+    found = validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}))
+    found = msgspec.structs.replace(found, recorded_us=recorded_us)
+    assert found.changed_pct == (None if changed is None else pytest.approx(changed, abs=2))

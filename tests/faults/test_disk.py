@@ -10,7 +10,7 @@ from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from tests.faults.processes import RAW, SEARCH, fails_in_one_line, shown, succeeds
 
-pytestmark = pytest.mark.integration  # needs root, for a file system of its own
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]  # needs root, for a file system of its own
 
 TRIALS = 300
 COMMANDS = {

@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.kills import WRITERS, Kills, kill_searches, kill_searches_with_workers, kill_writers
 
-pytestmark = pytest.mark.integration  # for its three minutes; it needs no framework
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]  # for its minutes; it needs no framework
 
 
 def test_a_search_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path):

@@ -1,6 +1,7 @@
 """Where the frameworks are: tests here run real jobs, and skip where the environment was not built."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,23 @@ def tensorflow_python() -> str:
 def torch_python() -> str:
     """Python of the environment with PyTorch."""
     return _python_of("torch")
+
+
+@pytest.fixture(scope="session")
+def mxnet_python() -> str:
+    """Python of the environment with MXNet and Horovod."""
+    return _python_of("mxnet")
+
+
+@pytest.fixture(scope="session")
+def byteps_python(mxnet_python: str) -> str:
+    """The same, where it has BytePS as well, which has no wheel: it is built for the machine's GPUs."""
+    done = subprocess.run([mxnet_python, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{mxnet_python} cannot import byteps: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    if os.geteuid() != 0:
+        pytest.skip("workers of BytePS on one machine need root: each gets a /dev/shm of its own")
+    return mxnet_python
 
 
 def _python_of(name: str) -> str:

@@ -1,7 +1,5 @@
 """Recording a real job of MXNet with BytePS, without a line added to its script."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +18,6 @@ pytestmark = pytest.mark.integration
 
 JOB = Path(__file__).with_name("byteps_job.py")
 TENSORS = 6
-
-
-@pytest.fixture(scope="module")
-def byteps_python() -> str:
-    """Python of an environment with MXNet and BytePS, which has no wheel: it is built for the machine's GPUs."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / "mxnet" / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no MXNet environment at {interpreter}; build it with scripts/make_env.sh mxnet")
-    done = subprocess.run([interpreter, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"{interpreter} cannot import byteps: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    if os.geteuid() != 0:
-        pytest.skip("workers of BytePS on one machine need root: each gets a /dev/shm of its own")
-    return str(interpreter)
 
 
 def spec(python: str, steps: int = 14, **env: str) -> JobSpec:

@@ -12,7 +12,7 @@ from dpro_search.collect.clusters.collector import CollectRequest, collect_clust
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.errors import InputError, JobError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 WORKLOADS = """
     import os

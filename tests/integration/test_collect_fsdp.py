@@ -1,7 +1,9 @@
 """Recording a real two-rank job that ``fully_shard`` divides, without a line added to its script."""
 
+import functools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +25,20 @@ JOB = Path(__file__).with_name("fsdp_job.py")
 SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
 
 
-@pytest.fixture(scope="module")
-def torch_python() -> str:
-    """Python of the environment with PyTorch."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / "torch" / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no PyTorch environment at {interpreter}; build it with scripts/make_env.sh torch")
-    return str(interpreter)
-
-
 def spec(python: str, *how: object) -> JobSpec:
     return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2))
+
+
+@pytest.fixture(scope="module")
+def recorded(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Trace]]:
+    """Raw files and trace of a job of a shape, which is recorded once."""
+
+    @functools.cache
+    def record(how: str) -> tuple[Path, Trace]:
+        folder = tmp_path_factory.mktemp("recorded")
+        return folder / "raw", record_fsdp_job(spec(torch_python, how), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw")
+
+    return record
 
 
 def purposes(trace: Trace) -> list[int]:
@@ -52,8 +56,8 @@ def purposes(trace: Trace) -> list[int]:
         ("by-hand,prefetch", 4, 3, 4),
     ],
 )
-def test_steps_units_and_collectives_are_found_in_jobs_of_all_shapes(torch_python, tmp_path, how, gathers, again, scatters):
-    trace = record_fsdp_job(spec(torch_python, how), tmp_path / "t", schedule=SCHEDULE)
+def test_steps_units_and_collectives_are_found_in_jobs_of_all_shapes(recorded, how, gathers, again, scatters):
+    _, trace = recorded(how)
     assert trace.meta.warnings == ()
     assert trace.steps.index[trace.steps.rank == 0].tolist() == list(range(13))  # 14 steps ran, the last has no successor
     assert len(trace.tensors) == 8
@@ -71,9 +75,8 @@ def test_the_blocks_of_a_workload_are_its_units(torch_python, tmp_path):
     assert sum(tensor.size_bytes for tensor in trace.tensors) > 40e6
 
 
-def test_the_recorder_changes_no_number(torch_python, tmp_path):
-    raw = tmp_path / "raw"
-    record_fsdp_job(spec(torch_python, "prefetch"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
+def test_the_recorder_changes_no_number(torch_python, recorded, tmp_path):
+    raw, _ = recorded("prefetch")
     plain = subprocess.run(
         [
             torch_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29518",

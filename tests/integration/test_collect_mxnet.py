@@ -26,16 +26,6 @@ SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
 TENSORS = 12
 
 
-@pytest.fixture(scope="module")
-def mxnet_python() -> str:
-    """Python of the environment with MXNet."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / "mxnet" / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no MXNet environment at {interpreter}; build it with scripts/make_env.sh mxnet")
-    return str(interpreter)
-
-
 def spec(python: str, *how: object, **env: str) -> JobSpec:
     return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2), env=env)
 

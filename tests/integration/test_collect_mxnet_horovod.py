@@ -29,16 +29,6 @@ TENSORS = 12
 rooted = pytest.mark.skipif(os.geteuid() != 0, reason="shaped hosts need root")
 
 
-@pytest.fixture(scope="module")
-def mxnet_python() -> str:
-    """Python of the environment with MXNet and Horovod."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / "mxnet" / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no MXNet environment at {interpreter}; build it with scripts/make_env.sh mxnet")
-    return str(interpreter)
-
-
 def spec(python: str, *how: object) -> JobSpec:
     return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2))
 

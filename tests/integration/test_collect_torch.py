@@ -28,16 +28,6 @@ JOB = Path(__file__).with_name("ddp_job.py")
 SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
 
 
-@pytest.fixture(scope="module")
-def torch_python() -> str:
-    """Python of the environment with PyTorch."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / "torch" / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no PyTorch environment at {interpreter}; build it with scripts/make_env.sh torch")
-    return str(interpreter)
-
-
 def dpro(*args: object, timeout: int = 600) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -110,9 +100,15 @@ def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
     assert job.size_bytes[-1] == gradients / 2
 
 
-def test_the_recorder_changes_no_number(torch_python, tmp_path):
-    raw = tmp_path / "raw"
-    record_ddp_job(spec(torch_python, "plain"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
+@pytest.fixture(scope="module")
+def small(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    """Raw files and trace of a small job."""
+    folder = tmp_path_factory.mktemp("small")
+    return folder / "raw", record_ddp_job(spec(torch_python, "plain"), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw")
+
+
+def test_the_recorder_changes_no_number(torch_python, small, tmp_path):
+    raw, _ = small
     plain = subprocess.run(
         [
             torch_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517",
@@ -129,10 +125,9 @@ def test_the_recorder_changes_no_number(torch_python, tmp_path):
     assert len(losses[0]) == 2  # each rank has its own batch
 
 
-def test_raw_files_give_the_same_trace_again(torch_python, tmp_path):
-    trace = record_ddp_job(spec(torch_python, "plain"), tmp_path / "t", schedule=SCHEDULE, keep_raw=tmp_path / "raw")
-    again = assemble_ddp(tmp_path / "raw")
-    np.testing.assert_array_equal(again.events.start_us, trace.events.start_us)
+def test_raw_files_give_the_same_trace_again(small):
+    raw, trace = small
+    np.testing.assert_array_equal(assemble_ddp(raw).events.start_us, trace.events.start_us)
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):

@@ -1,7 +1,5 @@
 """Real jobs of every framework under an exported plan: they follow it, train the same, and say so where they do not."""
 
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +20,6 @@ WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
 TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
 
 
-def environment(name):
-    """Python of a framework's environment."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = root / name / "bin" / "python"
-    if not interpreter.is_file():
-        pytest.skip(f"no environment at {interpreter}; build it with scripts/make_env.sh {name}")
-    return str(interpreter)
-
-
 def job(kind, command, framework, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
     return RecordedJob(kind=KINDS[kind], spec=spec, facts=JobFacts(framework=framework), rate_bps=None, shaped=False)
@@ -42,8 +31,8 @@ def verdict(job, plan, base):
 
 
 @pytest.fixture(scope="module")
-def tensorflow_job():
-    command = (environment("tensorflow"), WORKLOADS / "train.py", "--model", "vgg16", "--batch", 2, "--steps", 9)
+def tensorflow_job(tensorflow_python):
+    command = (tensorflow_python, WORKLOADS / "train.py", "--model", "vgg16", "--batch", 2, "--steps", 9)
     return job("tensorflow-horovod", command, "tensorflow")
 
 
@@ -68,8 +57,8 @@ def test_tensorflow_accumulates(tensorflow_job, tensorflow_base):
 
 
 @pytest.fixture(scope="module")
-def torch_job():
-    return job("pytorch-ddp", (environment("torch"), TORCH_JOB), "pytorch")
+def torch_job(torch_python):
+    return job("pytorch-ddp", (torch_python, TORCH_JOB), "pytorch")
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +98,8 @@ def _buckets(path):
     return [{int(index) for index in bucket.split()} for bucket in path.read_text().split(",")]
 
 
-def test_a_script_that_does_not_follow_is_told_what_to_use(torch_job):
-    plain = job(
-        "pytorch-ddp", (environment("torch"), WORKLOADS.parents[1] / "tests" / "integration" / "ddp_job.py", "plain"), "pytorch"
-    )
+def test_a_script_that_does_not_follow_is_told_what_to_use(torch_python):
+    plain = job("pytorch-ddp", (torch_python, WORKLOADS.parents[1] / "tests" / "integration" / "ddp_job.py", "plain"), "pytorch")
     with pytest.raises(JobError, match=r"does not follow the plan: its script does not use ddp\.py \(planned_ddp in place of"):
         plain.run(Plan(bucket_cap_bytes=1000), warmup=2)
 
@@ -123,8 +110,8 @@ def test_a_plan_for_another_kind_of_job_is_refused_before_it_runs(torch_job):
 
 
 @pytest.fixture(scope="module")
-def kvstore_job():
-    command = (environment("mxnet"), WORKLOADS / "mxnet_train.py", "--model", "vgg16", "--batch", 1, "--steps", 8)
+def kvstore_job(mxnet_python):
+    command = (mxnet_python, WORKLOADS / "mxnet_train.py", "--model", "vgg16", "--batch", 1, "--steps", 8)
     return job("mxnet-kvstore", command, "mxnet", DMLC_NUM_SERVER="2")
 
 
@@ -140,9 +127,9 @@ def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstor
     assert found.verdict == "same", found.reason
 
 
-def test_mxnet_on_horovod_follows_its_knobs():
+def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
     command = (
-        environment("mxnet"),
+        mxnet_python,
         WORKLOADS / "mxnet_train.py",
         "--comm",
         "horovod",
@@ -160,12 +147,8 @@ def test_mxnet_on_horovod_follows_its_knobs():
     assert np.isfinite(base.times.iteration_us).all()
 
 
-def test_byteps_trains_the_same_with_other_servers_parts_and_credit():
-    python = environment("mxnet")
-    done = subprocess.run([python, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)
-    if done.returncode or os.geteuid():
-        pytest.skip("needs BytePS in the MXNet environment (it has no wheel), and root")
-    command = (python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
+def test_byteps_trains_the_same_with_other_servers_parts_and_credit(byteps_python):
+    command = (byteps_python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
     plain = job("mxnet-byteps", command, "mxnet", DMLC_NUM_SERVER="2")
     found = verdict(plain, Plan(servers=1, partition_bytes=512_000, credit=4), plain.run(Plan(), warmup=2))
     assert found.compared == 8

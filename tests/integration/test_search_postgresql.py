@@ -20,7 +20,7 @@ from dpro_search.search.shared_study import SharedStudy
 
 psycopg: Any = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'dpro-search[postgresql]'")
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "search" / "killed_search.py"

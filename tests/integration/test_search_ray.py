@@ -18,7 +18,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dpro-search[ray]'")
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 ROOT = Path(__file__).parents[2]
 OBJECTIVE = BusObjective(tensors_of([40_000] * 8))

@@ -13,7 +13,7 @@ from report.browser import Page, chromium
 from dpro_search.report import render
 from dpro_search.report.html import shown
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 _OPENED = "document.querySelectorAll('details').forEach(part => part.open = true)"
 _WIDEST = """Math.max(document.documentElement.scrollWidth, ...[...document.querySelectorAll('main *')]

@@ -1,0 +1,131 @@
+"""A search as a value of the Python API: its plans, and what becomes of them; `dpro_search.api` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dpro_search._api_values import RealRuns
+from dpro_search.cli.run import describe
+from dpro_search.collect._files import write_file
+from dpro_search.errors import InputError
+from dpro_search.report.html import table, to_text
+from dpro_search.report.units import duration, ratio
+from dpro_search.search import SearchResult
+from dpro_search.space.plan import Plan
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.export import ExportedFiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A search and what became of it.
+
+    Attributes
+    ----------
+    folder
+        The run folder.
+    result
+        Baseline and best plans with their predictions, fastest first.
+    """
+
+    folder: Path
+    result: SearchResult = field(repr=False)
+
+    @property
+    def best(self) -> Plan:
+        """The plan with the shortest predicted iteration; the empty one if none beats the recorded setting."""
+        return self.result.plans[0].plan
+
+    @property
+    def speedup(self) -> float:
+        """Predicted iteration time of the recorded setting over that of the best plan."""
+        return self.result.plans[0].speedup
+
+    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
+        """Write the files with which a real job follows a plan (0: the best) into the new folder `out`.
+
+        Parameters
+        ----------
+        targets
+            What follows the plan, like "horovod" or "xla"; empty: what the job has and the plan needs.
+
+        Raises
+        ------
+        InputError
+            The folder exists, there is no such plan, or the targets cannot express it.
+        """
+        from dpro_search.deploy.of_run import export_from
+        from dpro_search.deploy.targets import Target
+
+        unknown = sorted({*targets} - {*Target})
+        if unknown:
+            raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(Target)})")
+        return export_from(self.folder, Path(out), targets=[Target(name) for name in targets], number=plan)
+
+    def validate(
+        self,
+        command: Sequence[str] = (),
+        *,
+        top: int = 3,
+        rounds: int = 2,
+        most_rounds: int | None = None,
+        warmup: int = 5,
+        trace: str | Path | None = None,
+    ) -> RealRuns:
+        """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
+
+        Parameters
+        ----------
+        command
+            The training command of one rank; empty: the recorded one.
+        top
+            How many plans.
+        rounds, most_rounds, warmup
+            Times that everything runs at least, and at most while a median is not known to 2 %; steps of each run to leave out.
+        trace
+            Where the recording lies now, if it has moved.
+
+        Raises
+        ------
+        InputError
+            The job cannot be started here, or cannot follow a plan.
+        JobError
+            A run failed, or its script does not follow a plan.
+        """
+        from dpro_search.deploy.of_run import validate_run
+
+        moved = None if trace is None else Path(trace)
+        found, _ = validate_run(
+            self.folder, tuple(command), top=top, rounds=rounds, most_rounds=most_rounds, warmup=warmup, trace=moved
+        )
+        facts = msgspec.to_builtins(found)
+        return RealRuns(
+            baseline_us=found.baseline_us, noise_pct=found.noise_pct, plans=found.plans, refused=found.refused, facts=facts
+        )
+
+    def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
+        """Write one HTML page on the search; returns its path. `trace`: where the recording lies now, if it has moved."""
+        from dpro_search.cli._report_facts import facts_of_run
+        from dpro_search.report import render
+
+        write_file(Path(out), render(facts_of_run(self.folder, None if trace is None else Path(trace))).encode())
+        return Path(out)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                describe(ranked.plan),
+                duration(ranked.prediction.iteration_us),
+                " to ".join(map(duration, ranked.prediction.interval_us)),
+                ratio(ranked.speedup) + ("" if ranked.gain_certain else " ?"),
+            )
+            for ranked in self.result.plans
+        ]
+        caption = f"Search of {self.result.trials} plans ({self.folder.name}); ? = not certain"
+        return to_text(table(caption, ("plan", "iteration#", "interval#", "speed-up#"), rows))

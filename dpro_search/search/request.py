@@ -1,0 +1,116 @@
+"""What is searched: a recorded job's prices, and all that tells its run folder from those of other searches.
+
+    asked = SearchRequest.of(folder, Trace.load(folder), PlanOptions(allow_lossy=True))
+    run_search(asked.objective, trials=500, out=out, trace=asked.trace, trace_digest=asked.trace_digest, options=asked.options)
+
+The command line and the Python API both ask in this way, so that each continues the other's runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+from dpro_search.search.calibration import CalibratedObjective, Calibration, factors_named
+from dpro_search.search.objective import Objective
+from dpro_search.search.run_folder import RunInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """The arguments of `run_search` that depend on what is searched, and not on how.
+
+    Attributes
+    ----------
+    objective
+        Prices of the job's plans, corrected where that was asked for.
+    trace, trace_digest
+        Where the recording lies, and what tells its content from others.
+    options
+        What decides prices beside the trace, by name; a file by its content, wherever it lies, and a calibration by its factors.
+    """
+
+    objective: Objective
+    trace: str
+    trace_digest: str
+    options: Mapping[str, str]
+
+    @staticmethod
+    def of(folder: Path, trace: Trace, options: PlanOptions | None = None, calibrate: Path | None = None) -> SearchRequest:
+        """What to ask of the trace in a folder.
+
+        Parameters
+        ----------
+        calibrate
+            A run folder whose real runs correct the predictions; None: as they are.
+
+        Raises
+        ------
+        InputError
+            The job does not have what the options ask for, or a file that they name is missing or damaged.
+        GraphError
+            The trace cannot be replayed.
+        """
+        options = options or PlanOptions()
+        objective: Objective = plan_predictor(trace, options)
+        named = _named(options)
+        if calibrate is not None:
+            calibration = Calibration.load(calibrate)
+            objective = CalibratedObjective(objective, calibration)
+            named["calibration"] = calibration.named
+        return SearchRequest(
+            objective=objective,
+            trace=str(folder.resolve()),
+            trace_digest=digest_of(folder),
+            options=named,
+        )
+
+
+def usual_run(trace: Path, sampler: str, seed: int) -> Path:
+    """The run folder of a search that names none."""
+    return Path("runs") / f"{trace.resolve().name}-{sampler}-seed{seed}"
+
+
+def digest_of(trace: Path) -> str:
+    """SHA-256 of a trace folder's content, wherever it lies."""
+    digest = hashlib.sha256()
+    for name in ("meta.json", "trace.npz"):
+        with (trace / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def corrections_of(info: RunInfo, run: Path) -> dict[str, float]:
+    """The factors that the predictions of a run folder hold, by part; empty: they are not corrected.
+
+    Raises `InputError` if the folder was made by a version that did not write them down.
+    """
+    text = info.options.get("calibration")
+    return {} if text is None else factors_named(text, f"{run / 'run.json'}, options")
+
+
+def _named(options: PlanOptions) -> dict[str, str]:
+    found = {}
+    if options.compute:
+        found["with"] = ",".join(sorted(options.compute))
+    if options.allow_lossy:
+        found["allow_lossy"] = "yes"
+    if options.memory_limit_bytes is not None:
+        found["memory_limit_bytes"] = str(options.memory_limit_bytes)
+    files = {"cluster_model": options.cluster_model, "precision_table": options.precision_table}
+    return found | {name: _digest_of_files(path) for name, path in files.items() if path is not None}
+
+
+def _digest_of_files(path: Path) -> str:
+    """SHA-256 of a file, or of the JSON files of a folder; raises `InputError` if there is none."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,100 @@
+"""A search asked for on the command line and from Python is the same search: options, errors, run folders."""
+
+import msgspec
+import pytest
+
+import dpro_search
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.search.calibration import Calibration, MeasuredPoint
+from dpro_search.search.request import SearchRequest, corrections_of
+from dpro_search.search.run_folder import read_run
+from dpro_search.space.plan import Plan
+from tests.faults.processes import fails_in_one_line, succeeds
+
+LIMIT = 2 * 2**30
+ASKED = {"with_": ["accumulation"], "allow_lossy": True, "memory_limit_bytes": LIMIT, "quantile": 0.9, "sampler": "mcmc"}
+OPTIONS = ("--with", "accumulation", "--allow-lossy", "--memory-limit", LIMIT, "--quantile", 0.9, "--sampler", "mcmc")
+
+
+@pytest.fixture(scope="module")
+def job():
+    return dpro_search.load()
+
+
+@pytest.fixture(scope="module")
+def measured(job, tmp_path_factory):
+    """A run folder whose real runs took a tenth longer than predicted."""
+    folder = tmp_path_factory.mktemp("measured")
+    us = job.replay().iteration_us
+    point = MeasuredPoint(plan=Plan(), predicted_us=us, breakdown_us=dict(job.replay().breakdown_us), measured_us=1.1 * us)
+    Calibration.fit([point]).save(folder)
+    return folder
+
+
+def test_python_continues_what_the_command_line_began(job, measured, tmp_path):
+    run = tmp_path / "run"
+    succeeds("run", *OPTIONS, "--calibrate", measured, "--trials", 8, "--out", run)
+    begun = (run / "trials.jsonl").read_bytes()
+    found = job.search(trials=12, out=run, calibrate=measured, **ASKED)
+    assert found.result.trials == 12
+    assert (run / "trials.jsonl").read_bytes().startswith(begun)
+    assert found.result.plans[0].beats_recorded is not None
+
+
+@pytest.mark.parametrize("other", [{"with_": ()}, {"allow_lossy": False}, {"memory_limit_bytes": None}, {"calibrate": True}])
+def test_a_run_with_other_options_is_another_search(job, measured, tmp_path, other):
+    if "calibrate" in other:
+        other = {"calibrate": measured}
+    job.search(trials=2, out=tmp_path / "run", **ASKED)
+    with pytest.raises(InputError, match="a search with another options"):
+        job.search(trials=2, out=tmp_path / "run", **(ASKED | other))
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ({"quantile": 2.0}, ("--quantile", 2)),
+        ({"calibrate": "nowhere"}, ("--calibrate", "nowhere")),
+        ({"with_": ["precision"]}, ("--with", "precision")),
+        ({"with_": ["precision"], "precision_table": "gone"}, ("--with", "precision", "--precision-table", "gone")),
+        ({"with_": ["op-fusion"], "cluster_model": "gone"}, ("--with", "op-fusion", "--cluster-model", "gone")),
+    ],
+)
+def test_what_cannot_be_asked_is_the_same_line(job, tmp_path, monkeypatch, asked, options):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        job.search(trials=2, out="run", **asked)
+    assert fails_in_one_line(2, "run", "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(str(refused.value))
+
+
+def test_only_python_can_name_a_transformation_that_there_is_not(job):
+    with pytest.raises(InputError, match="transformation 'magic' is unknown"):
+        job.search(with_=["magic"])
+
+
+def test_a_calibration_moves_every_prediction_and_the_run_says_by_how_much(job, measured, tmp_path):
+    plain = job.search(trials=3, sampler="mcmc", out=tmp_path / "plain")
+    corrected = job.search(trials=3, sampler="mcmc", out=tmp_path / "corrected", calibrate=measured)
+    assert corrected.result.baseline.iteration_us == pytest.approx(1.1 * plain.result.baseline.iteration_us, rel=0.01)
+    factors = Calibration.load(measured).factors
+    assert corrections_of(read_run(corrected.folder), corrected.folder) == factors
+    assert corrections_of(read_run(plain.folder), plain.folder) == {}
+
+
+def test_factors_in_a_run_that_are_none_are_one_line(job, measured, tmp_path):
+    info = msgspec.structs.replace(
+        read_run(job.search(trials=1, sampler="mcmc", out=tmp_path / "run").folder), options={"calibration": "3f2a"}
+    )
+    with pytest.raises(InputError, match=r"run\.json, options: not factors of a calibration"):
+        corrections_of(info, tmp_path / "run")
+
+
+def test_files_are_told_by_their_content_wherever_they_lie(measured, tmp_path):
+    trace = Trace.load(sample_trace_path())
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())
+    here, there = (SearchRequest.of(sample_trace_path(), trace, calibrate=folder) for folder in (measured, tmp_path / "moved"))
+    assert here.options == there.options
+    assert here.trace_digest == there.trace_digest

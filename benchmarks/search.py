@@ -5,7 +5,7 @@
 run         ``dpro-search run --trials 500`` as a process of its own: seconds from start to end, peak memory; and plans a second
 ring        Metropolis steps a second on ResNet-50's 161 gradients, 16 workers, ring all-reduces message by message
 ablation    the same job without coarsened view, symmetry or partial replay, at tensor and at op level
-workers     trials a second with 1 and 2 workers, in turn
+workers     trials a second with 1 and 2 workers, in turn, of three jobs whose plans take ever longer to price
 any         a small Horovod job, all plans of which are priced: how much slower than the best are what samplers find in 500 trials
 contiguous  likewise with more tensors, against the best plan that fuses only neighbours; a sampler may find a better one
 small       likewise for the ring: any grouping of 9 tensors, neighbours among 12
@@ -34,6 +34,7 @@ import numpy as np
 import search_jobs
 import shortcuts
 from measure import in_turn, machine
+from search_bert import bert_plans
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
@@ -41,7 +42,7 @@ from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.replay import Predictor
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.grouping import Shortcuts
-from dpro_search.search import run_search
+from dpro_search.search import Objective, run_search
 from dpro_search.search.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
 from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
 from dpro_search.search.samplers._base import as_change
@@ -104,12 +105,12 @@ def ring_steps(options: Shortcuts, plans: int = 3000) -> dict[str, Any]:
     }
 
 
-def workers(predictor: Predictor, trials: int) -> dict[str, Any]:
+def workers(objective: Objective, trials: int) -> dict[str, Any]:
     """Trials a second with one and with two workers, the start of the workers included."""
 
     def run(count: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            run_search(predictor, trials=trials, sampler="mcmc", out=Path(folder) / "run", trace_digest="-", workers=count)
+            run_search(objective, trials=trials, sampler="mcmc", out=Path(folder) / "run", trace_digest="-", workers=count)
 
     seconds = in_turn({str(count): lambda count=count: run(count) for count in (1, 2)}, ROUNDS)
     rate = {name: trials / value.median for name, value in seconds.items()}
@@ -289,7 +290,11 @@ def measured(trace: Path, parts: list[str], options: Shortcuts) -> dict[str, Any
     if "workers" in parts:
         ranks, cores = SHARED_CORES
         slow = predictor.at(cluster=predictor.cluster.with_ranks(ranks, cores))
-        result["workers"] = {"trace": workers(predictor, 4000), f"{ranks} ranks on {cores} cores": workers(slow, 2000)}
+        result["workers"] = {
+            "trace": workers(predictor, 4000),
+            f"{ranks} ranks on {cores} cores": workers(slow, 2000),
+            "BERT-base, all transformations": workers(bert_plans(), 150),
+        }
     cases = [gap(predictor, part) for part in parts if part in TENSORS]
     cases += [ring_gap(groupings_of) for groupings_of in SMALL if "small" in parts]
     cases += [serial_gap()] if "serial" in parts else []

@@ -3,7 +3,8 @@
     python -m experiments.costmodel.memory_plans RECORDED --python ENV/bin/python --out DIR [--kinds accumulation ...]
 
 RECORDED is a folder of `experiments.costmodel.memory` (a workload at a batch size). Records its job again under plans that are not
-in DIR yet: the batch in four parts; all products in bfloat16. Counts and columns are those of `experiments.costmodel.memory`;
+in DIR yet: the batch in four parts; all products in bfloat16; the set of checkpoints, of those that a search begins with, that is
+predicted to need the least. Counts and columns are those of `experiments.costmodel.memory`;
 "stays" is what the planned job itself counted.
 """
 
@@ -28,7 +29,7 @@ from dpro_search.replay.plan_predictor import PlanOptions
 from dpro_search.space.plan import Plan
 from experiments.costmodel.memory import COUNTED_FROM_BYTES, MIB, SCHEDULE
 
-KINDS_OF_PLANS = ("accumulation", "precision")
+KINDS_OF_PLANS = ("accumulation", "precision", "recomputation")
 _PARTS = 4
 _TITLES = ("plan", "stays MiB", "in use MiB", "predicted", "error", "change", "predicted change")
 
@@ -47,7 +48,7 @@ def main() -> None:
     for kind in options.kinds:
         folder = options.out / kind
         if options.python and not (folder / "trace").exists():
-            _record(trace, _plan_of(trace, kind), folder)
+            _record(trace, _plan_of(trace, kind, memory), folder)
         if (folder / "trace").exists():
             plan = Plan.load(folder / "plan" / "plan.json")
             _print_row(kind, trace, Trace.load(folder / "trace"), memory.predicted_bytes(plan), plain)
@@ -78,14 +79,17 @@ class Recorded:
             fusion_buffer_bytes=self.fusion_buffer_bytes,
             micro_batches=plan.micro_batches or 1,
             bfloat16=plan.bfloat16_ops or (),
+            recomputed=plan.recomputed_ops or (),
         )
 
 
-def _plan_of(trace: Trace, kind: str) -> Plan:
+def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
     if kind == "accumulation":
         return Plan(micro_batches=_PARTS)
     space = horovod_plans(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
     choice = next(choice for choice in space.choices if choice.name == kind)
+    if kind == "recomputation":
+        return min((Plan(**rung) for rung in choice.ways["segments"]), key=memory.predicted_bytes)
     return Plan(**choice.ways["set"][0])
 
 

@@ -85,7 +85,8 @@ def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_p
     assert len(trace.tensors) == 14
     assert trace.meta.warnings == ()
     assert (trace.events.kind == EventKind.COMM).sum() == 2 * 3 * 14
-    assert len(trace.graphs) == 1  # both ranks ran the same operators
+    # Both ranks ran the same operators; in which order those of two threads come is chance.
+    assert len({tuple(sorted(graph.name)) for graph in trace.graphs}) == 1
 
 
 def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):

@@ -208,6 +208,10 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         so that the other direction of an exchange waits.
     burst_bytes
         That a limited link saves up while it rests; 0: none, a rest is lost.
+    buffer_bytes
+        That a message may have before ranks which share a core crowd: what sockets hold.
+    rested
+        Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
     call_busy_us, message_busy_us, byte_busy_us
         What a rank uses its core for a call, for each message, and for each byte moved; 0: it was not measured.
     """
@@ -222,6 +226,8 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     turn_us: float = 0.0
     crowding: float = 0.0
     burst_bytes: float = 0.0
+    buffer_bytes: float = 0.0
+    rested: float = 0.0
     call_busy_us: float = 0.0
     message_busy_us: float = 0.0
     byte_busy_us: float = 0.0
@@ -232,7 +238,8 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         waited_us = self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us)
         used_us = self.call_busy_us + counted.messages * self.message_busy_us
         latency_us = np.where(points.ranks > 1, queued_us(waited_us, used_us, 1 + counted.turns), 0.0)
-        factor = self.wire_factor * np.where(counted.turns > 0, 1 + self.crowding, 1.0)
+        beyond = _beyond_buffers(self.algorithm, points, counted, self.buffer_bytes)
+        factor = self.wire_factor * np.where(counted.turns > 0, 1 + self.crowding * beyond, 1.0)
         wire_us = counted.wire * points.size_bytes / points.link_bytes_per_us * factor
         work_us = points.size_bytes * (counted.moved * self.move_us_per_byte + counted.added * self.add_us_per_byte)
         return latency_us, wire_us, work_us
@@ -252,11 +259,16 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         if self.algorithm is Algorithm.PARAMETER_SERVER:
             # Pushes and pulls go opposite ways: one direction rests while the other is used.
             wire_us = np.maximum(wire_us - saved_us, wire_us / 2)
+        else:
+            rested_us = np.minimum(self.rested * latency_us, self.burst_bytes / points.link_bytes_per_us)
+            wire_us = np.maximum(wire_us - rested_us, 0.0)
         found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
         return np.maximum(found, self.busy_us(points))
 
 
-def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None = None) -> AllReduceCost:
+def fit_all_reduce(
+    algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None = None, *, meets: bool = False
+) -> AllReduceCost:
     """Fit the constants of an algorithm to measured points: robust least squares of the relative error.
 
     A byte added up costs a fixed part of a byte moved where the counts of both go together in all points (ring); the prediction
@@ -266,26 +278,32 @@ def fit_all_reduce(algorithm: Algorithm, points: Points, duration_us: Floats, bu
     ----------
     busy_us
         How long the busiest core was used in each, [points]; NaN where that was not measured.
+    meets
+        Whether ranks met before each call, so that their links had rested.
 
     Raises
     ------
     InputError
         There are too few points, or a duration that is no positive number.
     """
-    return _fitted(algorithm, points, duration_us, busy_us)[0]
+    return _fitted(algorithm, points, duration_us, busy_us, meets)[0]
 
 
-def fit_best(algorithms: Sequence[Algorithm], points: Points, duration_us: Floats, busy_us: Floats | None = None) -> AllReduceCost:
+def fit_best(
+    algorithms: Sequence[Algorithm], points: Points, duration_us: Floats, busy_us: Floats | None = None, *, meets: bool = False
+) -> AllReduceCost:
     """The best fit of several algorithms: for a library that does not tell which one it uses.
 
     Parameters and errors as of `fit_all_reduce`.
     """
     if len(np.unique(points.ranks)) == 1:  # all formulas are alike: the constants take up what differs
-        return fit_all_reduce(algorithms[0], points, duration_us, busy_us)
-    return min((_fitted(algorithm, points, duration_us, busy_us) for algorithm in algorithms), key=lambda found: found[1])[0]
+        return fit_all_reduce(algorithms[0], points, duration_us, busy_us, meets=meets)
+    return min((_fitted(algorithm, points, duration_us, busy_us, meets) for algorithm in algorithms), key=lambda found: found[1])[0]
 
 
-def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None) -> tuple[AllReduceCost, float]:
+def _fitted(
+    algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None, meets: bool
+) -> tuple[AllReduceCost, float]:
     """The constants, and the loss that is left."""
     duration = np.asarray(duration_us, dtype=np.float64)
     busy = np.broadcast_to(np.nan if busy_us is None else busy_us, duration.shape)
@@ -306,7 +324,8 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: 
     call_busy_us, message_busy_us, byte_busy_us = fit_uses(_uses(counted, points), busy, duration).tolist()
 
     def cost(constants: Floats) -> AllReduceCost:
-        overhead, message, move, add, wire, turn, crowding, burst = np.exp(constants[:-1])
+        overhead, message, move, add, wire, turn, crowding, burst, *more = np.exp(constants[:-1])
+        buffer, rested = more or (0.0, 0.0)
         return AllReduceCost(
             algorithm=algorithm,
             overhead_us=float(overhead),
@@ -318,6 +337,8 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: 
             turn_us=float(turn) if crowded else 0.0,
             crowding=float(crowding) if limited and sometimes else 0.0,
             burst_bytes=float(burst) if limited else 0.0,
+            buffer_bytes=float(buffer) if limited and sometimes else 0.0,
+            rested=float(rested) if limited else 0.0,
             call_busy_us=call_busy_us,
             message_busy_us=message_busy_us,
             byte_busy_us=byte_busy_us,
@@ -336,13 +357,41 @@ def _fitted(algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: 
     half = 0.5 * quickest / counted.messages.max()
     messages = 0.1 * half, half, quickest / counted.messages.min()
     for message, burst in product(messages, (1.0, _BURST_BYTES) if limited else (1.0,)):
-        positive = np.log([quickest / 2, message, per_byte, per_byte / 10, 1.05, message / 10, 0.1, burst])
+        positive = np.log(
+            [
+                quickest / 2,
+                message,
+                per_byte,
+                per_byte / 10,
+                1.05,
+                message / 10,
+                0.1,
+                burst,
+                *([_BURST_BYTES, 0.5] if meets else []),
+            ]
+        )
         start = np.append(positive, logit(0.1))
         found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS, max_nfev=_MOST_TRIES)
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None  # all starts end somewhere
     return cost(best.x), float(best.cost)
+
+
+def _beyond_buffers(algorithm: Algorithm, points: Points, counted: Counts, buffer_bytes: float) -> Floats:
+    """Part of the bytes that messages have beyond what sockets' buffers hold, [points]."""
+    size, p = points.size_bytes, np.maximum(points.ranks, 1.0)
+    if algorithm is not Algorithm.HALVING_DOUBLING:
+        message_bytes = counted.wire * size / np.maximum(counted.messages, 1.0)
+        return np.maximum(1 - buffer_bytes / np.maximum(message_bytes, 1.0), 0.0)
+    within = np.floor(np.log2(p))
+    total = np.where(2.0**within < p, 1.0, 0.0) * size
+    over = np.where(2.0**within < p, np.maximum(size - buffer_bytes, 0.0), 0.0)
+    for halved in range(1, int(within.max(initial=0)) + 1):
+        part = np.where(halved <= within, size / 2.0**halved, 0.0)
+        total, over = total + part, over + np.maximum(part - buffer_bytes, 0.0)
+    found: Floats = over / np.maximum(total, 1.0)
+    return found
 
 
 def _uses(counted: Counts, points: Points) -> Floats:

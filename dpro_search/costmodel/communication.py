@@ -68,6 +68,8 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Whether to learn what the formula is wrong by; else the formula alone predicts.
     seed
         Of what is drawn of many points, and of what is left out together.
+    meets
+        Whether ranks met before each measured call, so that their links had rested.
 
     Attributes
     ----------
@@ -92,10 +94,12 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         algorithms: Sequence[Algorithm] = (Algorithm.RING,),
         correct: bool = True,
         seed: int = 0,
+        meets: bool = False,
     ) -> None:
         self.algorithms = algorithms
         self.correct = correct
         self.seed = seed
+        self.meets = meets
 
     def fit(
         self,
@@ -187,7 +191,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self, points: Points, y: Floats, busy: Floats) -> tuple[AllReduceCost, Residual | None]:
         few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
-        cost = fit_best(self.algorithms, points.select(few), y[few], busy[few])
+        cost = fit_best(self.algorithms, points.select(few), y[few], busy[few], meets=self.meets)
         taken = points.ranks > 1  # one rank takes no time
         if not self.correct or taken.sum() < _ENOUGH or len(np.unique(points.size_bytes[taken])) < _ENOUGH_SIZES:
             return cost, None

@@ -99,7 +99,7 @@ class CommunicationModel:
             raise InputError("nothing to train on: no measured all-reduce was given")
         infos, regressors = [], {}
         for one in Series.joined(series):
-            regressor = AllReduceRegressor(algorithms=one.algorithms)
+            regressor = AllReduceRegressor(algorithms=one.algorithms, meets=one.meets)
             try:
                 regressor.fit(one.points.matrix(), one.duration_us, busy_us=one.busy_us)
             except InputError as error:

@@ -32,6 +32,7 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
 }
 _STORES = {"kvstore", "byteps"}
+_POLLING = {"mpi", "byteps"}  # their ranks use a core while they wait, so that its time tells nothing
 _PARTITION_BYTES = 4_096_000  # BytePS' default
 _ITEM_BYTES = 4  # of a float32
 _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
@@ -51,6 +52,8 @@ class Series:
         What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
     busy_us
         How long the busiest core was used in each, [n]; NaN: not known.
+    meets
+        Whether ranks met before each call, so that their links had rested.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Series:
     duration_us: Floats
     spread_pct: Floats
     busy_us: Floats = field(default_factory=lambda: np.array(np.nan))
+    meets: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "busy_us", np.broadcast_to(self.busy_us, self.duration_us.shape))
@@ -77,6 +81,7 @@ class Series:
                 duration_us=np.concatenate([part.duration_us for part in same]),
                 spread_pct=np.concatenate([part.spread_pct for part in same]),
                 busy_us=np.concatenate([part.busy_us for part in same]),
+                meets=same[0].meets,
             )
             for name, same in by_name.items()
         ]
@@ -104,7 +109,8 @@ def table_series(table: CommTable) -> list[Series]:
                 ),
                 duration_us=np.array([row.duration_us for row in rows]),
                 spread_pct=np.array([row.spread_pct for row in rows]),
-                busy_us=np.array([row.mean_busy_us for row in rows]),
+                busy_us=np.array([np.nan if backend in _POLLING else row.mean_busy_us for row in rows]),
+                meets=backend == "mpi",
             )
         )
     return found

@@ -187,7 +187,7 @@ def _left_out(series: Series, splits: Splits) -> dict[tuple[float, ...], float]:
 
 def _fit(series: Series, kept: Mask, *, intervals: bool = False) -> AllReduceRegressor:
     groups = None if intervals else np.zeros(int(kept.sum()))
-    regressor = AllReduceRegressor(algorithms=series.algorithms)
+    regressor = AllReduceRegressor(algorithms=series.algorithms, meets=series.meets)
     return regressor.fit(series.points.select(kept).matrix(), series.duration_us[kept], groups, series.busy_us[kept])
 
 

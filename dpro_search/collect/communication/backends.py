@@ -140,6 +140,7 @@ BACKENDS = {
             modules=("mxnet", "byteps.mxnet"),
             environment="mxnet",
             algorithms=("push-pull",),
+            polls=True,  # its loops sleep for a microsecond at a time
             has_servers=True,
             launch=_launch_byteps,
         ),

@@ -277,7 +277,10 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
 
 
 def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
-    """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD."""
+    """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD.
+
+    What needs a backward op is one as well: sums of gradients are made outside of the scope.
+    """
     backward = np.array(
         [
             "gradient_tape/" in name or name.startswith("gradients/") or op.startswith("_backward_")
@@ -290,6 +293,14 @@ def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[
     kinds[host] = OpKind.HOST
     kinds[io] = OpKind.IO
     kinds[backward] = OpKind.BACKWARD
+    user = np.repeat(np.arange(len(kinds)), np.diff(graph.input_ptr))
+    while True:
+        reached = np.zeros(len(kinds), dtype=np.bool_)
+        reached[user[kinds[graph.input_idx] == OpKind.BACKWARD]] = True
+        reached &= kinds == OpKind.FORWARD
+        if not reached.any():
+            break
+        kinds[reached] = OpKind.BACKWARD
     kinds[waits] = OpKind.UPDATE
     kinds[is_comm] = OpKind.COMM
     return kinds

@@ -32,6 +32,18 @@ def test_the_graph_is_acyclic_and_a_collective_waits_for_all_ranks():
             assert set(placement.producer) <= set(needs.tolist())
 
 
+def test_what_needs_the_backward_pass_is_not_of_the_forward_pass():
+    """Sums of gradients are made outside of the gradients' scope."""
+    graph = predictor().graph
+    source, target = graph.edges()
+    later = target[graph.op_kind[source] == OpKind.BACKWARD]
+    assert not (graph.op_kind[later] == OpKind.FORWARD).any()
+    assert any(
+        graph.op_type[op] == "AddN" and "gradient_tape/" not in graph.op_name[op]
+        for op in np.flatnonzero(graph.op_kind == OpKind.BACKWARD)
+    )
+
+
 def test_core_time_adds_up_to_the_measured_cpu_time():
     graph, steps = predictor().graph, sample().steps
     for rank, profile in enumerate(graph.profiles):

@@ -16,7 +16,8 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
     """Let the backward pass use copies of ops that run again when it comes to them; returns the copies' names.
 
     The copies of ops that hang together wait for the gradients that the first of their users waits for. Ops of the backward pass
-    that wait for no gradient run at once, and keep the first results.
+    that wait for no gradient run at once, and keep the first results. What only such ops use is not computed again: nothing would
+    be gained.
     """
     from tensorflow.python.framework import op_def_registry
 
@@ -32,7 +33,9 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
         users = [n for n in definition.node if _is_backward(n.name) and any(node_of(e) in group for e in n.input if e[0] != "^")]
         users = sorted((node for node in users if awaited(node)), key=lambda node: order[node.name])
         if not users:
-            raise ValueError(f"the plan recomputes {min(group)!r}, which the backward pass uses at once: nothing is gained")
+            for name in group:
+                del copies[name]
+            continue
         triggers = awaited(users[0])
         for name in sorted(group, key=order.__getitem__):
             source = nodes[name]
@@ -49,6 +52,8 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
             for k, entry in enumerate(user.input):
                 if node_of(entry) in group and not entry.startswith("^"):
                     user.input[k] = _redirected(entry, copies)
+    if names and not copies:
+        raise ValueError(f"the plan recomputes {min(names)!r} and others, all of which the backward pass uses at once")
     return copies
 
 

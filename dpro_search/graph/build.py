@@ -13,6 +13,7 @@ from dpro_search.graph.share import communication_shares, polls
 from dpro_search.graph.step_memory import StepMemory, step_memory
 
 _PLAUSIBLE = (0.6, 1.3)
+_SUMS = ("AddN", "_grad_add", "add_n", "ElementWiseSum")  # TensorFlow, MXNet
 
 
 def build_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> DataflowGraph:
@@ -279,7 +280,7 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
 def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
     """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD.
 
-    What needs a backward op is one as well: sums of gradients are made outside of the scope.
+    Sums of gradients are made outside of the scope, and are backward ops as well.
     """
     backward = np.array(
         [
@@ -293,14 +294,10 @@ def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[
     kinds[host] = OpKind.HOST
     kinds[io] = OpKind.IO
     kinds[backward] = OpKind.BACKWARD
-    user = np.repeat(np.arange(len(kinds)), np.diff(graph.input_ptr))
-    while True:
-        reached = np.zeros(len(kinds), dtype=np.bool_)
-        reached[user[kinds[graph.input_idx] == OpKind.BACKWARD]] = True
-        reached &= kinds == OpKind.FORWARD
-        if not reached.any():
-            break
-        kinds[reached] = OpKind.BACKWARD
+    for node, op in enumerate(graph.op):
+        inputs = graph.input_idx[graph.input_ptr[node] : graph.input_ptr[node + 1]]
+        if op in _SUMS and len(inputs) and backward[inputs].all():
+            kinds[node] = OpKind.BACKWARD
     kinds[waits] = OpKind.UPDATE
     kinds[is_comm] = OpKind.COMM
     return kinds

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import overload
 
 import numpy as np
 from numba import njit
 
 from dpro_search.collect.trace import Floats
+from dpro_search.space.graph_builder import Labels
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 _SAME = 1e-3  # distances that differ by less, relatively, are one
 _AGREE = 0.01  # halves of a run whose medians differ by less, relatively and beyond their noise, agree
-
-
-class _RepeatedNames(Sequence[str]):
-    """Names of the ops of several iterations, spelled when somebody asks: "name#iteration"."""
-
-    def __init__(self, names: Sequence[str], iterations: int) -> None:
-        self._names = names
-        self._count = iterations * len(names)
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
-        iteration, op = divmod(range(self._count)[index], len(self._names))
-        return f"{self._names[op]}#{iteration}"
 
 
 def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
@@ -69,8 +48,15 @@ def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
         buffer_bytes=graph.buffer_bytes[:0],
         buffer_ptr=graph.buffer_ptr[:0],
         buffer_use=graph.buffer_use[:0],
-        names=_RepeatedNames(graph.names, iterations) if len(graph.names) else (),
+        names=_repeated(graph.names, iterations) if len(graph.names) else (),
     )
+
+
+def _repeated(names: Sequence[str], iterations: int) -> Labels:
+    """Names of the ops of several iterations: "name#iteration"."""
+    found = Labels("op")
+    found.add("{1}#{0}", (range(iterations), names), (iterations, len(names)))
+    return found
 
 
 def settled_distance(end_us: Floats) -> tuple[float, bool]:

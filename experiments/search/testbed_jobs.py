@@ -49,8 +49,10 @@ class Scheme:
 
     def setting(self, plan: Plan) -> Mapping[str, Any]:
         """A grid's plan as `switching` takes it."""
-        assert plan.bucket_cap_bytes is not None, "a grid of buckets"
-        return {"bucket_cap_mb": plan.bucket_cap_bytes / _MIB}
+        if plan.bucket_cap_bytes is not None:
+            return {"bucket_cap_mb": plan.bucket_cap_bytes / _MIB}
+        assert plan.cycle_time_us is not None, "a grid of buckets or of Horovod's knobs"
+        return {"threshold_bytes": plan.fusion_threshold_bytes, "cycle_time_ms": plan.cycle_time_us / 1e3}
 
 
 def _spread(plans: list[Plan]) -> tuple[Plan, ...]:
@@ -85,7 +87,7 @@ def _bucket_grid() -> tuple[Plan, ...]:
 
 
 SCHEMES = {
-    "tensorflow": Scheme(framework="tensorflow", comm="horovod", script=("train.py",), grid=_horovod_grid()),
+    "tensorflow": Scheme(framework="tensorflow", comm="horovod", script=("train.py",), grid=_horovod_grid(), at_once=15),
     "ps": Scheme(framework="mxnet", comm="kvstore", script=("mxnet_train.py", "--comm", "kvstore"), grid=_kvstore_grid()),
     "byteps": Scheme(framework="mxnet", comm="byteps", script=("mxnet_train.py", "--comm", "byteps"), grid=_byteps_grid()),
     "ddp": Scheme(framework="pytorch", comm="ddp", script=("torch_train.py",), grid=_bucket_grid(), at_once=15),

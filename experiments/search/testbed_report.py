@@ -67,6 +67,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
         Kendall's tau between predicted and measured iterations of the grid; None where too little ran.
     as_fast_as_grid
         Whether the plan is not slower than the best of the grid by more than the noise; None while one of them has not run.
+    slower_than_grid_pct, slower_than_grid_interval_pct
+        By how much it is, with 95 % of a bootstrap over runs and steps: the noise floor knows of the default's runs only.
     gain_error
         Measured less predicted gain of the plan, in points; None while it has not run.
     gain_certain
@@ -83,6 +85,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     grid_of: int
     grid_tau: float | None
     as_fast_as_grid: bool | None
+    slower_than_grid_pct: float | None
+    slower_than_grid_interval_pct: tuple[float, float] | None
     gain_error: float | None
     gain_certain: bool
     missing: Mapping[str, str]
@@ -143,6 +147,10 @@ def judged(
     gain_error = None
     if plan is not None and plan.predicted_gain_pct is not None:
         gain_error = plan.gain_pct - plan.predicted_gain_pct
+    slower_pct, slower_interval_pct = None, None
+    if plan is not None and best is not None:
+        speedup, (low, high) = speedup_of([run.times_us for run in ran[GRID]], [run.times_us for run in ran[PLAN]])
+        slower_pct, slower_interval_pct = (speedup - 1) * 100, ((low - 1) * 100, (high - 1) * 100)
     missing = {name: (found[0].failed if found else "not run yet") for name, found in runs.items() if name not in rows}
     return CaseResult(
         setup=setup,
@@ -153,6 +161,8 @@ def judged(
         grid_of=grid_of,
         grid_tau=_tau([point for point in grid if not point.failed], predict),
         as_fast_as_grid=None if plan is None or best is None else plan.measured_us <= best.measured_us * (1 + noise_pct / 100),
+        slower_than_grid_pct=slower_pct,
+        slower_than_grid_interval_pct=slower_interval_pct,
         gain_error=gain_error,
         gain_certain=gain_certain,
         missing=missing,
@@ -193,7 +203,7 @@ def _tau(grid: Sequence[Measured], predict: Predict) -> float | None:
 
 def _summary(results: Sequence[CaseResult]) -> list[str]:
     lines = [
-        "| job | workload | link | default, ms | noise | best of grid (settings) | best plan | plan at least as fast? "
+        "| job | workload | link | default, ms | noise | best of grid (settings) | best plan | plan at least as fast? (slower by) "
         "| gain: predicted | measured (95 %) | within 5 points? |",
         "|---|---|---|---:|---:|---:|---:|---|---:|---:|---|",
     ]
@@ -202,6 +212,9 @@ def _summary(results: Sequence[CaseResult]) -> list[str]:
         plan, grid = rows.get(PLAN), rows.get(GRID)
         failed = f", {result.grid_failed} failed" if result.grid_failed else ""
         fast = _said(result.as_fast_as_grid)
+        if result.slower_than_grid_interval_pct is not None:
+            low, high = result.slower_than_grid_interval_pct
+            fast += f" ({result.slower_than_grid_pct:+.1f} %, {low:+.1f} to {high:+.1f})"
         near = _said(None if result.gain_error is None else abs(result.gain_error) <= GAIN_POINTS)
         lines.append(
             f"| {result.setup.scheme} | {result.setup.workload} | {result.setup.rate} | {rows[DEFAULT].measured_us / 1e3:.0f} "

@@ -64,10 +64,10 @@ def bert_plans() -> HorovodPlans:
     recorded = CommSettings(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
     predictor = Predictor(graph, _costs(), recorded, cluster)
     facts, compute = horovod_facts(predictor.tensors, recorded), ComputeGraph(graph)
-    ratios = PrecisionModel.fit(PrecisionTable.load(BUNDLED_TABLE))
+    precision = Precision(facts, compute, PrecisionModel.fit(PrecisionTable.load(BUNDLED_TABLE)))
     transformations = (
-        OpFusion(facts, compute, ClusterCosts(default_model(), graph)),
-        Precision(facts, compute, ratios),
+        OpFusion(facts, compute, ClusterCosts(default_model(), graph), precision),
+        precision,
         Recomputation(facts, compute),
         Accumulation(facts, compute),
         Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True),

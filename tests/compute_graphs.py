@@ -7,10 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dpro_search.collect.trace import TensorInfo
+from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
+from dpro_search.space.transformations import PlanSpace, horovod_facts, horovod_space
+from dpro_search.space.transformations.accumulation import Accumulation
+from dpro_search.space.transformations.compression import Compression
+from dpro_search.space.transformations.compute import ComputeGraph
+from dpro_search.space.transformations.op_fusion import OpFusion
+from dpro_search.space.transformations.precision import Precision
+from dpro_search.space.transformations.recomputation import Recomputation
 
 HOST_US = 50.0
+RECORDED = CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0)
 
 
 def layered(layers: int = 3, ranks: int = 2, samples: int = 2, *, work_us: Sequence[float] | None = None) -> DataflowGraph:
@@ -98,3 +106,16 @@ class Factor:
 
     def cast_us(self, elements: float) -> float:
         return 0.01 * elements
+
+
+def space_of(graph: DataflowGraph, *, factor: float = 0.5, lossy: bool = True) -> tuple[ComputeGraph, PlanSpace]:
+    """All transformations of compute, with cost models that are a factor."""
+    compute, facts = ComputeGraph(graph), horovod_facts(graph.tensors, RECORDED)
+    transformations = (
+        OpFusion(facts, compute, Factor(graph, factor)),
+        Precision(facts, compute, Factor(graph, factor)),
+        Recomputation(facts, compute),
+        Accumulation(facts, compute, allow_lossy=lossy),
+        Compression(facts, compute, copy_us_per_byte=0.001, allow_lossy=lossy),
+    )
+    return compute, horovod_space(graph.tensors, RECORDED, compute=transformations)

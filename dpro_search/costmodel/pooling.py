@@ -10,6 +10,7 @@ members differ, and how much groups differ from what they belong to.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ class Pooled:
     def half_width(self, coverage: float) -> float:
         """Half the interval that holds one more member in that share of all cases."""
         variance = self.mean_variance + self.member_variance
-        return float(student.ppf((1 + coverage) / 2, self.degrees)) * math.sqrt(variance)
+        return _quantile(coverage, self.degrees) * math.sqrt(variance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,12 @@ class Pools:
         level = min(self.depth[parent] + 1, len(self.shared) - 1)
         member_variance, between = self.shared[level]
         return _pooled(np.zeros(0), member_variance, between, above)
+
+
+@functools.lru_cache(1024)
+def _quantile(coverage: float, degrees: float) -> float:
+    """How many standard deviations from the mean that share of Student's t lies; pools have few different degrees of freedom."""
+    return float(student.ppf((1 + coverage) / 2, degrees))
 
 
 def _depth(name: str, parent: Mapping[str, str]) -> int:

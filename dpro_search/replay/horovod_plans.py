@@ -143,6 +143,7 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
         return HorovodPlans(predictor)
     facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
     found: list[Transformation] = []
+    precision = Precision(facts, compute, _ratios(options)) if "precision" in wanted else None
     if "op-fusion" in wanted:
         from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
         from dpro_search.costmodel.learned.model_file import FusionModel
@@ -150,9 +151,9 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
         model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
         # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
         recorded = trace.graphs[trace.graph_of_rank[0]] if trace.graphs else None
-        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded)))
-    if "precision" in wanted:
-        found.append(Precision(facts, compute, _ratios(options)))
+        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded), precision))
+    if precision is not None:
+        found.append(precision)
     if "recomputation" in wanted:
         found.append(Recomputation(facts, compute))
     if "accumulation" in wanted:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.search.samplers._cuts import best_cuts
+from dpro_search.search.samplers._cuts import best_cuts, late_cuts
 from dpro_search.search.samplers._guide import Part, SyncTime
 
 PARTS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 500)), min_size=1, max_size=8)
@@ -59,3 +59,30 @@ def test_of_equal_ends_the_one_with_fewer_groups_comes_first() -> None:
 def test_a_part_stays_whole() -> None:
     (only,) = best_cuts([Part(("a", "b"), 10.0, 0.0)], SyncTime(alpha_us=1.0, beta_us=1.0))
     assert only.groups == (("a", "b"),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(PARTS, st.sampled_from([1.0, 10.0, 200.0]), st.sampled_from([0.0, 0.5, 2.0]))
+def test_late_groups_follow_each_other_without_a_pause_unless_nothing_is_ready(sizes, alpha_us: float, beta_us: float) -> None:
+    sync = SyncTime(alpha_us=alpha_us, beta_us=beta_us)
+    parts = [Part((f"t{i}",), float(size), float(ready)) for i, (size, ready) in enumerate(sorted(sizes, key=lambda pair: pair[1]))]
+    ready_us = {part.tensors[0]: part.ready_us for part in parts}
+    size_bytes = {part.tensors[0]: part.size_bytes for part in parts}
+    found = late_cuts(parts, sync)
+    assert found
+    for groups in found:
+        assert tuple(itertools.chain.from_iterable(groups)) == tuple(ready_us), "every part once, in its order"
+        free_us = max(ready_us[name] for name in groups[0]) + sync(sum(size_bytes[name] for name in groups[0]))
+        for group in groups[1:]:
+            last_us = max(ready_us[name] for name in group)
+            assert last_us <= free_us + 1e-6 or len(group) == 1
+            free_us = max(free_us, last_us) + sync(sum(size_bytes[name] for name in group))
+
+
+def test_of_groups_that_end_as_early_the_latest_come_first() -> None:
+    """A hundred small gradients, and a large last one: all small ones in time for it, and as late as that allows."""
+    sync = SyncTime(alpha_us=1.0, beta_us=1.0)
+    parts = [*(Part((f"t{i}",), 2.0, 10.0 * i) for i in range(100)), Part(("last",), 500.0, 1000.0)]
+    first, *_, earliest = late_cuts(parts, sync)
+    assert len(first[0]) > len(earliest[0]) > 50
+    assert best_cuts(parts, sync)[0].end_us == 1000 + 501

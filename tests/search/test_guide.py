@@ -55,6 +55,12 @@ def test_a_second_that_comes_when_the_first_is_half_way_pays_if_the_rest_is_less
     assert not fusing_pays(0.0, part(50, 10), part(50, 115), SYNC)
 
 
+def test_what_a_plan_compresses_is_smaller_in_parts_too() -> None:
+    sent = [exchange("ab", 10, 50, size_bytes=15.0), exchange("c", 20, 60, size_bytes=40.0)]
+    parts = single_parts(sent, {"a": 20, "b": 10, "c": 40})
+    assert [(part.tensors, part.size_bytes) for part in parts] == [(("a",), 10.0), (("b",), 5.0), (("c",), 40.0)]
+
+
 def test_the_path_goes_back_to_the_last_wait_for_compute() -> None:
     exchanges = [exchange("a", 10, 50), exchange("b", 100, 300), exchange("c", 120, 400), exchange("d", 130, 450)]
     assert hot_tensors(exchanges) == {"d": 50, "c": 100, "b": 200}

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.search.samplers._base import Proposal, Sampler, price_us
-from dpro_search.search.samplers._cuts import best_cuts
+from dpro_search.search.samplers._cuts import best_cuts, late_cuts
 from dpro_search.search.samplers._guide import (
     Guide,
     collective_us,
@@ -36,13 +36,13 @@ _COMMUNICATION = ("fusion_threshold_bytes", "tensor_groups", "cycle_time_us")
 class CriticalPathSampler(Sampler):
     """A descent from plan to better plan, by what the replay of the best one waits for.
 
-    Of a plan that is the best so far, the replay tells when tensors are ready and what collectives take. From that, dPRO's
-    theorems (see `_guide.py`) give whole plans: its collectives joined where that pays, and cut where that pays; and dynamic
-    programming the groups of neighbours that end first (see `_cuts.py`); each also with the recorded cycle time. Cost models of
-    compute give more, like clusters of ops wherever fusing pays (Theorem 1); the tensors of ops that end together then travel
-    together, as the groups of the next better plan say (Theorem 3). When those are told and none was better, single moves follow,
-    of what is on the critical path; when these do not help either, the next of the space's starting points is looked at. After
-    the last starting point, moves go on from the best plan.
+    Of a plan that is the best so far, the replay tells when tensors are ready and what collectives take. From that, dPRO's theorems
+    (see `_guide.py`) give whole plans: its collectives joined where that pays, and cut where that pays; and dynamic programming the
+    groups of neighbours that end first, and groups that end as early but begin late (see `_cuts.py`); each also with the recorded
+    cycle time. Cost models of compute give more, like clusters of ops wherever fusing pays (Theorem 1); the tensors of ops that end
+    together then travel together, as the groups of the next better plan say (Theorem 3). When those are told and none was better,
+    single moves follow, of what is on the critical path; when these do not help either, the next of the space's starting points is
+    looked at. After the last starting point, moves go on from the best plan.
     """
 
     name: ClassVar[str] = "critical-path"
@@ -111,9 +111,10 @@ class CriticalPathSampler(Sampler):
         exchanges = self._guide.exchanges(plan)
         self._hot = hot_tensors(exchanges)
         if exchanges:
-            sync = fitted_sync_time(exchanges)
+            sync, singles = fitted_sync_time(exchanges), single_parts(exchanges, self._size_bytes)
             for groups in (
-                *(found.groups for found in best_cuts(single_parts(exchanges, self._size_bytes), sync)[:_CUTS]),
+                *(found.groups for found in best_cuts(singles, sync)[:_CUTS]),
+                *late_cuts(singles, sync),
                 joined(parts_of(exchanges), sync),
                 cut(exchanges, self._size_bytes, sync),
             ):
@@ -124,11 +125,11 @@ class CriticalPathSampler(Sampler):
         compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
         if compute not in self._looked_at:  # cost models say the same again, whatever is communicated how
             self._looked_at.add(compute)
-            delays_us = collective_us(exchanges)
-            for transformation in self.space.transformations:
-                better = transformation.suggested(plan, delays_us)
-                if better is not None:
-                    yield better
+            for delays_us in (collective_us(exchanges), {}):  # a gradient that waits costs something between these
+                for transformation in self.space.transformations:
+                    better = transformation.suggested(plan, delays_us)
+                    if better is not None:
+                        yield better
 
     def _next(self) -> Plan:
         return self._queue.popleft() if self._queue else self.space.propose(self._centre, self.rng, self._hot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from dpro_search.search.samplers._guide import Part, SyncTime
 from dpro_search.space.moves import Grouping
 
 MOST_CUTS = 32  # groups
+LATE_CUTS = 8
+_STARTS = 48  # instants that are looked at for the first collective
 _MOST_WORK = 20_000_000  # steps of the recursion: a few hundredths of a second
 
 
@@ -48,6 +51,38 @@ def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> l
         joined = tuple(tuple(name for part in parts[a:b] for name in part.tensors) for a, b in reversed(ranges))
         found.append(Cut(float(end_us[groups, count]), joined))
     return sorted(found, key=lambda cut: cut.end_us)  # stable: of equal ends, the one with fewer groups
+
+
+def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> list[Grouping]:
+    """Groupings of neighbours whose collectives begin late and then follow each other without a pause, the latest first.
+
+    Of the groupings that end about as early, those whose results come late: what is done with them takes time from what is still
+    to be computed, unless it is done while the last collective is waited for. How much that is the line does not say, so that
+    several are to be tried.
+
+    Parameters
+    ----------
+    parts
+        At least one, in the order in which they become ready; each stays whole.
+    """
+    ready_us = np.maximum.accumulate(np.array([part.ready_us for part in parts])).tolist()
+    found = [_from(start_us, parts, ready_us, sync) for start_us in np.linspace(ready_us[0], ready_us[-1], _STARTS).tolist()]
+    latest_us = min(cut.end_us for cut in found) + sync.alpha_us
+    in_time = max(number for number, cut in enumerate(found) if cut.end_us <= latest_us)
+    upto = min(in_time + most // 2, len(found) - 1)
+    return list(dict.fromkeys(found[number].groups for number in range(upto, max(upto - most, -1), -1)))
+
+
+def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], sync: SyncTime) -> Cut:
+    """Each collective has all that is ready when the one before ends; the first, all that is ready at an instant."""
+    groups, first, now_us = list[tuple[str, ...]](), 0, start_us
+    while first < len(parts):
+        stop = max(bisect_right(ready_us, now_us), first + 1)
+        free_us = now_us if first else 0.0
+        now_us = max(free_us, ready_us[stop - 1]) + sync(sum(part.size_bytes for part in parts[first:stop]))
+        groups.append(tuple(name for part in parts[first:stop] for name in part.tensors))
+        first = stop
+    return Cut(now_us, tuple(groups))
 
 
 @njit(cache=True)

@@ -92,12 +92,18 @@ def parts_of(exchanges: Sequence[Exchange]) -> list[Part]:
 
 
 def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -> list[Part]:
-    """Every tensor as a part of its own, in the order in which they become ready."""
-    found = [
-        Part((name,), float(size_bytes[name]), ready_us)
-        for exchange in exchanges
-        for name, ready_us in zip(exchange.tensors, exchange.ready_us, strict=True)
-    ]
+    """Every tensor as a part of its own, in the order in which they become ready.
+
+    Parameters
+    ----------
+    size_bytes
+        Of each tensor as recorded; a plan may compress what an exchange sends.
+    """
+    found = []
+    for exchange in exchanges:
+        sent = exchange.size_bytes / max(sum(size_bytes[name] for name in exchange.tensors), 1)
+        for name, ready_us in zip(exchange.tensors, exchange.ready_us, strict=True):
+            found.append(Part((name,), size_bytes[name] * sent, ready_us))
     return sorted(found, key=lambda part: part.ready_us)
 
 

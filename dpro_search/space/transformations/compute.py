@@ -21,6 +21,7 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, topological_order
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import JobFacts, Transformation
+from dpro_search.space.transformations.contraction import Contraction
 
 _LAUNCH_QUANTILE = 0.1  # of the ops' times: about what an op takes that has next to nothing to do
 _NAMES_SHOWN = 40
@@ -65,6 +66,7 @@ class ComputeGraph:
             for rank, op in enumerate(placement.comm):
                 self._posted[op] = min(self._posted[op], self.place[rank, tensor])
         self.due = self.due_with(np.full(len(graph), -1))
+        self._recorded_us = self.by_due(graph.op_work_us, self.due)
         source, target = graph.edges()
         own = graph.op_rank[source] == graph.op_rank[target]
         by_source = np.argsort(source[own], kind="stable")
@@ -94,8 +96,12 @@ class ComputeGraph:
         """Whether there is an order of the ops in which those of each cluster run at one time."""
         graph = self.graph
         node = np.where(cluster >= 0, len(graph) + cluster, np.arange(len(graph)))
-        used, number = np.unique(node, return_inverse=True)
-        return bool(_ordered_nodes(graph.pred_ptr, graph.pred_idx, number, len(used)) == len(used))
+        count = len(graph) + int(cluster.max(initial=-1)) + 1  # an op of a cluster leaves a node behind that needs nothing
+        return bool(_ordered_nodes(graph.pred_ptr, graph.pred_idx, node, count) == count)
+
+    def contraction(self) -> Contraction:
+        """The graph's ops, to be fused step by step."""
+        return Contraction(self.graph, self._reversed[::-1])
 
     def by_due(self, work_us: Floats, due: Ints) -> Floats:
         """Core time of the main ops of each rank by the place of the post that needs them, [samples, ranks, tensors + 1]."""
@@ -119,11 +125,7 @@ class ComputeGraph:
     def rebuilt(self, change: ComputeChange) -> DataflowGraph:
         """The graph with changed costs; ops and dependencies are those of the recording."""
         due = self.due_with(change.cluster) if (change.cluster >= 0).any() else self.due
-        added = (
-            self.by_due(change.work_us, due)
-            - self.by_due(self.graph.op_work_us, self.due)
-            + self.by_due(change.again_us, change.again_due)
-        )
+        added = self.by_due(change.work_us, due) - self._recorded_us + self.by_due(change.again_us, change.again_due)
         return with_added_work(replace(self.graph, op_work_us=change.work_us + change.again_us), self.place, added)
 
 

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import Ints
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import JobFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
+from dpro_search.space.transformations.fusing import Step, fused
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.learned.clusters import ClusterTimes
+    from dpro_search.space.transformations.precision import Precision
 
 Clusters = tuple[tuple[str, ...], ...]
 
 _NOT_FUSED = (OTHER, "variable", "gather")  # what XLA does not compile, or what writes a variable
 _ATTEMPTS = 8
-_ROUNDS = 6  # of `suggested`: clusters of up to 2^6 ops
+_SLACK_LAUNCHES = (0, 0.25, 1)  # what a step of `suggested` may cost at first, in what a launch takes
 _SHRINK_SHARE = 0.3  # of the moves make clusters smaller
+_REMEMBERED = 256  # plans' clusters that were looked at for cycles, and suggestions
 _COSTLY_SHARE = 0.1  # of the moves to clusters that take longer than their ops are proposed: a larger one may pay
 
 
@@ -41,6 +44,13 @@ class _Price(NamedTuple):
     members_us: float
 
 
+class _Fused(NamedTuple):
+    """A cluster's ops on all ranks, [ranks, ops], and what it takes there, [samples, ranks]."""
+
+    ops: Ints
+    us: Floats
+
+
 class OpFusion(ComputeTransformation):
     """Convex clusters of forward and backward ops; each takes what the cost model says, and all its results come when it ends."""
 
@@ -48,12 +58,21 @@ class OpFusion(ComputeTransformation):
     fields = ("op_clusters",)
     weight = 4.0
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph, prices: ClusterPrices) -> None:
+    def __init__(self, job: JobFacts, compute: ComputeGraph, prices: ClusterPrices, precision: Precision | None = None) -> None:
+        """`precision`: the other thing that may be done to an op, where plans may do it."""
         super().__init__(job, compute)
         self._prices = prices
+        self._precision = precision
         self._known: dict[tuple[str, ...], _Price] = {}
-        self._us = np.median(compute.graph.op_work_us, axis=0)
+        self._fused: dict[tuple[str, ...], _Fused] = {}
+        self._refusals: dict[tuple[str, ...], str | None] = {}
+        self._ordered_before: dict[Clusters, bool] = {}
+        self._suggestions: dict[tuple[frozenset[str], frozenset[tuple[str, float]]], tuple[Clusters, tuple[str, ...]]] = {}
         graph = compute.graph
+        first = {name: ops[0] for name, ops in compute.ops.items()}
+        self._place = first
+        self._work_us = dict(zip(first, np.median(graph.op_work_us, axis=0)[list(first.values())].tolist(), strict=True))
+        self._due = dict(zip(first, compute.due[list(first.values())].tolist(), strict=True))
         self._fusible = tuple(name for name in compute.ops if self._not_fusible(name) is None)
         fusible = set(self._fusible)
         # Of each fusible op, those that use its result on rank 0: the edges that a move may fuse along.
@@ -62,29 +81,33 @@ class OpFusion(ComputeTransformation):
             for name in self._fusible
         }
         self._sources = tuple(name for name in self._fusible if self._users[name])
+        self._beside = {name: list(users) for name, users in self._users.items()}
+        for name, users in self._users.items():
+            for user in users:
+                self._beside[user].append(name)
         names = [tensor.name for tensor in graph.tensors]
         self._tensor_at = [*(names[tensor] for tensor in np.argsort(compute.place[0]).tolist()), ""]  # by place of its post
 
     def legal(self, plan: Plan) -> str | None:
         clusters = plan.op_clusters or ()
+        if not clusters:
+            return None
         other = dict.fromkeys(plan.bfloat16_ops or (), "computes in bfloat16")
         other |= dict.fromkeys(plan.recomputed_ops or (), "is recomputed")
         for cluster in clusters:
-            reason = self.unknown_op(cluster)
-            if reason is None and len(cluster) < 2:
-                reason = f"the cluster of '{cluster[0]}' has one op: there is nothing to fuse"
-            reason = reason or next((why for name in cluster if (why := self._not_fusible(name)) is not None), None)
-            clash = next((name for name in cluster if name in other), None)
-            if reason is None and clash is not None:
+            reason = self._refusal(cluster)
+            if reason is None and not other.keys().isdisjoint(cluster):
+                clash = next(name for name in cluster if name in other)
                 reason = f"op '{clash}' is in a cluster and {other[clash]}: what such a cluster takes is not known"
             if reason is not None:
                 return reason
-        if clusters and not self.compute.is_acyclic_with(self._labels(clusters)):
+        if not self._has_order(clusters):
             twisted = next((c for c in clusters if not self.compute.is_acyclic_with(self._labels((c,)))), None)
             if twisted is None:
                 return "clusters need each other's results: no order runs each of them at one time"
             return f"the cluster of '{twisted[0]}' is not convex: an op outside of it needs one of its ops and is needed by another"
-        unknown = next((cluster for cluster in clusters if math.isnan(self._price(cluster).us)), None)
+        self._price_all(clusters)
+        unknown = next((cluster for cluster in clusters if math.isnan(self._known[cluster].us)), None)
         return None if unknown is None else f"no cost model can say what the cluster of '{unknown[0]}' takes"
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
@@ -105,40 +128,37 @@ class OpFusion(ComputeTransformation):
         return plan
 
     def suggested(self, plan: Plan, delay_us: Mapping[str, float]) -> Plan | None:
-        """Fuse an op with one that uses its result wherever the model says that it pays, and go on with what came of it.
+        """The clusters that the cost model says are best, and bfloat16 where an op is faster with that by itself.
 
         Theorem 1 of dPRO, corrected: where an earlier gradient waits for the fused op, fusing must save more than that costs: at
         most the gradient's collective, and at most the work that now comes before it.
         """
-        taken = {*(plan.bfloat16_ops or ()), *(plan.recomputed_ops or ())}
-        clusters = list(plan.op_clusters or ())
-        for _ in range(_ROUNDS):
-            home = {name: cluster for cluster in clusters for name in cluster}
-            pairs = {
-                self._ordered({*one, *other}): (one, other)
-                for source in self._sources
-                for user in self._users[source]
-                if not taken & {source, user} and (one := home.get(source, (source,))) != (other := home.get(user, (user,)))
-            }
-            self._price_all([*pairs, *clusters])
-            gains = {
-                fused: self._alone_us(one) + self._alone_us(other) - self._price(fused).us - self._delay_us(fused, delay_us)
-                for fused, (one, other) in pairs.items()
-            }
-            best_first = sorted(
-                (fused for fused, gain_us in gains.items() if gain_us > 0), key=lambda fused: (-gains[fused], fused)
-            )
-            fused_ops: set[str] = set()
-            for fused in best_first:
-                if fused_ops.isdisjoint(fused):
-                    tried = [*(cluster for cluster in clusters if cluster not in pairs[fused]), fused]
-                    if self.compute.is_acyclic_with(self._labels(tried)):
-                        clusters = tried
-                        fused_ops |= set(fused)
-            if not fused_ops:
-                break
-        found = msgspec.structs.replace(plan, op_clusters=self._canonical(clusters) or None)
+        kept = frozenset(plan.recomputed_ops or ())
+        key = kept, frozenset(delay_us.items())
+        if key not in self._suggestions:
+            if len(self._suggestions) > _REMEMBERED:
+                self._suggestions.clear()
+            self._suggestions[key] = self._best(kept, delay_us)
+        clusters, alone = self._suggestions[key]
+        found = msgspec.structs.replace(plan, op_clusters=clusters or None)
+        if self._precision is not None:
+            found = msgspec.structs.replace(found, bfloat16_ops=alone or None)
         return found if found != plan and self.legal(found) is None else None
+
+    def _best(self, kept: frozenset[str], delay_us: Mapping[str, float]) -> tuple[Clusters, tuple[str, ...]]:
+        """Clusters without some ops, and the ops outside of them that are faster in bfloat16."""
+        bfloat16_us = {} if self._precision is None else self._precision.gaining_us(self._work_us, kept)
+        alone_us = self._work_us | bfloat16_us
+
+        def costs_us(parts: Sequence[tuple[str, ...]]) -> list[float]:
+            self._price_all([part for part in parts if len(part) > 1])
+            return [self._known[part].us + self._delay_us(part, delay_us) if len(part) > 1 else alone_us[part[0]] for part in parts]
+
+        free = self._beside.keys() - kept
+        beside = {name: [other for other in others if other in free] for name, others in self._beside.items() if name in free}
+        clusters = fused(Step(self.compute, beside, costs_us, self._place), [n * self.compute.launch_us for n in _SLACK_LAUNCHES])
+        inside = {name for cluster in clusters for name in cluster}
+        return self._canonical(clusters), self._ordered(bfloat16_us.keys() - inside)
 
     def simplest(self, plan: Plan) -> Plan:
         if plan.op_clusters is None:
@@ -146,17 +166,46 @@ class OpFusion(ComputeTransformation):
         return msgspec.structs.replace(plan, op_clusters=self._canonical(plan.op_clusters) or None)
 
     def apply(self, change: ComputeChange, plan: Plan) -> None:
-        ranks = self.compute.graph.ranks
-        for number, cluster in enumerate(plan.op_clusters or ()):
-            price = self._price(cluster)
-            ratio = price.us / price.members_us
-            for rank in range(ranks):
-                members = [self.compute.ops[name][rank] for name in cluster]
-                work = change.work_us[:, members].sum(axis=1)
-                change.work_us[:, members] = 0.0
-                change.work_us[:, members[0]] = work * ratio
-                change.cluster[members] = number * ranks + rank
-            change.doubt_us += price.half_width_us
+        clusters = plan.op_clusters or ()
+        if not clusters:
+            return
+        self._price_all(clusters)
+        found = [self._taken(cluster) for cluster in clusters]
+        change.work_us[:, np.concatenate([one.ops.ravel() for one in found])] = 0.0
+        change.work_us[:, np.concatenate([one.ops[:, 0] for one in found])] = np.concatenate([one.us for one in found], axis=1)
+        change.cluster[:] = self._labels(clusters)
+        for cluster in clusters:
+            change.doubt_us += self._known[cluster].half_width_us
+
+    def _taken(self, cluster: tuple[str, ...]) -> _Fused:
+        """No other change of a legal plan touches the ops of a cluster, so that its work is the recorded one's share."""
+        if cluster not in self._fused:
+            ops, price = self._ops(cluster), self._known[cluster]
+            work_us = [self.compute.graph.op_work_us[:, own].sum(axis=1) for own in ops.tolist()]
+            self._fused[cluster] = _Fused(ops, np.stack(work_us, axis=1) * (price.us / price.members_us))
+        return self._fused[cluster]
+
+    def _ops(self, cluster: Sequence[str]) -> Ints:
+        """A cluster's ops, [ranks, ops]."""
+        return np.array([self.compute.ops[name] for name in cluster], dtype=np.int64).T
+
+    def _has_order(self, clusters: Clusters) -> bool:
+        """Whether there is an order that runs each cluster at one time; plans are asked about as they are proposed and priced."""
+        if clusters not in self._ordered_before:
+            if len(self._ordered_before) > _REMEMBERED:
+                self._ordered_before.clear()
+            self._ordered_before[clusters] = self.compute.is_acyclic_with(self._labels(clusters))
+        return self._ordered_before[clusters]
+
+    def _refusal(self, cluster: tuple[str, ...]) -> str | None:
+        """Why a cluster cannot be, whatever else a plan says."""
+        if cluster not in self._refusals:
+            reason = self.unknown_op(cluster)
+            if reason is None and len(cluster) < 2:
+                reason = f"the cluster of '{cluster[0]}' has one op: there is nothing to fuse"
+            reasons = (self._not_fusible(name) for name in cluster)
+            self._refusals[cluster] = reason or next((why for why in reasons if why is not None), None)
+        return self._refusals[cluster]
 
     def _not_fusible(self, name: str) -> str | None:
         kind = self.kind(name)
@@ -182,31 +231,25 @@ class OpFusion(ComputeTransformation):
         self._price_all([cluster])
         return self._known[cluster]
 
-    def _alone_us(self, cluster: tuple[str, ...]) -> float:
-        """What a cluster, or an op that is in none, takes on rank 0."""
-        return self._price(cluster).us if len(cluster) > 1 else self._work_us(cluster[0])
-
     def _delay_us(self, cluster: tuple[str, ...], delay_us: Mapping[str, float]) -> float:
         """What it costs at most that the first gradient that needs an op of a cluster waits for all of it."""
-        due = {name: int(self.compute.due[self.compute.ops[name][0]]) for name in cluster}
-        first = min(due.values())
-        pulled_us = sum(self._work_us(name) for name in cluster if due[name] > first)
+        first = min(self._due[name] for name in cluster)
+        pulled_us = sum(self._work_us[name] for name in cluster if self._due[name] > first)
         return min(pulled_us, delay_us.get(self._tensor_at[first], 0.0)) if pulled_us else 0.0
 
-    def _work_us(self, name: str) -> float:
-        return float(self._us[self.compute.ops[name][0]])
-
     def _labels(self, clusters: Sequence[tuple[str, ...]]) -> Ints:
+        """Number of the cluster of each op on its rank, -1: none, [ops]."""
         ranks = self.compute.graph.ranks
         labels = np.full(len(self.compute.graph), -1, dtype=np.int64)
-        for number, cluster in enumerate(clusters):
-            for name in cluster:
-                labels[list(self.compute.ops[name])] = number * ranks + np.arange(ranks)
+        if clusters:
+            ops = np.array([self.compute.ops[name] for cluster in clusters for name in cluster])
+            number = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
+            labels[ops] = number[:, None] * ranks + np.arange(ranks)
         return labels
 
     def _canonical(self, clusters: Sequence[Sequence[str]]) -> Clusters:
         """The one spelling of clusters: ops in the order of the graph, clusters by their first."""
-        place = {name: self.compute.ops[name][0] for cluster in clusters for name in cluster if name in self.compute.ops}
+        place = self._place
         if any(name not in place for cluster in clusters for name in cluster):
             return tuple(map(tuple, clusters))  # illegal anyway
         inside = (self._ordered(cluster) for cluster in clusters if cluster)
@@ -214,7 +257,7 @@ class OpFusion(ComputeTransformation):
 
     def _ordered(self, cluster: Iterable[str]) -> tuple[str, ...]:
         """A cluster's ops in the order of the graph."""
-        return tuple(sorted(cluster, key=lambda name: self.compute.ops[name][0]))
+        return tuple(sorted(cluster, key=self._place.__getitem__))
 
     def _larger(self, clusters: Clusters, rng: np.random.Generator) -> Clusters:
         """Fuse an op with one that uses its result, and the clusters that they are in."""

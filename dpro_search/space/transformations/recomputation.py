@@ -27,15 +27,19 @@ class Recomputation(ComputeTransformation):
 
     def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
         self.compute = compute
-        able = (name for name in compute.ops if self._refusal(name) is None)
+        able = {name for name in compute.ops if self._refusal(name) is None}
+        self._able = frozenset(able)
         self._candidates = tuple(sorted(able, key=lambda name: int(compute.position[compute.ops[name][0]])))
         super().__init__(job, compute)
 
     def legal(self, plan: Plan) -> str | None:
         names = plan.recomputed_ops or ()
-        clash = next((name for name in names if name in (plan.bfloat16_ops or ())), None)
+        bfloat16 = set(plan.bfloat16_ops or ()) if names else ()
+        clash = next((name for name in names if name in bfloat16), None)
         if clash is not None:
             return f"op '{clash}' computes in bfloat16 and is recomputed: what that takes is not known"
+        if self._able.issuperset(names):
+            return None
         return self.unknown_op(names) or next((why for name in names if (why := self._refusal(name)) is not None), None)
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:

@@ -6,36 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compute_graphs import Factor, layered
+from compute_graphs import layered, space_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_steps import floats, step
 
-from dpro_search.collect.trace import CommSettings
 from dpro_search.graph.build import validate
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations import PlanSpace, horovod_facts, horovod_space
-from dpro_search.space.transformations.accumulation import Accumulation
-from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
 from dpro_search.space.transformations.op_fusion import OpFusion
-from dpro_search.space.transformations.precision import Precision
-from dpro_search.space.transformations.recomputation import Recomputation
-
-RECORDED = CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0)
-
-
-def space_of(graph: DataflowGraph, *, factor: float = 0.5, lossy: bool = True) -> tuple[ComputeGraph, PlanSpace]:
-    compute, facts = ComputeGraph(graph), horovod_facts(graph.tensors, RECORDED)
-    transformations = (
-        OpFusion(facts, compute, Factor(graph, factor)),
-        Precision(facts, compute, Factor(graph, factor)),
-        Recomputation(facts, compute),
-        Accumulation(facts, compute, allow_lossy=lossy),
-        Compression(facts, compute, copy_us_per_byte=0.001, allow_lossy=lossy),
-    )
-    return compute, horovod_space(graph.tensors, RECORDED, compute=transformations)
 
 
 def under(plan: Plan, graph: DataflowGraph, factor: float = 0.5) -> DataflowGraph:

@@ -18,6 +18,9 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
     The copies of ops that hang together wait for the gradients that the first of their users waits for. Ops of the backward pass
     that wait for no gradient run at once, and keep the first results. What only such ops use is not computed again: nothing would
     be gained.
+
+    Nodes are added in the order of the graph, so that it is the same in every process: TensorFlow numbers what it inlines in that
+    order, and the numbers are in the names under which Horovod's ranks agree on tensors.
     """
     from tensorflow.python.framework import op_def_registry
 
@@ -29,7 +32,7 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
         sources = sorted({node_of(entry) for entry in node.input})
         return [n for n in sources if _is_backward(n) and n in nodes and nodes[n].op not in _EARLY]
 
-    for group in _connected(set(names), nodes):
+    for group in _connected(sorted(copies, key=order.__getitem__), nodes):
         users = [n for n in definition.node if _is_backward(n.name) and any(node_of(e) in group for e in n.input if e[0] != "^")]
         users = sorted((node for node in users if awaited(node)), key=lambda node: order[node.name])
         if not users:
@@ -57,10 +60,10 @@ def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
     return copies
 
 
-def _connected(names: set[str], nodes: Mapping[str, Any]) -> list[set[str]]:
-    """Ops in sets that hang together by their inputs."""
+def _connected(names: Sequence[str], nodes: Mapping[str, Any]) -> list[set[str]]:
+    """Ops in sets that hang together by their inputs, in the order of the first of each."""
     group_of = {name: {name} for name in names}
-    for name in sorted(names & set(nodes)):
+    for name in names:
         for entry in nodes[name].input:
             other = group_of.get(node_of(entry))
             mine = group_of[name]

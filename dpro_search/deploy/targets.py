@@ -211,20 +211,21 @@ def _xla(plan: Plan, facts: JobFacts) -> Part:
         problem = cluster_problem(cluster_of, facts.op_inputs)
         if problem:
             raise InputError(f"op_clusters: {problem}")
-    content = {"clusters": [[(name, facts.op_types.get(name)) for name in cluster] for cluster in clusters]}
+    content = {"clusters": [_with_types(cluster, facts) for cluster in clusters]}
     # Else a cluster that cannot be compiled would run unfused without a word.
     return Part(env={"TF_XLA_FLAGS": "--tf_xla_enable_lazy_compilation=false"}, step=content, script=_STEP)
 
 
 def _tensorflow(plan: Plan, facts: JobFacts) -> Part:
     files: dict[str, bytes] = {}
-    step: dict[str, Sequence[str]] = {}
+    step: dict[str, object] = {}
     script: list[str] = []
     if plan.bfloat16_ops is not None or plan.recomputed_ops is not None:
-        step = {"bfloat16": plan.bfloat16_ops or (), "recomputed": plan.recomputed_ops or ()}
-        missing = [name for names in step.values() for name in names if facts.op_types and name not in facts.op_types]
+        chosen = {"bfloat16": plan.bfloat16_ops or (), "recomputed": plan.recomputed_ops or ()}
+        missing = [name for names in chosen.values() for name in names if facts.op_types and name not in facts.op_types]
         if missing:
             raise InputError(f"the recorded step has no op '{missing[0]}', which the plan computes in another way")
+        step = {kind: _with_types(names, facts) for kind, names in chosen.items()}
         script = [*_STEP]
     if plan.micro_batches is not None:
         files = _micro_batch_files(plan.micro_batches)
@@ -233,6 +234,11 @@ def _tensorflow(plan: Plan, facts: JobFacts) -> Part:
             "where `compute(inputs, labels)` returns the loss and its gradients before they are averaged over the ranks."
         )
     return Part(files=files, step=step, script=tuple(script))
+
+
+def _with_types(names: Sequence[str], facts: JobFacts) -> list[tuple[str, str | None]]:
+    """Ops with their recorded types, where these are known: some stand for several ops of the step as written."""
+    return [(name, facts.op_types.get(name)) for name in names]
 
 
 def _ddp(plan: Plan, facts: JobFacts) -> Part:
@@ -325,7 +331,7 @@ _PARTS: Mapping[Target, Callable[[Plan, JobFacts], Part]] = {
     Target.MXNET: _mxnet,
     Target.BYTEPS: _byteps,
 }
-_STEP = ("`from xla import planned_step`, and `train_step = planned_step(train_step)` behind the step's `@tf@tf.function`.",)
+_STEP = ("`from xla import planned_step`, and `train_step = planned_step(train_step)` behind the step's `@tf.function`.",)
 _TRAINER = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 
 

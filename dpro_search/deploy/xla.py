@@ -34,6 +34,8 @@ _OUTSIDE = frozenset(
 )
 _FUSED_TYPES = ("_Fused", "_MklFused", "_MklNativeFused", "_MklNativePadWithFused")
 _HEAVY = ("MatMul", "Conv2D", "DepthwiseConv2dNative", "BatchMatMulV2", "Conv3D")
+_NORMALISATION, _NORMALISED = "FusedBatchNorm", "FusedBatchNormEx"
+_ACTIVATIONS = ("Relu", "Relu6", "Elu", "LeakyRelu")
 _PASSING = frozenset(("Identity", "StopGradient", "PreventGradient", "Snapshot"))  # one tensor in, the same out
 _CLUSTER = "dpro_cluster_%d"
 
@@ -197,15 +199,16 @@ def _rewritten_def(definition: Any, plan: Mapping[str, Any], returned: Sequence[
     for node in changed.node:
         if "_class" in node.attr:  # colocation with what is replaced here
             del node.attr["_class"]
-    clusters = with_passed([_with_absorbed(cluster, changed) for cluster in plan["clusters"]], changed)
-    _check_exist([*(name for cluster in clusters for name in cluster), *plan["bfloat16"], *plan["recomputed"]], changed)
+    clusters = with_passed([with_absorbed(cluster, changed) for cluster in plan["clusters"]], changed)
+    bfloat16, recomputed = (with_absorbed(plan[kind], changed) for kind in ("bfloat16", "recomputed"))
+    _check_exist([*(name for cluster in clusters for name in cluster), *bfloat16, *recomputed], changed)
     cluster_of = {name: number for number, cluster in enumerate(clusters) for name in cluster}
     renamed: dict[str, str] = {}
-    if plan["recomputed"] or plan["bfloat16"]:
+    if recomputed or bfloat16:
         from graph_rewrites import recompute, to_bfloat16  # the file beside this one
 
-        copies = recompute(changed, plan["recomputed"])
-        lower = [*plan["bfloat16"], *(copies[name] for name in plan["bfloat16"] if name in copies)]
+        copies = recompute(changed, recomputed)
+        lower = [*bfloat16, *(copies[name] for name in bfloat16 if name in copies)]
         renamed = to_bfloat16(changed, lower, cluster_of, returned)
     _mark(changed, cluster_of)
     inputs = {node.name: [_node(entry) for entry in node.input] for node in changed.node}
@@ -228,29 +231,43 @@ def _mark(definition: Any, cluster_of: Mapping[str, int]) -> None:
         node.attr["_XlaCluster"].s = (_CLUSTER % cluster_of[node.name]).encode()
 
 
-def _with_absorbed(cluster: Sequence[Sequence[Any]], definition: Any) -> list[str]:
-    """Names of a cluster's ops, given as [name, type or None]; of an op that TensorFlow had fused by itself, all that it stood for.
+def with_absorbed(ops: Sequence[Sequence[Any]], definition: Any) -> list[str]:
+    """Names of ops, given as [name, type or None]; of one that TensorFlow had fused by itself, all that it stood for.
 
-    TensorFlow's optimizer fuses a matrix product or convolution with what follows it, under the name of the last op. Here these are
-    ops of their own: those that lead, one consumer each, to the recorded name.
+    TensorFlow's optimizer fuses a matrix product or convolution with what follows it, under the name of the last op, and a batch
+    normalisation with its activation, under the name of the first. Here these are ops of their own, one consumer each.
     """
     nodes = {node.name: node for node in definition.node}
-    users: dict[str, int] = {}
+    users: dict[str, list[Any]] = {}
     for node in definition.node:
         for entry in node.input:
             if not entry.startswith("^"):
-                users[_node(entry)] = users.get(_node(entry), 0) + 1
+                users.setdefault(_tensor(entry), []).append(node)
     names: list[str] = []
-    for name, kind in cluster:
-        chain, node = [name], nodes.get(name)
-        fused = bool(kind) and kind.startswith(_FUSED_TYPES) and any(heavy in kind for heavy in _HEAVY)
-        while fused and node is not None and node.op not in _HEAVY and node.input:
-            node = nodes.get(_node(node.input[0]))
-            if node is None or users.get(node.name) != 1:
-                break
-            chain.append(node.name)
-        names += chain if fused and node is not None and node.op in _HEAVY else [name]
+    for name, kind in ops:
+        fused = kind if kind and kind.startswith(_FUSED_TYPES) and name in nodes else ""
+        names.append(name)
+        if _NORMALISED in fused and nodes[name].op.startswith(_NORMALISATION):
+            names += _activation(users.get(f"{name}:0", []))
+        elif any(heavy in fused for heavy in _HEAVY):
+            names += _product_before(nodes[name], nodes, users)
     return list(dict.fromkeys(names))
+
+
+def _activation(users: Sequence[Any]) -> list[str]:
+    """What follows a normalisation that was fused, given the users of its result."""
+    return [node.name for node in users if len(users) == 1 and node.op in _ACTIVATIONS]
+
+
+def _product_before(node: Any, nodes: Mapping[str, Any], users: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The ops from one up to the product that it was fused with; none if there is no such product."""
+    chain: list[str] = []
+    while node.op not in _HEAVY:
+        node = nodes.get(_node(node.input[0])) if node.input else None
+        if node is None or len(users.get(f"{node.name}:0", ())) != 1:
+            return []
+        chain.append(node.name)
+    return chain
 
 
 def with_passed(clusters: Sequence[Sequence[str]], definition: Any) -> list[list[str]]:

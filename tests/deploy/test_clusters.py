@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.deploy.xla import cluster_problem, with_passed
+from dpro_search.deploy.xla import cluster_problem, with_absorbed, with_passed
 
 CHAIN = {"a": [], "b": ["a"], "c": ["b"], "d": ["c"]}
 
@@ -84,3 +84,33 @@ def test_what_computes_or_waits_stays_outside(between):
 def test_what_passes_a_tensor_from_one_cluster_to_another_stays_outside():
     step = graph_def(a=("Relu", []), passed=("Identity", ["a"]), b=("Relu", ["passed"]))
     assert with_passed([["a"], ["b"]], step) == [["a"], ["b"]]
+
+
+CONVOLUTION = graph_def(
+    x=("Placeholder", []),
+    product=("Conv2D", ["x"]),
+    biased=("BiasAdd", ["product"]),
+    norm=("FusedBatchNormV3", ["biased"]),
+    relu=("Relu", ["norm"]),
+    variance=("Sub", ["norm:2"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "ops"),
+    [
+        ("biased", "_MklNativeFusedConv2D", ["biased", "product"]),
+        ("norm", "_MklNativeFusedBatchNormEx", ["norm", "relu"]),
+        ("norm", "_MklNativeFusedBatchNormV3", ["norm"]),
+        ("biased", "BiasAdd", ["biased"]),
+        ("biased", None, ["biased"]),
+        ("nobody", "_FusedConv2D", ["nobody"]),
+    ],
+)
+def test_an_op_that_tensorflow_had_fused_stands_for_all_that_it_was_made_of(name, recorded, ops):
+    assert with_absorbed([(name, recorded)], CONVOLUTION) == ops
+
+
+def test_a_product_with_another_user_was_not_fused():
+    shared = SimpleNamespace(node=[*CONVOLUTION.node, SimpleNamespace(name="other", op="Relu", input=["product:0"])])
+    assert with_absorbed([("biased", "_FusedConv2D")], shared) == ["biased"]

@@ -119,7 +119,7 @@ def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
     exported = export_plan(plan, tmp_path / "out", targets_for(plan), expected=(prediction(80e3), prediction(100e3)))
     assert exported.helpers == ("micro_batches.py", "tape.py", "xla.py")
     step = json.loads((tmp_path / "out" / "step.json").read_text())
-    assert step == {"version": 1, "clusters": [[["x", None], ["y", None]]], "bfloat16": ["z"], "recomputed": ["x"]}
+    assert step == {"version": 1, "clusters": [[["x", None], ["y", None]]], "bfloat16": [["z", None]], "recomputed": [["x", None]]}
     assert json.loads((tmp_path / "out" / "micro_batches.json").read_text())["micro_batches"] == 2
     assert Plan.load(tmp_path / "out" / "plan.json") == plan
     readme = (tmp_path / "out" / "README.md").read_text()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 
 WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
 TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
+HOROVOD_JOB = Path(__file__).with_name("planned_horovod_job.py")
 
 
 def job(kind, command, framework, **env):
@@ -53,6 +54,14 @@ def test_tensorflow_follows_groups_and_clusters_together(tensorflow_job, tensorf
 
 def test_tensorflow_accumulates(tensorflow_job, tensorflow_base):
     found = verdict(tensorflow_job, Plan(micro_batches=2), tensorflow_base)
+    assert found.verdict == "same", found.reason
+
+
+def test_ranks_that_compute_ops_again_agree_on_their_tensors(tensorflow_python):
+    plain = job("tensorflow-horovod", (tensorflow_python, HOROVOD_JOB), "tensorflow")
+    again = tuple(f"block_{i}/{name}" for i in range(6) for name in (f"left_{i}/BiasAdd", "Tanh", f"right_{i}/BiasAdd", "Sigmoid"))
+    found = verdict(plain, Plan(recomputed_ops=again), plain.run(Plan(), warmup=2))
+    assert found.compared == 20
     assert found.verdict == "same", found.reason
 
 

@@ -97,8 +97,8 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     if changed_pct is not None and validation.recorded_us is not None:
         console.print(
             f"As recorded it takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than when it was recorded"
-            f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects for that"
-            " too, as long as it lasts.",
+            f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects only what"
+            " plans gain.",
             style="yellow",
         )
     if not validation.stable:
@@ -111,13 +111,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         console.print(f"{describe(refused.plan)}: trains something else, so its speed-up is none: {refused.losses.reason}.")
     for sentence in dict.fromkeys(_said_of_losses(plan) for plan in validation.plans):
         console.print(sentence)
-    before, after = calibration.error_before_pct, calibration.error_after_pct
-    if before is not None and after is not None and after < before:
-        console.print(
-            f"Without correction, predictions are off by {percent(before)}; corrected by the other measurements, by "
-            f"{percent(after)}: dpro-search run --calibrate {run}",
-            soft_wrap=True,
-        )
+    console.print(f"dpro-search run --calibrate {run}: {calibration.said}", soft_wrap=True)
 
 
 def _said_of_losses(plan: MeasuredPlan) -> str:

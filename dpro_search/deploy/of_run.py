@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
 from dpro_search.deploy.targets import JobFacts, Target, targets_for
 from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError
+from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.search import SearchResult
-from dpro_search.search.calibration import Calibration, MeasuredPoint, uncorrected
-from dpro_search.search.request import corrections_of
+from dpro_search.search.calibration import Calibration
+from dpro_search.search.correction import MeasuredPoint, Session
+from dpro_search.search.request import calibration_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
@@ -120,9 +122,10 @@ def validate_run(
     """
     result = SearchResult.load(run)
     info = read_run(run)
-    corrections = corrections_of(info, run)
+    earlier = calibration_of(info, run)
     recording = Trace.load(trace or Path(info.trace))
     job = RecordedJob.of(recording, command)
+    knobs = plan_predictor(recording).space.job.values
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
     for plan, _ in plans:
         targets_for(plan, job.kind.targets)  # before anything runs
@@ -131,36 +134,45 @@ def validate_run(
     if len(recorded):
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
-    calibration = Calibration.fit(measured_points(validation, corrections))
+    sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))
+    calibration = Calibration.fit(sessions, knobs)
     calibration.save(run)
     return validation, calibration
 
 
-def measured_points(validation: Validation, corrections: Mapping[str, float] | None = None) -> list[MeasuredPoint]:
+def measured_session(validation: Validation, baseline: Prediction, held: Calibration | None = None) -> Session:
     """What a validation measured, for a calibration: the recorded setting, and plans that train the same.
 
     Parameters
     ----------
-    corrections
-        Factors that its predictions hold: what is measured next corrects predictions without them.
+    baseline
+        The prediction of the recorded setting.
+    held
+        The calibration that its predictions hold: what is measured next corrects predictions without it.
     """
+    held = held or Calibration()
     noise = validation.noise_pct / 100
-    recorded = MeasuredPoint(
-        plan=Plan(),
-        predicted_us=validation.baseline_predicted_us,
-        breakdown_us=validation.baseline_breakdown_us,
-        measured_us=validation.baseline_us,
-        noise=noise,
-    )
-    planned = [
-        MeasuredPoint(
-            plan=row.plan,
-            predicted_us=row.predicted_us,
-            breakdown_us=row.breakdown_us,
-            measured_us=row.measured_us,
-            noise=max(noise, row.stability_pct / 100),
+
+    def point(plan: Plan, predicted: Prediction, measured_us: float, stability_pct: float = 0.0) -> MeasuredPoint:
+        plain = held.uncorrected(predicted, plan)
+        return MeasuredPoint(
+            plan=plan,
+            predicted_us=plain.iteration_us,
+            interval_us=plain.interval_us,
+            measured_us=measured_us,
+            noise=max(noise, stability_pct / 100),
         )
-        for row in validation.plans
-    ]
-    points = [recorded, *planned]
-    return [uncorrected(point, corrections) for point in points] if corrections else points
+
+    return Session(
+        recorded=point(Plan(), baseline, validation.baseline_us),
+        changed=tuple(
+            point(
+                row.plan,
+                msgspec.structs.replace(baseline, iteration_us=row.predicted_us, interval_us=row.interval_us),
+                row.measured_us,
+                row.stability_pct,
+            )
+            for row in validation.plans
+        ),
+        recording_us=validation.recorded_us,
+    )

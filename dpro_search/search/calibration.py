@@ -1,14 +1,14 @@
 """Corrections of predictions by what real runs measured: `validate` leaves them in the run folder, `run --calibrate RUN` uses them.
 
-A prediction says where an iteration goes (computation, exposed communication, ...). Real runs of the recorded setting and of some
-plans say how long it was. Fitted is one factor for each part, by ridge regression towards 1: the factors are as far from 1 as the
-measurements ask for, against a prior that puts them within `PRIOR` of it. So a machine that computes more slowly than when it
-was recorded, or a link that carries less, corrects all plans, by how much of it they use.
+What the measurements say of other settings is `correction.Correction`. Here is its file, the objective that uses it, and how a run
+folder tells which correction its predictions hold, so that what is measured of them next corrects the predictions without it, and
+earlier measurements stay known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +18,55 @@ import numpy as np
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
+from dpro_search.search.correction import Correction, Knobs, Session, half_width, knobs_of, mean_errors_pct
 from dpro_search.search.objective import Objective
 from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
 
-CALIBRATION_VERSION = 1
-PRIOR = 0.15  # standard deviation of a factor before anything was measured
-_LEAST_NOISE = 0.01  # relative; no median of real runs is known better
+CALIBRATION_VERSION = 2
 _FILE = "calibration.json"
-_REST = "rest"  # what the parts of a prediction leave of its iteration
 
 
-class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction and what real runs measured; `noise` is the relative standard deviation of `measured_us`."""
-
-    plan: Plan
-    predicted_us: float
-    breakdown_us: dict[str, float]
-    measured_us: float
-    noise: float = _LEAST_NOISE
-
-
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors of the parts of a prediction.
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Measured settings, and what they say of the predictions of others.
 
     Attributes
     ----------
-    factors
-        By name of the part; 1 where the prediction was right.
-    points
-        What they were fitted to.
+    sessions
+        What was measured, of this run and of those that it was calibrated with; without any, nothing is corrected.
+    knobs
+        Recorded values of plan fields.
     error_before_pct, error_after_pct
-        Mean absolute error of the predictions of the points, as they were and with factors from all the other points; None with
-        fewer than two points.
+        Mean absolute error of the predictions of the changed settings, as they were and corrected by all other measurements; None
+        where no changed setting was measured.
     """
 
     version: int = CALIBRATION_VERSION
-    factors: dict[str, float]
-    points: tuple[MeasuredPoint, ...]
+    sessions: tuple[Session, ...] = ()
+    knobs: Knobs = {}
     error_before_pct: float | None = None
     error_after_pct: float | None = None
 
     @staticmethod
-    def fit(points: Sequence[MeasuredPoint]) -> Calibration:
-        """Factors that bring predictions nearest to what was measured; raises `InputError` if nothing was."""
-        if not points:
+    def fit(sessions: Sequence[Session], recorded: Mapping[str, object] | None = None) -> Calibration:
+        """What measured sessions say.
+
+        Parameters
+        ----------
+        recorded
+            Recorded values of plan fields (`JobFacts.values`), which tell how far a plan is from others.
+
+        Raises
+        ------
+        InputError
+            Nothing was measured.
+        """
+        if not sessions:
             raise InputError("nothing was measured, so there is nothing to calibrate with; run 'dpro-search validate' first")
-        before = [abs(point.predicted_us / point.measured_us - 1) * 100 for point in points]
-        after: list[float] = []
-        for left_out in points if len(points) > 1 else ():
-            factors = _factors([point for point in points if point is not left_out])
-            after.append(abs(_scaled(left_out.predicted_us, left_out.breakdown_us, factors) / left_out.measured_us - 1) * 100)
-        return Calibration(
-            factors=_factors(points),
-            points=tuple(points),
-            error_before_pct=float(np.mean(before)),
-            error_after_pct=float(np.mean(after)) if after else None,
-        )
+        knobs = knobs_of(recorded or {})
+        errors = mean_errors_pct(sessions, knobs)
+        before, after = (None, None) if errors is None else errors
+        return Calibration(sessions=tuple(sessions), knobs=knobs, error_before_pct=before, error_after_pct=after)
 
     def save(self, run: Path) -> None:
         """Write ``calibration.json`` into a run folder, in place of an older one."""
@@ -85,35 +77,78 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """What `validate` left in a run folder; raises `InputError` if there is none, or it is damaged."""
         path = run / _FILE
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+            raw = path.read_bytes()
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search validate'") from error
+        try:
+            version = msgspec.json.decode(raw, type=_Versioned).version
+            if version != CALIBRATION_VERSION:
+                raise InputError(f"{path}: calibration version {version}, this program reads {CALIBRATION_VERSION}; validate again")
+            found = msgspec.json.decode(raw, type=Calibration)
         except DAMAGED as error:
             raise InputError(f"{path}: not a calibration ({error}); make it again with 'dpro-search validate'") from error
-        if found.version != CALIBRATION_VERSION:
-            raise InputError(
-                f"{path}: calibration version {found.version}, this program reads {CALIBRATION_VERSION}; validate again"
-            )
-        if not _usable(found.factors):
-            raise InputError(f"{path}: a factor is not above 0; make it again with 'dpro-search validate'")
+        if not found.sessions or not _usable(found.sessions):
+            raise InputError(f"{path}: a measured or predicted time is not above 0; make it again with 'dpro-search validate'")
         return found
 
     @property
     def named(self) -> str:
-        """The factors as text, which `factors_named` reads: what tells searches with different ones from each other."""
-        return msgspec.json.encode(self.factors, order="sorted").decode()
+        """What was measured, as text that `calibration_named` reads: what tells searches with other corrections from each other."""
+        return msgspec.json.encode(_Named(sessions=self.sessions, knobs=self.knobs), order="sorted").decode()
 
-    def corrected(self, prediction: Prediction) -> Prediction:
-        """A prediction with the factors on its parts; its interval keeps its relative width."""
+    @property
+    def said(self) -> str:
+        """What the correction does and how sure it is, in one line."""
+        if not self.sessions:
+            return "Nothing is corrected: nothing was measured."
+        changed = [point for session in self.sessions for point in session.changed]
+        factors = [self._correction.of(point.plan, point.half_width)[0] for point in changed]
+        of_recorded = self._correction.of(Plan(), self.sessions[0].recorded.half_width)[0]
+        parts = [f"Corrects the recorded setting by {_percent(of_recorded)}"]
+        if factors:
+            settings = "1 measured setting" if len(factors) == 1 else f"{len(factors)} measured settings"
+            by = _percent(factors[0]) if len(factors) == 1 else f"{_percent(min(factors))} to {_percent(max(factors))}"
+            carried = _percent(float(np.exp(self._correction.carried)))
+            parts.append(f"{settings} by {by}, others the less the more they differ (by {carried} at the end)")
+        text = ", ".join(parts) + "."
+        if self.error_before_pct is not None and self.error_after_pct is not None:
+            text += f" Mean error, each corrected by the others: {self.error_before_pct:.1f} -> {self.error_after_pct:.1f} %."
+        if any(session.machine_changed for session in self.sessions):
+            text += " The machine was not as recorded: of that nothing is carried over, only what plans gain."
+        return text
+
+    def corrected(self, prediction: Prediction, plan: Plan) -> Prediction:
+        """A plan's prediction as the measurements correct it; its parts keep their shares."""
+        if not self.sessions:
+            return prediction
         us = prediction.iteration_us
-        corrected_us = _scaled(us, prediction.breakdown_us, self.factors)
-        low, high = prediction.interval_us
+        factor, narrowing = self._correction.of(plan, half_width(us, prediction.interval_us))
+        low, high = (factor * (us + (limit - us) * narrowing) for limit in prediction.interval_us)
         return msgspec.structs.replace(
             prediction,
-            iteration_us=corrected_us,
-            interval_us=(low / us * corrected_us, high / us * corrected_us),
-            breakdown_us={name: part * self.factors.get(name, 1.0) for name, part in prediction.breakdown_us.items()},
+            iteration_us=us * factor,
+            interval_us=(low, high),
+            breakdown_us={name: part * factor for name, part in prediction.breakdown_us.items()},
         )
+
+    def uncorrected(self, prediction: Prediction, plan: Plan) -> Prediction:
+        """What `corrected` was given."""
+        if not self.sessions:
+            return prediction
+        _, narrowing = self._correction.of(plan, 1.0)  # the same for every width
+        factor, _ = self._correction.of(plan, half_width(prediction.iteration_us, prediction.interval_us) / narrowing)
+        us = prediction.iteration_us / factor
+        low, high = (us + (limit / factor - us) / narrowing for limit in prediction.interval_us)
+        return msgspec.structs.replace(
+            prediction,
+            iteration_us=us,
+            interval_us=(low, high),
+            breakdown_us={name: part / factor for name, part in prediction.breakdown_us.items()},
+        )
+
+    @cached_property
+    def _correction(self) -> Correction:
+        return Correction(self.sessions, self.knobs)
 
 
 class CalibratedObjective:
@@ -135,12 +170,12 @@ class CalibratedObjective:
 
     def predict(self, plan: Plan) -> Prediction:
         """The objective's prediction, corrected."""
-        return self._calibration.corrected(self._objective.predict(plan))
+        return self._calibration.corrected(self._objective.predict(plan), plan)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
         """The objective's replays in other luck, corrected by as much as its prediction."""
         prediction = self._objective.predict(plan)
-        factor = self._calibration.corrected(prediction).iteration_us / prediction.iteration_us
+        factor = self._calibration.corrected(prediction, plan).iteration_us / prediction.iteration_us
         return factor * sampled_of(self._objective).sampled(plan, samples=samples, seed=seed)
 
     def __getattr__(self, name: str) -> Any:
@@ -149,49 +184,34 @@ class CalibratedObjective:
         return getattr(self._objective, name)
 
 
-def factors_named(text: str, where: str) -> dict[str, float]:
-    """The factors of a `Calibration.named`; raises `InputError` that names `where` if they are none."""
+def calibration_named(text: str, where: str) -> Calibration:
+    """The calibration of a `Calibration.named`; raises `InputError` that names `where` if it is none."""
     try:
-        factors = msgspec.json.decode(text, type=dict[str, float])
+        found = msgspec.json.decode(text, type=_Named)
     except DAMAGED as error:
-        raise InputError(f"{where}: not factors of a calibration ({error}); search again with --calibrate") from error
-    if not _usable(factors):
-        raise InputError(f"{where}: a factor is not above 0; search again with --calibrate")
-    return factors
+        raise InputError(f"{where}: not a calibration of this version ({error}); search again with --calibrate") from error
+    if not _usable(found.sessions):
+        raise InputError(f"{where}: a measured or predicted time is not above 0; search again with --calibrate")
+    return Calibration(sessions=found.sessions, knobs=found.knobs)
 
 
-def uncorrected(point: MeasuredPoint, factors: Mapping[str, float]) -> MeasuredPoint:
-    """A point whose prediction had these factors on its parts, as it was without them."""
-    parts = {name: us / factors.get(name, 1.0) for name, us in _parts(point.predicted_us, point.breakdown_us).items()}
-    total_us = sum(parts.values())
-    del parts[_REST]
-    return msgspec.structs.replace(point, predicted_us=total_us, breakdown_us=parts)
+class _Versioned(msgspec.Struct):
+    version: int
 
 
-def _usable(factors: Mapping[str, float]) -> bool:
-    return all(np.isfinite(factor) and factor > 0 for factor in factors.values())
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
+    sessions: tuple[Session, ...]
+    knobs: Knobs
 
 
-def _factors(points: Sequence[MeasuredPoint]) -> dict[str, float]:
-    """Factor of each part: the mode of the posterior under independent normal priors around 1."""
-    names = list(dict.fromkeys(name for point in points for name in _parts(point.predicted_us, point.breakdown_us)))
-    rows: list[Floats] = []
-    residuals: list[float] = []
-    for point in points:
-        sigma_us = max(point.noise, _LEAST_NOISE) * point.measured_us
-        parts = _parts(point.predicted_us, point.breakdown_us)
-        rows.append(np.array([parts.get(name, 0.0) for name in names]) / sigma_us)
-        residuals.append((point.measured_us - point.predicted_us) / sigma_us)
-    system = np.vstack([np.array(rows), np.eye(len(names)) / PRIOR])
-    wanted = np.concatenate([np.array(residuals), np.zeros(len(names))])
-    change = np.linalg.lstsq(system, wanted, rcond=None)[0]
-    return {name: float(max(1 + change[k], 0.1)) for k, name in enumerate(names)}
+def _usable(sessions: Sequence[Session]) -> bool:
+    points = [point for session in sessions for point in (session.recorded, *session.changed)]
+    times = [us for point in points for us in (point.predicted_us, point.measured_us)]
+    times += [session.recording_us for session in sessions if session.recording_us is not None]
+    return all(0 < us < np.inf for us in times) and all(
+        0 <= point.half_width < np.inf and 0 <= point.noise < np.inf for point in points
+    )
 
 
-def _parts(predicted_us: float, breakdown_us: Mapping[str, float]) -> dict[str, float]:
-    """A prediction as a sum of parts."""
-    return {**breakdown_us, _REST: predicted_us - sum(breakdown_us.values())}
-
-
-def _scaled(predicted_us: float, breakdown_us: Mapping[str, float], factors: Mapping[str, float]) -> float:
-    return sum(part * factors.get(name, 1.0) for name, part in _parts(predicted_us, breakdown_us).items())
+def _percent(factor: float) -> str:
+    return f"{(factor - 1) * 100:+.1f} %"

@@ -16,7 +16,7 @@ from pathlib import Path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
-from dpro_search.search.calibration import CalibratedObjective, Calibration, factors_named
+from dpro_search.search.calibration import CalibratedObjective, Calibration, calibration_named
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import RunInfo
 
@@ -32,13 +32,17 @@ class SearchRequest:
     trace, trace_digest
         Where the recording lies, and what tells its content from others.
     options
-        What decides prices beside the trace, by name; a file by its content, wherever it lies, and a calibration by its factors.
+        What decides prices beside the trace, by name; a file by its content, wherever it lies, and a calibration by what was
+        measured.
+    note
+        What a calibration does, in one line; empty without one.
     """
 
     objective: Objective
     trace: str
     trace_digest: str
     options: Mapping[str, str]
+    note: str = ""
 
     @staticmethod
     def of(folder: Path, trace: Trace, options: PlanOptions | None = None, calibrate: Path | None = None) -> SearchRequest:
@@ -58,16 +62,17 @@ class SearchRequest:
         """
         options = options or PlanOptions()
         objective: Objective = plan_predictor(trace, options)
-        named = _named(options)
+        named, note = _named(options), ""
         if calibrate is not None:
             calibration = Calibration.load(calibrate)
             objective = CalibratedObjective(objective, calibration)
-            named["calibration"] = calibration.named
+            named["calibration"], note = calibration.named, calibration.said
         return SearchRequest(
             objective=objective,
             trace=str(folder.resolve()),
             trace_digest=digest_of(folder),
             options=named,
+            note=note,
         )
 
 
@@ -85,13 +90,13 @@ def digest_of(trace: Path) -> str:
     return digest.hexdigest()
 
 
-def corrections_of(info: RunInfo, run: Path) -> dict[str, float]:
-    """The factors that the predictions of a run folder hold, by part; empty: they are not corrected.
+def calibration_of(info: RunInfo, run: Path) -> Calibration:
+    """The calibration that the predictions of a run folder hold; one without sessions: they are not corrected.
 
-    Raises `InputError` if the folder was made by a version that did not write them down.
+    Raises `InputError` if the folder was made by a version that did not write it down, or wrote another one.
     """
     text = info.options.get("calibration")
-    return {} if text is None else factors_named(text, f"{run / 'run.json'}, options")
+    return Calibration() if text is None else calibration_named(text, f"{run / 'run.json'}, options")
 
 
 def _named(options: PlanOptions) -> dict[str, str]:

@@ -3,91 +3,104 @@
     python -m experiments.validation.calibration DIR
 
 DIR is what `experiments.validation.frameworks` left. For every job, predictions come from the recording at the base rate. Corrected
-once by the runs of the recorded setting alone, and once by all settings but the one that is judged.
+once by what `dpro-search validate --top 1` would run, the recorded setting and the changed one that is predicted to be fastest, and
+judged on the others; and once by all settings but the one that is judged.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from scipy.stats import trim_mean
 
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.trace import Trace
-from dpro_search.search.calibration import Calibration, MeasuredPoint
+from dpro_search.deploy.validate import noise_pct_of, typical_us
+from dpro_search.replay.plan_predictor import PlanPredictor, plan_predictor
+from dpro_search.search.correction import Correction, Knobs, MeasuredPoint, Session, knobs_of, mean_errors_pct
 from dpro_search.space.plan import Plan
 from experiments.validation.frameworks import BASE_RATE, SCHEMES, WORKLOADS, Change, Run, Scheme
 from experiments.validation.measure import Measured
-
-TRIMMED = 0.2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    print("| scheme | workload | settings | as predicted | corrected by the recorded setting | corrected by all others |")
-    print("|---|---|---:|---:|---:|---:|")
-    columns: list[list[float]] = []
+    print("| scheme | workload | settings | as predicted | corrected by all others | settings | as predicted | corrected by one |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    rows: list[tuple[float, ...]] = []
     for scheme in SCHEMES.values():
         for workload in WORKLOADS:
-            points = list(_points(options.folder, scheme, workload))
-            if len(points) > 2:
-                errors = _errors(points)
-                columns.append([float(np.mean(column)) for column in errors])
-                cells = " | ".join(f"{np.mean(column):.1f} %" for column in errors)
-                print(f"| {scheme.name} | {workload} | {len(points) - 1} | {cells} |")
-    if columns:
-        cells = " | ".join(f"{value:.1f} %" for value in np.mean(columns, axis=0))
-        print(f"| all | mean | | {cells} |")
+            if (found := _session(options.folder, scheme, workload)) is None:
+                continue
+            session, knobs = found
+            others = mean_errors_pct([session], knobs)
+            assert others is not None, "there are changed settings"
+            rows.append((*others, *_errors_after_one(session, knobs)))
+            before, after, before_one, after_one = (f"{value:.1f} %" for value in rows[-1])
+            count = len(session.changed)
+            print(f"| {scheme.name} | {workload} | {count} | {before} | {after} | {count - 1} | {before_one} | {after_one} |")
+    if rows:
+        before, after, before_one, after_one = (f"{value:.1f} %" for value in np.mean(rows, axis=0))
+        print(f"| all | mean | | {before} | {after} | | {before_one} | {after_one} |")
 
 
-def _errors(points: list[MeasuredPoint]) -> tuple[list[float], list[float], list[float]]:
-    """Absolute errors of the changed settings, %: as predicted, after the recorded setting's runs, after all others'."""
-    recorded, *changed = points
-    by_recorded = Calibration.fit([recorded])
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
-    for point in changed:
-        by_others = Calibration.fit([other for other in points if other is not point])
-        for column, calibration in zip(found, (None, by_recorded, by_others), strict=True):
-            us = point.predicted_us if calibration is None else _corrected_us(point, calibration)
-            column.append(abs(us / point.measured_us - 1) * 100)
-    return found
+def _errors_after_one(session: Session, knobs: Knobs) -> tuple[float, float]:
+    """Mean absolute errors of all changed settings but the one predicted to be fastest, %: as predicted, and corrected by that."""
+    best = min(session.changed, key=lambda point: point.predicted_us)
+    correction = Correction((msgspec.structs.replace(session, changed=(best,)),), knobs)
+    judged = [point for point in session.changed if point is not best]
+    before = [abs(point.predicted_us / point.measured_us - 1) * 100 for point in judged]
+    after = [
+        abs(point.predicted_us * correction.of(point.plan, point.half_width)[0] / point.measured_us - 1) * 100 for point in judged
+    ]
+    return float(np.mean(before)), float(np.mean(after))
 
 
-def _corrected_us(point: MeasuredPoint, calibration: Calibration) -> float:
-    rest_us = point.predicted_us - sum(point.breakdown_us.values())
-    parts = {**point.breakdown_us, "rest": rest_us}
-    return sum(us * calibration.factors.get(name, 1.0) for name, us in parts.items())
-
-
-def _points(folder: Path, scheme: Scheme, workload: str) -> Iterator[MeasuredPoint]:
-    """Predicted and measured: the recorded setting first, then other knobs, on the recorded link as `validate` has it."""
+def _session(folder: Path, scheme: Scheme, workload: str) -> tuple[Session, Knobs] | None:
+    """What was measured of a job at the base rate, and its recorded knobs; None if that is less than two changed settings."""
     recording = Run(scheme=scheme, workload=workload, rate=BASE_RATE).path(folder)
-    if not recording.exists():
-        return
+    base = _runs(folder, scheme, workload, None)
+    changed = [(change, runs) for change in scheme.changes if (runs := _runs(folder, scheme, workload, change))]
+    sets = [dict(text.split("=", 1) for text in change.sets) for change, _ in changed]
+    if (
+        len(changed) < 2
+        or not base
+        or not recording.exists()
+        or any(names - set(Plan.__struct_fields__) for names in map(set, sets))
+    ):
+        return None
     trace = Trace.load(recording)
-    changes: tuple[Change | None, ...] = (None, *scheme.changes)
-    for change in changes:
-        first = Run(scheme=scheme, workload=workload, rate=BASE_RATE, change=change, number=0).path(folder)
-        runs = [
-            msgspec.json.decode(path.read_bytes(), type=Measured) for path in first.parent.glob(first.name.replace(".0.", ".*."))
-        ]
-        if not runs:
-            continue
-        sets = () if change is None else change.sets
-        facts = verbs_of(trace).replay_trace(trace, ReplayRequest(changes=sets))
-        yield MeasuredPoint(
-            plan=Plan(),
-            predicted_us=facts["predicted_iteration_us"],
-            breakdown_us=facts["breakdown_us"],
-            measured_us=float(np.mean([trim_mean(run.iteration_us, TRIMMED) for run in runs])),
-            noise=0.02,
-        )
+    prices = plan_predictor(trace)
+    noise = noise_pct_of([np.array(run.iteration_us) for run in base]) / 100
+    session = Session(
+        recorded=_point(prices, Plan(), base, noise),
+        changed=tuple(
+            _point(prices, msgspec.convert(values, Plan, strict=False), runs, noise)
+            for values, (_, runs) in zip(sets, changed, strict=True)
+        ),
+        recording_us=typical_us([trace.iterations_us()]),
+    )
+    return session, knobs_of(prices.space.job.values)
+
+
+def _runs(folder: Path, scheme: Scheme, workload: str, change: Change | None) -> list[Measured]:
+    first = Run(scheme=scheme, workload=workload, rate=BASE_RATE, change=change, number=0).path(folder)
+    return [msgspec.json.decode(path.read_bytes(), type=Measured) for path in first.parent.glob(first.name.replace(".0.", ".*."))]
+
+
+def _point(prices: PlanPredictor, plan: Plan, runs: Sequence[Measured], noise: float) -> MeasuredPoint:
+    found = prices.predict(plan)
+    return MeasuredPoint(
+        plan=plan,
+        predicted_us=found.iteration_us,
+        interval_us=found.interval_us,
+        measured_us=typical_us([np.array(run.iteration_us) for run in runs]),
+        noise=noise,
+    )
 
 
 if __name__ == "__main__":

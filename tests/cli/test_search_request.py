@@ -7,11 +7,12 @@ import dpro_search
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.search.calibration import Calibration, MeasuredPoint
-from dpro_search.search.request import SearchRequest, corrections_of
+from dpro_search.search.calibration import Calibration
+from dpro_search.search.correction import MeasuredPoint, Session
+from dpro_search.search.request import SearchRequest, calibration_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
-from tests.faults.processes import fails_in_one_line, succeeds
+from tests.faults.processes import dpro, fails_in_one_line, succeeds
 
 LIMIT = 2 * 2**30
 ASKED = {"with_": ["accumulation"], "allow_lossy": True, "memory_limit_bytes": LIMIT, "quantile": 0.9, "sampler": "mcmc"}
@@ -25,11 +26,11 @@ def job():
 
 @pytest.fixture(scope="module")
 def measured(job, tmp_path_factory):
-    """A run folder whose real runs took a tenth longer than predicted."""
+    """A run folder whose real runs took a little longer than predicted."""
     folder = tmp_path_factory.mktemp("measured")
     us = job.replay().iteration_us
-    point = MeasuredPoint(plan=Plan(), predicted_us=us, breakdown_us=dict(job.replay().breakdown_us), measured_us=1.1 * us)
-    Calibration.fit([point]).save(folder)
+    point = MeasuredPoint(plan=Plan(), predicted_us=us, interval_us=(0.9 * us, 1.1 * us), measured_us=1.04 * us)
+    Calibration.fit([Session(recorded=point)]).save(folder)
     return folder
 
 
@@ -74,21 +75,28 @@ def test_only_python_can_name_a_transformation_that_there_is_not(job):
         job.search(with_=["magic"])
 
 
-def test_a_calibration_moves_every_prediction_and_the_run_says_by_how_much(job, measured, tmp_path):
+def test_a_calibration_moves_every_prediction_and_the_run_says_what_moved_it(job, measured, tmp_path):
     plain = job.search(trials=3, sampler="mcmc", out=tmp_path / "plain")
     corrected = job.search(trials=3, sampler="mcmc", out=tmp_path / "corrected", calibrate=measured)
-    assert corrected.result.baseline.iteration_us == pytest.approx(1.1 * plain.result.baseline.iteration_us, rel=0.01)
-    factors = Calibration.load(measured).factors
-    assert corrections_of(read_run(corrected.folder), corrected.folder) == factors
-    assert corrections_of(read_run(plain.folder), plain.folder) == {}
+    was, found = plain.result.baseline, corrected.result.baseline
+    assert 1.01 < found.iteration_us / was.iteration_us < 1.04
+    held = calibration_of(read_run(corrected.folder), corrected.folder)
+    assert held.uncorrected(found, Plan()).iteration_us == pytest.approx(was.iteration_us)
+    assert calibration_of(read_run(plain.folder), plain.folder).uncorrected(was, Plan()) == was
 
 
-def test_factors_in_a_run_that_are_none_are_one_line(job, measured, tmp_path):
+def test_a_calibrated_search_says_so_in_a_line(measured, tmp_path):
+    command = ("run", "--trials", 2, "--sampler", "mcmc", "--calibrate", measured)
+    assert "Corrects the recorded setting by +" in dpro(*command, "--out", tmp_path / "run").stderr
+    assert "Corrects" not in dpro(*command, "--quiet", "--out", tmp_path / "quiet").stderr
+
+
+def test_a_run_that_an_older_version_calibrated_is_one_line(job, measured, tmp_path):
     info = msgspec.structs.replace(
-        read_run(job.search(trials=1, sampler="mcmc", out=tmp_path / "run").folder), options={"calibration": "3f2a"}
+        read_run(job.search(trials=1, sampler="mcmc", out=tmp_path / "run").folder), options={"calibration": '{"compute": 1.2}'}
     )
-    with pytest.raises(InputError, match=r"run\.json, options: not factors of a calibration"):
-        corrections_of(info, tmp_path / "run")
+    with pytest.raises(InputError, match=r"run\.json, options: not a calibration of this version"):
+        calibration_of(info, tmp_path / "run")
 
 
 def test_files_are_told_by_their_content_wherever_they_lie(measured, tmp_path):

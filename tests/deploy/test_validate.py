@@ -7,7 +7,7 @@ import pytest
 from dpro_search.collect.job import StepTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
-from dpro_search.deploy.of_run import measured_points
+from dpro_search.deploy.of_run import measured_session
 from dpro_search.deploy.validate import measured_plan, validate
 from dpro_search.errors import InputError
 from dpro_search.search.calibration import Calibration
@@ -80,7 +80,8 @@ def test_a_plan_that_trains_something_else_gets_no_speed_up():
     assert refused.measured_us == pytest.approx(3e5, rel=0.02)
     assert "differ" in refused.losses.reason
     assert [plan.plan for plan in found.plans] == [SLOW]
-    assert [point.plan for point in measured_points(found)] == [Plan(), SLOW]
+    session = measured_session(found, prediction(4e5))
+    assert [point.plan for point in (session.recorded, *session.changed)] == [Plan(), SLOW]
 
 
 def test_a_script_that_prints_no_losses_is_told_so():
@@ -112,16 +113,15 @@ def test_a_gain_below_the_noise_floor_proves_nothing():
 
 
 def test_what_was_measured_of_a_corrected_search_corrects_predictions_without_that_correction():
-    factors = {"compute": 1.2, "exposed_communication": 0.5, "rest": 2.0}
-    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
-    plain = prediction(4e5)
-    objective = Calibration(factors=factors, points=()).corrected
-    plans = [(FAST, objective(prediction(3e5)))]
-    found = measured_points(validate(job, objective(plain), plans), factors)
-    assert found[0].predicted_us == pytest.approx(plain.iteration_us)
-    assert found[0].breakdown_us == pytest.approx(plain.breakdown_us)
-    assert found[1].predicted_us == pytest.approx(3e5)
-    assert found[1].plan == FAST
+    job = FakeJob({Plan(): 4e5, FAST: 3.3e5, SLOW: 5e5})
+    first = Calibration.fit([measured_session(validated(job), prediction(4e5))])
+    baseline = first.corrected(prediction(4e5), Plan())
+    plans = [(plan, first.corrected(prediction(us), plan)) for plan, us in ((FAST, 3e5), (SLOW, 5e5))]
+    assert plans[0][1].iteration_us > 3.05e5
+    second = measured_session(validate(job, baseline, plans), baseline, first)
+    assert second.recorded.predicted_us == pytest.approx(4e5)
+    assert [point.predicted_us for point in second.changed] == pytest.approx([3e5, 5e5])
+    assert second.changed[0].interval_us == pytest.approx(prediction(3e5).interval_us)
 
 
 @pytest.mark.parametrize(("recorded_us", "changed"), [(3.2e5, 25), (5e5, -20), (3.95e5, None), (None, None)])

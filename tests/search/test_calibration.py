@@ -1,27 +1,27 @@
-"""Real runs correct the predictions of plans that did not run."""
+"""A calibration: its file, the objective that it corrects, and what a run folder tells of it."""
 
 import pickle
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpro_search.errors import InputError
-from dpro_search.search.calibration import CalibratedObjective, Calibration, MeasuredPoint
+from dpro_search.search.calibration import CalibratedObjective, Calibration, calibration_named
+from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.space.plan import Plan, Prediction
 
-PLANS = [Plan(), *(Plan(cycle_time_us=float(n)) for n in range(1, 5))]
-PARTS = [(300e3, 100e3), (300e3, 20e3), (310e3, 200e3), (305e3, 60e3), (300e3, 150e3)]
+PLANS = [Plan(), *(Plan(cycle_time_us=1000.0 * 2**n) for n in range(4))]
+RECORDED = {"cycle_time_us": 5000.0, "fusion_threshold_bytes": 2**26, "tensor_groups": None}
 
 
 def predicted(plan):
-    compute, exposed = PARTS[PLANS.index(plan)]
-    us = compute + exposed
+    us = 4e5 - 1e4 * PLANS.index(plan)
     return Prediction(
         iteration_us=us,
-        interval_us=(us * 0.95, us * 1.05),
-        breakdown_us={"compute": compute, "exposed_communication": exposed},
+        interval_us=(us * 0.9, us * 1.12),
+        breakdown_us={"compute": us * 0.75, "exposed_communication": us * 0.25},
         peak_memory_bytes=1,
         source="recorded",
     )
@@ -35,62 +35,65 @@ class Job:
         return predicted(plan)
 
 
-def measured(plan, compute_factor, exposed_factor):
+def measured(plan, error):
     found = predicted(plan)
-    us = found.breakdown_us["compute"] * compute_factor + found.breakdown_us["exposed_communication"] * exposed_factor
-    return MeasuredPoint(plan=plan, predicted_us=found.iteration_us, breakdown_us=found.breakdown_us, measured_us=us)
+    us = found.iteration_us
+    return MeasuredPoint(plan=plan, predicted_us=us, interval_us=found.interval_us, measured_us=us * error)
 
 
-@given(st.floats(0.85, 1.2), st.floats(0.8, 1.25))
-def test_a_plan_that_was_not_measured_is_predicted_better(compute_factor, exposed_factor):
-    points = [measured(plan, compute_factor, exposed_factor) for plan in PLANS[:3]]
-    objective = CalibratedObjective(Job(), Calibration.fit(points))
+def calibration(error=1.08, machine=1.0):
+    recorded, *changed = (measured(plan, machine * (1 if plan == Plan() else error)) for plan in PLANS[:3])
+    session = Session(recorded=recorded, changed=tuple(changed), recording_us=predicted(Plan()).iteration_us)
+    return Calibration.fit([session], RECORDED)
+
+
+def test_a_setting_that_was_not_measured_is_predicted_better():
+    objective = CalibratedObjective(Job(), calibration())
     for plan in PLANS[3:]:
-        true_us = measured(plan, compute_factor, exposed_factor).measured_us
-        before, after = (abs(us / true_us - 1) for us in (predicted(plan).iteration_us, objective.predict(plan).iteration_us))
-        assert after <= max(before, 0.01)
-
-
-def test_a_slower_machine_is_told_from_a_slower_link():
-    factors = Calibration.fit([measured(plan, 1.1, 1.0) for plan in PLANS]).factors
-    assert factors["compute"] == pytest.approx(1.1, abs=0.01)
-    assert factors["exposed_communication"] == pytest.approx(1.0, abs=0.03)
+        true_us = measured(plan, 1.08).measured_us
+        assert abs(objective.predict(plan).iteration_us - true_us) < 0.7 * abs(predicted(plan).iteration_us - true_us)
 
 
 def test_predictions_that_were_right_stay():
-    objective = CalibratedObjective(Job(), Calibration.fit([measured(plan, 1.0, 1.0) for plan in PLANS]))
-    assert objective.predict(PLANS[1]) == predicted(PLANS[1])
+    found = CalibratedObjective(Job(), calibration(error=1.0)).predict(PLANS[1])
+    assert found.iteration_us == pytest.approx(predicted(PLANS[1]).iteration_us)
 
 
-def test_the_interval_keeps_its_relative_width_and_the_parts_their_sum():
-    found = CalibratedObjective(Job(), Calibration.fit([measured(plan, 1.1, 1.2) for plan in PLANS])).predict(PLANS[2])
-    assert found.interval_us[0] / found.iteration_us == pytest.approx(0.95)
+def test_the_interval_narrows_and_the_parts_keep_their_shares():
+    found, before = CalibratedObjective(Job(), calibration()).predict(PLANS[3]), predicted(PLANS[3])
+    (low, high), (low_before, high_before) = found.interval_us, before.interval_us
+    assert low_before / before.iteration_us < low / found.iteration_us < 1 < high / found.iteration_us
+    assert high / found.iteration_us < high_before / before.iteration_us
     assert sum(found.breakdown_us.values()) == pytest.approx(found.iteration_us)
+    assert found.breakdown_us["compute"] == pytest.approx(0.75 * found.iteration_us)
 
 
-def test_noisy_measurements_move_little():
-    calm, noisy = (
-        Calibration.fit([MeasuredPoint(**{**_fields(measured(PLANS[0], 1.2, 1.2)), "noise": noise})]).factors["compute"]
-        for noise in (0.01, 0.3)
-    )
-    assert calm > noisy > 1
-
-
-def _fields(point):
-    return {name: getattr(point, name) for name in point.__struct_fields__}
-
-
-def test_the_errors_before_and_after_are_those_of_points_left_out():
-    calibration = Calibration.fit([measured(plan, 1.1, 1.1) for plan in PLANS])
-    assert calibration.error_before_pct == pytest.approx(100 / 11)
-    assert calibration.error_after_pct < 1
-    assert Calibration.fit([measured(PLANS[0], 1.1, 1.1)]).error_after_pct is None
+def test_a_correction_is_undone_exactly():
+    held = calibration()
+    for plan in PLANS:
+        found = held.uncorrected(held.corrected(predicted(plan), plan), plan)
+        assert found.iteration_us == pytest.approx(predicted(plan).iteration_us)
+        assert found.interval_us == pytest.approx(predicted(plan).interval_us)
 
 
 def test_it_is_kept_in_the_run_folder(tmp_path):
-    calibration = Calibration.fit([measured(plan, 1.1, 0.9) for plan in PLANS])
-    calibration.save(tmp_path)
-    assert Calibration.load(tmp_path) == calibration
+    calibration().save(tmp_path)
+    assert Calibration.load(tmp_path) == calibration()
+
+
+def test_a_run_folder_tells_what_its_predictions_hold():
+    found = calibration_named(calibration().named, "here")
+    assert [found.corrected(predicted(plan), plan) for plan in PLANS] == [
+        calibration().corrected(predicted(plan), plan) for plan in PLANS
+    ]
+
+
+def test_it_says_what_it_does_and_how_sure_it_is():
+    said = calibration().said
+    assert "2 measured settings by +" in said
+    assert "Mean error, each corrected by the others: 7.4 -> " in said
+    assert "machine" not in said
+    assert "The machine was not as recorded" in calibration(machine=1.2).said
 
 
 @pytest.mark.parametrize(
@@ -98,15 +101,28 @@ def test_it_is_kept_in_the_run_folder(tmp_path):
     [
         (None, "make it with 'dpro-search validate'"),
         ("{", "not a calibration"),
-        ('{"version": 9, "factors": {}, "points": []}', "version 9"),
-        ('{"factors": {"compute": -1}, "points": []}', "not above 0"),
+        ('{"version": 1, "factors": {"compute": 1.2}, "points": []}', "version 1, this program reads 2; validate again"),
+        ('{"version": 9}', "version 9"),
+        ('{"version": 2, "sessions": []}', "not above 0"),
+        ("recorded.measured_us", "not above 0"),
+        ("recorded.noise", "not above 0"),
     ],
 )
 def test_a_damaged_file_is_one_line(content, reason, tmp_path):
+    if content is not None and content.startswith("recorded."):
+        raw = msgspec.to_builtins(calibration())
+        raw["sessions"][0]["recorded"][content.removeprefix("recorded.")] = -1.0
+        content = msgspec.json.encode(raw).decode()
     if content is not None:
-        (tmp_path / "calibration.json").write_text(content)
+        Path(tmp_path / "calibration.json").write_text(content)
     with pytest.raises(InputError, match=reason):
         Calibration.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["3f2a", '{"compute": 1.2}', "{}"])
+def test_what_an_older_version_wrote_into_a_run_is_refused(text):
+    with pytest.raises(InputError, match=r"run\.json: not a calibration of this version"):
+        calibration_named(text, "run.json")
 
 
 def test_nothing_measured_is_refused():
@@ -115,7 +131,7 @@ def test_nothing_measured_is_refused():
 
 
 def test_a_worker_process_gets_the_same_objective():
-    objective = CalibratedObjective(Job(), Calibration.fit([measured(plan, 1.1, 1.1) for plan in PLANS]))
+    objective = CalibratedObjective(Job(), calibration())
     assert pickle.loads(pickle.dumps(objective)).predict(PLANS[1]) == objective.predict(PLANS[1])
     assert objective.extra == "kept"
 
@@ -126,12 +142,12 @@ class Lucky(Job):
 
 
 def test_times_in_other_luck_are_corrected_like_the_prediction():
-    objective = CalibratedObjective(Lucky(), Calibration.fit([measured(plan, 1.1, 1.1) for plan in PLANS]))
+    objective = CalibratedObjective(Lucky(), calibration())
     for plan in PLANS:
         assert objective.sampled(plan, samples=5)[2] == pytest.approx(objective.predict(plan).iteration_us)
 
 
 def test_a_job_without_luck_has_none_when_calibrated_either():
-    objective = CalibratedObjective(Job(), Calibration.fit([measured(PLANS[0], 1.0, 1.0)]))
+    objective = CalibratedObjective(Job(), calibration())
     with pytest.raises(InputError, match="does not replay plans in different luck"):
         objective.sampled(Plan(), samples=5)

@@ -1,0 +1,232 @@
+"""What real runs say of the predictions of settings that did not run: a Gaussian process over settings.
+
+The logarithm of measured over predicted time is taken to be a sum of
+
+* the state of the machine while the runs were made, one number for all of them. The recorded setting tells it: what that takes
+  now beside what it took when it was recorded. So what a plan teaches is how its *gain* was mispredicted. `CARRIED` of the state
+  is expected to last, none of it where it is beyond what runs of one job differ by anyway;
+* what the model gets wrong of the setting: as large as the interval of the prediction says, alike for settings that are alike
+  (`similarity`), and of the recorded setting independent of all others, for its prediction is rebuilt and not extrapolated;
+* the noise of the measurement.
+
+A setting that is like a measured one is corrected by nearly what was measured, and its interval shrinks; one that is like none is
+left as it was. No correction leaves the interval of the prediction that it corrects. How the constants were chosen is in
+``docs/deploy.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import Floats, Ints
+from dpro_search.space.plan import Plan
+
+Knobs = dict[str, bool | float | str]
+
+CARRIED = 0.5  # recording and validation are two looks at a machine that varies: the next one is expected between them
+_STATE = 0.05  # standard deviation of the machine's state; recordings of one job differ by about 4 % from run to run
+_CHANGED = 0.05  # relative; a recorded setting farther than that, and than its noise, from its recording: another machine
+_LEAST_NOISE = 0.04  # relative; of a median of a few runs
+_RECORDING_NOISE = 0.01
+_ALIKE_RATIO = 1.5  # logarithm of the ratio of two sizes at which they are mostly unlike
+_SIGMAS = 1.645  # of a normal distribution, that half the width of a 90 % interval is
+
+
+class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction, not corrected, and what real runs measured; `noise` is the relative standard deviation of `measured_us`."""
+
+    plan: Plan
+    predicted_us: float
+    interval_us: tuple[float, float]
+    measured_us: float
+    noise: float = _LEAST_NOISE
+
+    @property
+    def residual(self) -> float:
+        """Logarithm of measured over predicted."""
+        return math.log(self.measured_us / self.predicted_us)
+
+    @property
+    def half_width(self) -> float:
+        """Of the prediction's interval, relative to the prediction."""
+        return half_width(self.predicted_us, self.interval_us)
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured in turn, in one state of the machine.
+
+    Attributes
+    ----------
+    recorded
+        The recorded setting.
+    changed
+        Other settings.
+    recording_us
+        What the recorded setting took when it was recorded; None: not known.
+    """
+
+    recorded: MeasuredPoint
+    changed: tuple[MeasuredPoint, ...] = ()
+    recording_us: float | None = None
+
+    @property
+    def machine_changed(self) -> bool:
+        """Whether the recorded setting takes another time than it took and than is predicted, by more than such runs differ by."""
+        return abs(math.exp(self._change) - 1) > max(self.recorded.noise, _CHANGED)
+
+    @property
+    def state_spread(self) -> float:
+        """Standard deviation of the machine's state; as large as the change that is seen, lest it is taken for errors of plans."""
+        return max(_STATE, abs(self._change))
+
+    @property
+    def _change(self) -> float:
+        """Logarithm of what the recorded setting takes over its recording, or over its prediction if that is nearer."""
+        if self.recording_us is None:
+            return 0.0
+        return min(math.log(self.recorded.measured_us / self.recording_us), self.recorded.residual, key=abs)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The process after the measurements of some sessions.
+
+    Attributes
+    ----------
+    sessions
+        What was measured; at least one.
+    knobs
+        Recorded values of plan fields (see `knobs_of`); a plan that does not set a field keeps them.
+    """
+
+    sessions: tuple[Session, ...]
+    knobs: Knobs
+
+    def of(self, plan: Plan, half_width: float) -> tuple[float, float]:
+        """Factor on the prediction of a plan, and on the width of its interval (at most 1).
+
+        Parameters
+        ----------
+        half_width
+            Of the prediction's interval, relative to the prediction.
+        """
+        prior = half_width / _SIGMAS
+        likeness = self._likeness(plan) * prior
+        shift = float(likeness @ self._weights) + self.carried
+        learnt = float(likeness @ self._precision @ likeness)
+        low, high = math.log(max(1 - half_width, 0.1)), math.log(1 + half_width)
+        return math.exp(min(max(shift, low), high)), math.sqrt(max(1 - learnt / max(prior**2, 1e-12), 0.0))
+
+    @cached_property
+    def carried(self) -> float:
+        """What of the machine's state is expected to last, as a logarithm."""
+        states = [
+            session.state_spread**2 * float(self._weights[self._session == number].sum())
+            for number, session in enumerate(self.sessions)
+            if not session.machine_changed
+        ]
+        return CARRIED * float(np.mean(states)) if states else 0.0
+
+    @cached_property
+    def _points(self) -> list[MeasuredPoint]:
+        """Measured points, and the recordings as points of a state that is 0, [observations]."""
+        measured = [point for session in self.sessions for point in (session.recorded, *session.changed)]
+        recordings = [
+            msgspec.structs.replace(session.recorded, measured_us=session.recording_us)
+            for session in self.sessions
+            if session.recording_us is not None
+        ]
+        return [*measured, *recordings[:1]]
+
+    @cached_property
+    def _session(self) -> Ints:
+        """Number of the session of each observation, -1: the recording, [observations]."""
+        numbers = [number for number, session in enumerate(self.sessions) for _ in range(1 + len(session.changed))]
+        return np.array([*numbers, *[-1] * (len(self._points) - len(numbers))])
+
+    @cached_property
+    def _residuals(self) -> Floats:
+        return np.array([point.residual for point in self._points])
+
+    @cached_property
+    def _precision(self) -> Floats:
+        """Inverse covariance of the residuals, [observations, observations]."""
+        priors = np.array([point.half_width for point in self._points]) / _SIGMAS
+        alike = np.array([self._likeness(point.plan, scaled=False) for point in self._points])
+        state = np.array([session.state_spread**2 for session in self.sessions] + [0.0])[self._session]
+        same_state = np.where(self._session[:, None] == self._session, state, 0.0)
+        noise = np.where(self._session >= 0, [max(point.noise, _LEAST_NOISE) for point in self._points], _RECORDING_NOISE)
+        covariance = alike * np.outer(priors, priors) + same_state + np.diag(noise**2)
+        return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        weights: Floats = self._precision @ self._residuals
+        return weights
+
+    @cached_property
+    def _known(self) -> list[Knobs | None]:
+        """Knobs of the observations; None: the recorded setting, [observations]."""
+        return [None if point.plan == Plan() else self.knobs | knobs_of(point.plan) for point in self._points]
+
+    def _likeness(self, plan: Plan, *, scaled: bool = True) -> Floats:
+        """Similarity of a plan to each observation, times that one's standard deviation if `scaled`, [observations]."""
+        own = None if plan == Plan() else self.knobs | knobs_of(plan)
+        found = np.array(
+            [
+                float(own is None and other is None) if own is None or other is None else similarity(own, other)
+                for other in self._known
+            ]
+        )
+        return found * np.array([point.half_width for point in self._points]) / _SIGMAS if scaled else found
+
+
+def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
+    """Half the width of a prediction's interval, relative to the prediction."""
+    return (interval_us[1] - interval_us[0]) / 2 / predicted_us
+
+
+def knobs_of(plan: Plan | Mapping[str, object]) -> Knobs:
+    """What a plan (or recorded values of its fields) sets, by field: groupings by how many groups they have."""
+    values = {name: getattr(plan, name) for name in plan.changes} if isinstance(plan, Plan) else plan
+    return {
+        name: value if isinstance(value, bool | str) else float(len(value)) if isinstance(value, tuple) else float(value)  # type: ignore[arg-type]
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def similarity(one: Knobs, other: Knobs) -> float:
+    """How much the errors of two settings are alike, 0 to 1: the less, the more fields differ and the more their sizes do."""
+    return math.exp(-sum(_unlike(one.get(name), other.get(name)) for name in one.keys() | other.keys()))
+
+
+def _unlike(one: bool | float | str | None, other: bool | float | str | None) -> float:
+    """0 for equal values, towards 1 for others; sizes by their ratio. A sum of these makes a positive definite `similarity`."""
+    if one == other:
+        return 0.0
+    if isinstance(one, float) and isinstance(other, float):
+        return 1 - math.exp(-abs(math.log((one + 1) / (other + 1))) / _ALIKE_RATIO)
+    return 1.0
+
+
+def mean_errors_pct(sessions: Sequence[Session], knobs: Knobs) -> tuple[float, float] | None:
+    """Mean absolute error of the predictions of changed settings, %: as they were, and corrected by all other measurements.
+
+    None where no changed setting was measured.
+    """
+    before, after = [], []
+    for number, session in enumerate(sessions):
+        for left_out in session.changed:
+            rest = msgspec.structs.replace(session, changed=tuple(point for point in session.changed if point is not left_out))
+            others = (*sessions[:number], rest, *sessions[number + 1 :])
+            factor, _ = Correction(others, knobs).of(left_out.plan, left_out.half_width)
+            before.append(abs(left_out.predicted_us / left_out.measured_us - 1) * 100)
+            after.append(abs(left_out.predicted_us * factor / left_out.measured_us - 1) * 100)
+    return (float(np.mean(before)), float(np.mean(after))) if before else None

@@ -8,9 +8,14 @@ Copy beside `step.json` and import it from the training script; one line does it
 
     train_step = planned_step(train_step)     # from xla import planned_step
 
-The first call runs the step as it was written, for that call makes the variables; the ones after it run the rewritten graph. For
-graph mode: `planned_graph_def(definition)` before `tf.import_graph_def`. An op that does not exist, or a cluster that cannot be
-one, is a `ValueError` that names it. Needs TensorFlow, nothing else; Python 3.8 and later.
+The first call runs the step as it was written, for that call makes the variables; the ones after it run the rewritten graph. In
+graph mode (TensorFlow 1):
+
+    tf.import_graph_def(planned_graph_def(definition), name="")
+    session = tf.Session(config=planned_config(tf.ConfigProto()))
+
+An op that does not exist, or a cluster that cannot be one, is a `ValueError` that names it. Needs TensorFlow, nothing else; Python
+3.8 and later.
 """
 
 from __future__ import annotations
@@ -60,6 +65,15 @@ def planned_step(function: Any) -> Any:
 def planned_graph_def(definition: Any) -> Any:
     """A copy of a GraphDef under the plan, for graph mode; results that are computed in bfloat16 then are of that type."""
     return _rewritten_def(definition, _read_plan())[0]
+
+
+def planned_config(config: Any) -> Any:
+    """A session's ConfigProto, changed so that TensorFlow's optimizer leaves the nodes of the plan's clusters where they are."""
+    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+    for name in _MOVES_NODES:
+        setattr(config.graph_options.rewrite_options, name, RewriterConfig.OFF)
+    return config
 
 
 def cluster_problem(cluster_of: Mapping[str, int], inputs: Mapping[str, Sequence[str]]) -> str | None:

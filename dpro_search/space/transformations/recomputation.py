@@ -15,7 +15,7 @@ from dpro_search.space.transformations.compute import ComputeChange, ComputeGrap
 
 _SEGMENTS = (2, 4, 8, 16, 32)
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "Dropout")
-_STATE = ("Assign", "ResourceApply", "ReadVariable", "Iterator", "Placeholder", "VarHandle", "Queue", "Stack")
+_STATE = ("Assign", "ResourceApply", "ReadVariable", "Iterator", "Placeholder", "VarHandle", "ResourceGather", "Queue", "Stack")
 
 
 class Recomputation(ComputeTransformation):

@@ -5,7 +5,8 @@
 run         ``dpro-search run --trials 500`` as a process of its own: seconds from start to end, peak memory; and plans a second
 ring        Metropolis steps a second on ResNet-50's 161 gradients, 16 workers, ring all-reduces message by message
 ablation    the same job without coarsened view, symmetry or partial replay, at tensor and at op level
-workers     trials a second with 1 and 2 workers, in turn, of three jobs whose plans take ever longer to price
+workers     trials a second with 1 and 2 workers, in turn, of three jobs whose plans take ever longer to price; and of two searches
+            at once that have nothing to do with each other, which is what the machine has to give
 any         a small Horovod job, all plans of which are priced: how much slower than the best are what samplers find in 500 trials
 contiguous  likewise with more tensors, against the best plan that fuses only neighbours; a sampler may find a better one
 small       likewise for the ring: any grouping of 9 tensors, neighbours among 12
@@ -106,19 +107,30 @@ def ring_steps(options: Shortcuts, plans: int = 3000) -> dict[str, Any]:
 
 
 def workers(objective: Objective, trials: int) -> dict[str, Any]:
-    """Trials a second with one and with two workers, the start of the workers included."""
+    """Trials a second with one and with two workers, the start of the workers included, and of two searches at once."""
 
-    def run(count: int) -> None:
+    def run(count: int, seed: int = 0) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            run_search(objective, trials=trials, sampler="mcmc", out=Path(folder) / "run", trace_digest="-", workers=count)
+            run_search(
+                objective, trials=trials, sampler="mcmc", seed=seed, out=Path(folder) / "run", trace_digest="-", workers=count
+            )
 
-    seconds = in_turn({str(count): lambda count=count: run(count) for count in (1, 2)}, ROUNDS)
-    rate = {name: trials / value.median for name, value in seconds.items()}
+    def run_two() -> None:
+        searches = [get_context("fork").Process(target=run, args=(1, seed)) for seed in range(2)]
+        for search in searches:
+            search.start()
+        for search in searches:
+            search.join()
+
+    seconds = in_turn({"1": lambda: run(1), "2": lambda: run(2), "two searches": run_two}, ROUNDS)
+    found = {"1": 1, "2": 1, "two searches": 2}
+    rate = {name: found[name] * trials / value.median for name, value in seconds.items()}
     return {
         "trials": trials,
         "trials_per_s": rate,
         "spread_pct": {name: value.spread_pct for name, value in seconds.items()},
         "speedup_2_workers": rate["2"] / rate["1"],
+        "speedup_two_searches": rate["two searches"] / rate["1"],
     }
 
 
@@ -325,7 +337,9 @@ def _table(result: dict[str, Any]) -> str:
     lines += [f"{level}: {shortcuts.table(row)}" for level, row in result.get("ablation", {}).items()]
     for name, row in result.get("workers", {}).items():
         rates = ", ".join(f"{count}: {rate:.1f}" for count, rate in row["trials_per_s"].items())
-        lines.append(f"{name}: trials/s by workers {rates}; {row['speedup_2_workers']:.2f}x")
+        lines.append(
+            f"{name}: trials/s by workers {rates}; {row['speedup_2_workers']:.2f}x, two searches {row['speedup_two_searches']:.2f}x"
+        )
     for case in result.get("gap_cases", []):
         gaps = ", ".join(f"{name} {value['median']:.2f} ({value['worst']:.2f})" for name, value in case["gap_pct"].items())
         counted = f", {case['plans']} plans" if "plans" in case else ""

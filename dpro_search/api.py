@@ -32,7 +32,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration
-from dpro_search.search import SearchResult, Trial
+from dpro_search.search import FinishedTrial, SearchResult
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
@@ -158,7 +158,7 @@ class Recording:
         workers: int = 1,
         timeout_s: float | None = None,
         until_settled: bool = False,
-        on_trial: Callable[[Trial], None] | None = None,
+        on_trial: Callable[[FinishedTrial], None] | None = None,
     ) -> Run:
         """Price plans and keep the best, in a run folder. One that exists is continued, also one of ``dpro-search run``.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dpro_search.search import SearchResult, Trial
+    from dpro_search.search import FinishedTrial, SearchResult
     from dpro_search.space.plan import Plan, Prediction
 
 
@@ -85,7 +85,7 @@ def run(
     quantile: Annotated[
         float | None, typer.Option("--quantile", metavar="Q", help="Rank the best plans by this quantile over other luck: 0.9.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes that price plans.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes that search, each with a sampler of its own.")] = 1,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Workers here, or as tasks of a Ray cluster (RAY_ADDRESS).")
     ] = EngineName.LOCAL,
@@ -128,6 +128,8 @@ def run(
     )
     recording = Trace.load(folder)
     asked = SearchRequest.of(folder, recording, options, calibrate)
+    if asked.note and not quiet:
+        stderr_console().print(asked.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
         result = run_search(
             asked.objective,
@@ -167,7 +169,7 @@ def _warn_of_slow_storage(console: Console, storage: str) -> None:
 
 
 @contextmanager
-def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable[[Trial], None]]:
+def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable[[FinishedTrial], None]]:
     """A bar with rate and best so far, on a terminal only; it is gone when the block ends."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -182,7 +184,7 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable
         task = bar.add_task("search", total=trials, rate="", best="-")
         best_us = math.inf
 
-        def advance(trial: Trial) -> None:
+        def advance(trial: FinishedTrial) -> None:
             nonlocal best_us
             if trial.prediction.infeasible is None:
                 best_us = min(best_us, trial.prediction.iteration_us)

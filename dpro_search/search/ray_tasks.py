@@ -54,7 +54,7 @@ class RayPricer:
         try:
             answer = _ANSWER.decode(self._ray.get(ready))
         except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, self._ray.exceptions.OutOfMemoryError):
-            refuse_fatal(plan, _RETRIES + 1)
+            refuse_fatal(plan.to_json().decode(), _RETRIES + 1)
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise MissingCapabilityError(f"--engine ray: a task failed ({reason}); every node needs this dpro-search") from error

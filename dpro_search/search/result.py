@@ -14,8 +14,8 @@ import numpy as np
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
+from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
 from dpro_search.search.robustness import beats
-from dpro_search.search.run_folder import Trial
 from dpro_search.space.plan import Plan, Prediction
 
 Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled"]
@@ -144,7 +144,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"{path}: not a search result ({error}); make it again with 'dpro-search run'") from error
 
 
-def rank_plans(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPlan, ...]:
+def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """The best distinct plans, fastest first, at most `MOST_PLANS`.
 
     Going from the fastest plan to slower ones, each takes with it all that are at most 1 % slower. Of those the simplest is
@@ -165,12 +165,12 @@ def rank_plans(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPla
     return tuple(ranked)
 
 
-def pareto_front(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPlan, ...]:
+def pareto_front(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """Feasible plans than which none is both faster and smaller, fastest first; empty if memory is unknown or always the same."""
     known = [trial for trial in _feasible(_distinct(trials)) if trial.prediction.peak_memory_bytes is not None]
     if len({trial.prediction.peak_memory_bytes for trial in known}) < 2:
         return ()
-    front: list[Trial] = []
+    front: list[FinishedTrial] = []
     for trial in sorted(known, key=lambda t: (t.prediction.iteration_us, t.prediction.peak_memory_bytes, _complexity(t))):
         if not front or (trial.prediction.peak_memory_bytes or 0) < (front[-1].prediction.peak_memory_bytes or 0):
             front.append(trial)
@@ -194,16 +194,16 @@ def by_quantile(plans: Sequence[RankedPlan], times_us: Floats, quantile: float) 
     return ranked, share[np.ix_(order, order)]
 
 
-def _distinct(trials: Iterable[Trial]) -> list[Trial]:
+def _distinct(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
     """The first trial of each plan."""
-    return list({trial.plan: trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
+    return list({plan_key(trial): trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
 
 
-def _feasible(trials: Iterable[Trial]) -> list[Trial]:
+def _feasible(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
     return [trial for trial in trials if trial.prediction.infeasible is None]
 
 
-def _ranked(trial: Trial, baseline: Prediction) -> RankedPlan:
+def _ranked(trial: FinishedTrial, baseline: Prediction) -> RankedPlan:
     found = trial.prediction
     return RankedPlan(
         plan=trial.plan,
@@ -214,10 +214,8 @@ def _ranked(trial: Trial, baseline: Prediction) -> RankedPlan:
     )
 
 
-def _complexity(trial: Trial) -> tuple[int, int, float, int]:
-    plan = trial.plan
-    named = sum(len(value) for name in plan.changes if isinstance(value := getattr(plan, name), tuple))
-    return len(plan.changes), named, trial.prediction.iteration_us, trial.number
+def _complexity(trial: FinishedTrial) -> tuple[PlanSize, float, int]:
+    return size_of(trial), trial.prediction.iteration_us, trial.number
 
 
 def _row(ranked: RankedPlan) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Annotated
 
 import msgspec
 
@@ -33,8 +33,14 @@ RUN_VERSION = 1
 _FLUSH_S = 0.5
 
 
+MOST_ISLANDS = 1024
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search depends on. Two searches that agree in all but `trace` and `created` price the same plans."""
+    """What a search depends on. Two searches that agree in all but `trace` and `created` price the same plans.
+
+    A folder is continued with as many islands as it was begun with, whatever the number of workers is then.
+    """
 
     version: int = RUN_VERSION
     sampler: str
@@ -46,6 +52,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     storage: str | None = None  # where the trials are, if not here; without its password
     id: str = ""  # tells apart the runs that share a storage
     options: dict[str, str] = {}  # what decides prices beside the trace: limits, allowed transformations, their cost models
+    islands: Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)] = 1  # samplers that share the trials (see `islands.py`)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,8 +65,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin
         The sampler that proposed the plan; "recorded" for trial 0.
     told
-        How many trials the sampler had been told of when it proposed this one; None: all before it. Fewer where several plans
-        are priced at a time.
+        How many trials the sampler had been told of when it proposed this one; None: all before it, or all that the rules of
+        `islands.py` say where several samplers share the trials. Fewer where several plans are priced at a time.
     """
 
     number: int
@@ -98,9 +105,17 @@ class Journal:
 
     def append(self, trial: Trial) -> None:
         """Write a trial down, soon."""
-        self._pending += msgspec.json.encode(trial) + b"\n"
+        self.append_line(line_of(trial))
+
+    def append_line(self, line: bytes) -> None:
+        """The same of what `line_of` made."""
+        self._pending += line
         if time.monotonic() - self._flushed_s >= _FLUSH_S:
             self.flush()
+
+    def fileno(self) -> int:
+        """The file's descriptor, which holds the lock: a forked process must close it."""
+        return self._file.fileno()
 
     def flush(self) -> None:
         """Write what is pending; raises `MissingCapabilityError` if the disk cannot take it."""
@@ -160,9 +175,9 @@ def _lock(file: IO[bytes], path: Path) -> None:
         raise InputError(f"{path}: another search is writing it; wait for its end or choose another --out") from error
 
 
-def write_trials(path: Path, trials: Iterable[Trial]) -> None:
-    """Write a whole journal at once; raises `MissingCapabilityError` if the disk cannot take it."""
-    write_file(path, b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials))
+def line_of(trial: Trial) -> bytes:
+    """A trial as the journal holds it."""
+    return msgspec.json.encode(trial) + b"\n"
 
 
 def read_run(folder: Path) -> RunInfo:

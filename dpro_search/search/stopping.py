@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpro_search.search.run_folder import Trial
+from dpro_search.search.finished import FinishedTrial
 
 LEAST_TRIALS = 64
 
@@ -19,7 +19,7 @@ def expected_gain(prices_us: Sequence[float]) -> float:
     return (min(prices_us[:half]) - best) / best
 
 
-def is_settled(trials: Sequence[Trial]) -> bool:
+def is_settled(trials: Sequence[FinishedTrial]) -> bool:
     """Whether the expected gain is below what the prediction of the best plan may be wrong by."""
     feasible = [trial.prediction for trial in trials if trial.prediction.infeasible is None]
     if len(feasible) < LEAST_TRIALS:

@@ -9,25 +9,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 
 import msgspec
 import numpy as np
 
 from dpro_search import __version__
+from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
+from dpro_search.search.finished import FinishedTrial, line_as_written
+from dpro_search.search.island_workers import IslandWorkers
+from dpro_search.search.islands import Island
 from dpro_search.search.objective import Objective
 from dpro_search.search.pricing import InlinePricer, Pricer, Prices
 from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
-from dpro_search.search.run_folder import Journal, RunInfo, Trial, locked_run, open_run, write_trials
-from dpro_search.search.samplers import Guide, sampler_for
+from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, locked_run, open_run
+from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
 from dpro_search.search.stopping import is_settled
-from dpro_search.search.trials import RECORDED, own_trials, shared_trials
+from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessPricer
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace, horovod_space
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ def run_search(
     out: Path,
     trace_digest: str,
     trace: str = "",
-    on_trial: Callable[[Trial], None] | None = None,
+    on_trial: Callable[[FinishedTrial], None] | None = None,
     timeout_s: float | None = None,
     workers: int = 1,
     engine: Engine = "local",
@@ -62,8 +67,11 @@ def run_search(
     one that is asked for more trials goes on, with as many workers as it is given then. Ctrl-C ends the search after a trial in
     progress, a second one at once; either way it can be continued.
 
-    Several workers price a window of twice as many plans. The sampler is told in the order in which it asked, whichever price was
-    there first: what a search finds depends on the seed and the number of workers, not on their speed or fate.
+    With several workers here, a new search has as many samplers, which share the trials and hear of each other's finds in rounds
+    (see `islands.py`). Where there is to be one sampler all the same (its first plans do not depend on its seed, the workers are
+    tasks of a cluster, the folder was begun with one), workers price a window of twice as many plans, and it is told in the order
+    in which it asked. Either way what a search finds depends on the seed and on the number of workers that it began with, not
+    on their speed or fate.
 
     With a storage, searches on several machines share the trials. Each has a sampler of its own, which is told when another search
     has found a better plan, and ends when all together have the trials asked for. What they find depends on who was quicker.
@@ -83,7 +91,8 @@ def run_search(
     timeout_s
         End after this time with what was found by then (at least the recorded setting).
     workers, engine
-        How many plans are priced at a time: "local", by processes here; "ray", by tasks of a Ray cluster that exists.
+        How many plans are priced at a time: "local", by processes here; "ray", by tasks of a Ray cluster that exists. A folder
+        may be continued with any number of either.
     storage
         An address that `SharedStudy` knows; None: the journal in the run folder.
     options
@@ -124,18 +133,28 @@ def run_search(
         storage=None if storage is None else _without_password(storage),
         id=uuid.uuid4().hex,
         options=dict(options or {}),
+        islands=_islands_of(sampler, workers, engine, storage),
     )
     info = open_run(out, info)
+
+    def island(number: int, recorded: Prediction) -> Island:
+        return Island(sampler_for(space, sampler, (seed, number), guide, island=number), recorded)
+
     window = 1 if workers == 1 else 2 * workers
-    finished: list[Trial] = []
+    finished: list[FinishedTrial] = []
+    found: Iterator[FinishedTrial]
     stopped: Stopped = "finished"
     with _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
-            pricer, prices = _pricing(stack, objective, workers, engine)
-            if storage is None:
+            crew: Crew
+            if storage is None and info.islands > 1:
+                crew, found = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
+            elif storage is None:
+                crew, prices = _pricing(stack, objective, workers, engine)
                 journal = stack.enter_context(Journal(out / "trials.jsonl"))
                 found = own_trials(prices, chooser, journal, trials, window)
             else:
+                crew, prices = _pricing(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
                 study = stack.enter_context(_shared_study(storage, info))
@@ -158,7 +177,7 @@ def run_search(
             else:
                 stopped = "exhausted"
         if storage is not None:
-            write_trials(out / "trials.jsonl", finished)
+            write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
         baseline = finished[0].prediction
         plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
         if quantile is not None:
@@ -171,7 +190,7 @@ def run_search(
             stopped=stopped,
             baseline=baseline,
             plans=plans,
-            workers_lost=pricer.lost,
+            workers_lost=crew.lost,
             front=pareto_front(finished, baseline),
             beats=tuple(tuple(row) for row in shares.tolist()),
         )
@@ -193,6 +212,46 @@ def _guide_of(objective: Objective) -> Guide | None:
     from dpro_search.replay.predictor import Predictor
 
     return HorovodPlans(objective) if isinstance(objective, Predictor) else None
+
+
+class Crew(Protocol):
+    """Whoever prices."""
+
+    @property
+    def lost(self) -> int:
+        """Workers that ended before their time; others did their work."""
+
+
+def _islands_of(sampler: str, workers: int, engine: Engine, storage: str | None) -> int:
+    """How many samplers a new search has."""
+    alone = engine != "local" or storage is not None or sampler in SEEDLESS
+    return 1 if alone else min(workers, MOST_ISLANDS)
+
+
+def _by_islands(
+    stack: ExitStack,
+    objective: Objective,
+    make: Callable[[int, Prediction], Island],
+    out: Path,
+    trials: int,
+    islands: int,
+    workers: int,
+    engine: Engine,
+) -> tuple[Crew, Iterator[FinishedTrial]]:
+    """All trials of a search by several samplers: in processes of their own, unless there is one worker, or it is elsewhere."""
+    if workers == 1 or engine != "local":
+        pricer, prices = _pricing(stack, objective, workers, engine)
+        prices.request(RECORDED.plan)
+        price = prices.wait(RECORDED.plan)
+        journal = stack.enter_context(Journal(out / "trials.jsonl"))
+        first = recorded_trial(price, journal)
+        driven = [make(number, first.prediction) for number in range(islands)]
+        return pricer, chain([first], islands_trials(prices, driven, journal, trials))
+    price = objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
+    journal = stack.enter_context(Journal(out / "trials.jsonl"))
+    first = recorded_trial(price, journal)
+    crew = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
+    return crew, crew.trials()
 
 
 def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:

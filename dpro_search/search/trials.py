@@ -1,20 +1,23 @@
-"""The two loops of a search: ask a sampler, have its plan priced, write it down, tell it.
+"""The loops of a search: ask a sampler, have its plan priced, write it down, tell it.
 
-In both, up to a window of plans is on its way, and the sampler is told in the order in which it asked.
+Where one sampler is asked, up to a window of plans is on its way, and the sampler is told in the order in which it asked. Where
+several share the trials (see `islands.py`), one plan of each is.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpro_search.errors import InputError
+from dpro_search.search.finished import FinishedTrial
+from dpro_search.search.islands import FIRST_NEWS, ROUND, Asked, Findings, Island
 from dpro_search.search.pricing import Prices
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import Proposal, Sampler
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, Prediction
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
@@ -69,8 +72,7 @@ def own_trials(prices: Prices, sampler: Sampler, journal: Journal, trials: int, 
             yield trial
         proposal = sampler.ask() if number else RECORDED
         if number < len(known):
-            if (known[number].plan, known[number].origin) != proposal:
-                raise _strange(journal, number)
+            check_same(known[number], proposal, journal)
             prices.remember(proposal.plan, known[number].prediction)
         on_the_way.append(_Open(number, proposal, due))
         prices.request(proposal.plan)
@@ -78,8 +80,57 @@ def own_trials(prices: Prices, sampler: Sampler, journal: Journal, trials: int, 
         yield finished()
 
 
+def recorded_trial(price: Prediction, journal: Journal) -> Trial:
+    """Trial 0 as the journal knows it, or from its price."""
+    if journal.trials:
+        check_same(journal.trials[0], RECORDED, journal)
+        return journal.trials[0]
+    trial = Trial(number=0, origin=RECORDED.origin, plan=RECORDED.plan, prediction=price)
+    journal.append(trial)
+    return trial
+
+
+def islands_trials(prices: Prices, islands: Sequence[Island], journal: Journal, trials: int) -> Iterator[Trial]:
+    """Finished trials, from number 1 on, of islands that are driven from here. What the journal knows is not priced again.
+
+    This says what islands in processes of their own find as well (see `island_workers.py`).
+    """
+    known = journal.trials
+    findings = Findings(len(islands))
+    for first in range(1, trials, len(islands)):
+        turn = range(first, min(first + len(islands), trials))
+        round_, within = divmod((first - 1) // len(islands), ROUND)
+        asked: list[Asked] = []
+        for number, island in zip(turn, islands, strict=False):
+            if within == 0 and round_ >= FIRST_NEWS:
+                island.hear(findings.news(number - first, round_))
+            asked.append(island.ask())
+            proposal, price = asked[-1].proposal, island.price(asked[-1])
+            if number < len(known):
+                check_same(known[number], proposal, journal)
+                price = known[number].prediction
+            if price is not None:
+                prices.remember(proposal.plan, price)
+            prices.request(proposal.plan)
+        for number, island, open_ in zip(turn, islands, asked, strict=False):
+            proposal = open_.proposal
+            prediction = prices.wait(proposal.plan)
+            trial = Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
+            if number >= len(known):
+                journal.append(trial)
+            findings.add(trial, open_.key)
+            island.tell(open_, prediction)
+            yield trial
+
+
 def _told(trial: Trial) -> int:
     return trial.number if trial.told is None else trial.told
+
+
+def check_same(known: FinishedTrial, proposal: Proposal, journal: Journal) -> None:
+    """Raise `InputError` if a sampler does not propose what a trial that is known says."""
+    if (known.plan, known.origin) != proposal:
+        raise _strange(journal, known.number)
 
 
 def _strange(journal: Journal, number: int) -> InputError:

@@ -30,6 +30,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 _AHEAD = 2  # plans that a worker has: one to price, one to go on with while the search thinks of the next
 MOST_LOSSES = 2  # a plan that ended so many workers gets no further one
+SHOWN_BYTES = 200  # of such a plan
 
 
 class Priced(msgspec.Struct, frozen=True, tag=True):
@@ -142,23 +143,28 @@ class ProcessPricer:
         self.lost += 1
         if worker.plans:
             self._losses[worker.plans[0]] += 1
-            refuse_fatal(worker.plans[0], self._losses[worker.plans[0]])
+            refuse_fatal(worker.plans[0].to_json().decode(), self._losses[worker.plans[0]])
         if not self._workers:
-            how = worker.process.exitcode
-            reason = f"killed by signal {-how}" if how is not None and how < 0 else f"exit code {how}"
             raise MissingCapabilityError(
-                f"--workers: all {self.lost} worker processes have ended (the last: {reason}); run the same command to continue"
+                f"--workers: all {self.lost} worker processes have ended (the last: {end_of(worker.process)});"
+                " run the same command to continue"
             )
         self._waiting.extendleft(reversed(worker.plans))
 
 
-def refuse_fatal(plan: Plan, losses: int) -> None:
-    """Raise `MissingCapabilityError` for a plan that has ended `MOST_LOSSES` workers."""
+def end_of(process: ForkProcess) -> str:
+    """How a process has ended."""
+    how = process.exitcode
+    return f"killed by signal {-how}" if how is not None and how < 0 else f"exit code {how}"
+
+
+def refuse_fatal(plan: str, losses: int) -> None:
+    """Raise `MissingCapabilityError` for a plan that has ended `MOST_LOSSES` workers; of its JSON the beginning is shown."""
     if losses >= MOST_LOSSES:
-        text = plan.to_json().decode().replace("\n", "")
+        text = plan.replace("\n", "")
         raise MissingCapabilityError(
             f"--workers: {losses} workers were lost while pricing one plan (out of memory?); give them more memory, or report it: "
-            + (text if len(text) <= 200 else f"{text[:200]}...")
+            + (text if len(text) <= SHOWN_BYTES else f"{text[:SHOWN_BYTES]}...")
         )
 
 
@@ -170,14 +176,19 @@ def raise_failed(answer: Failed) -> NoReturn:
     raise RuntimeError(f"a worker failed: {answer.message}")
 
 
+def failed(error: Exception) -> Failed:
+    """What a worker answers for an error."""
+    if isinstance(error, DproSearchError):
+        return Failed(type(error).__name__, str(error))
+    return Failed("", traceback.format_exc())
+
+
 def answer_to(objective: Objective, plan: bytes) -> bytes:
     """What a worker answers to a plan in JSON."""
     try:
         return msgspec.json.encode(Priced(objective.predict(msgspec.json.decode(plan, type=Plan))))
-    except DproSearchError as error:
-        return msgspec.json.encode(Failed(type(error).__name__, str(error)))
-    except Exception:
-        return msgspec.json.encode(Failed("", traceback.format_exc()))
+    except Exception as error:
+        return msgspec.json.encode(failed(error))
 
 
 def _work(objective: Objective, connection: Connection, foreign: list[Connection]) -> NoReturn:

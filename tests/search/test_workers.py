@@ -1,4 +1,7 @@
-"""Several plans at a time: what is found depends on the seed and the number of workers, not on who is slow, late or killed."""
+"""Several plans of one sampler at a time: what is found depends on the seed and the window, not on who is slow, late or killed.
+
+Searches with workers have several samplers where that is of use (see `test_islands.py`); what workers promise holds for both kinds.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search.finished import FinishedTrial
 from dpro_search.search.pricing import Prices
 from dpro_search.search.run_folder import Journal, Trial
-from dpro_search.search.samplers import SAMPLERS, make_sampler
+from dpro_search.search.samplers import SAMPLERS, SEEDLESS, make_sampler
 from dpro_search.search.study import run_search
 from dpro_search.search.trials import own_trials
 from dpro_search.search.workers import ProcessPricer
@@ -133,7 +137,7 @@ def test_several_at_a_time_find_good_plans_too(sampler: str, tmp_path: Path) -> 
     assert best_us(together) <= 1.03 * best_us(alone)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", sorted(SEEDLESS))
 def test_processes_find_what_one_process_would(sampler: str, tmp_path: Path) -> None:
     in_processes = search(tmp_path / "run", workers=2, sampler=sampler)
     driven(tmp_path / "trials.jsonl", sampler, 40, window=4, order=0)
@@ -146,13 +150,13 @@ def test_a_run_may_go_on_with_more_or_fewer_workers(tmp_path: Path) -> None:
         assert raw.count(b"\n") == trials
 
 
-def test_a_killed_worker_costs_nothing_but_its_time(tmp_path: Path) -> None:
-    killed = search_process(tmp_path / "killed", 60, 3, KILL_WORKER="8")
+def test_a_run_is_continued_when_its_workers_were_killed(tmp_path: Path) -> None:
+    killed = search_process(tmp_path / "killed", 60, 3, KILL_WORKER="8", SAMPLER="critical-path")
     assert killed.returncode == 1, "all three end at their eighth plan"
     ended = "all 3 worker processes have ended .the last: killed by signal 9.|2 workers were lost while pricing one plan"
     assert re.search(ended, killed.stderr), "the second where one plan was the eighth of two"
-    assert search_process(tmp_path / "killed", 60, 3).returncode == 0
-    assert search_process(tmp_path / "whole", 60, 3).returncode == 0
+    assert search_process(tmp_path / "killed", 60, 3, SAMPLER="critical-path").returncode == 0
+    assert search_process(tmp_path / "whole", 60, 3, SAMPLER="critical-path").returncode == 0
     assert (tmp_path / "killed" / "trials.jsonl").read_bytes() == (tmp_path / "whole" / "trials.jsonl").read_bytes()
 
 
@@ -221,23 +225,34 @@ def wait_for(prices: Prices, plan: Plan) -> None:
     prices.wait(plan)
 
 
-def test_a_worker_killed_in_the_middle_is_counted_and_changes_nothing(tmp_path: Path) -> None:
-    def kill_one(trial: Trial) -> None:
-        if trial.number == 10:
+@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100)), ("critical-path", (10,))])
+def test_workers_killed_in_the_middle_are_counted_and_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
+    """Those of several samplers are replaced; of those that price for one, the others do the work."""
+
+    def kill_one(trial: FinishedTrial) -> None:
+        if trial.number in kills:
             multiprocessing.active_children()[0].kill()
 
     result = run_search(
-        OBJECTIVE,
-        trials=40,
-        sampler="mcmc",
+        Unhurried(OBJECTIVE.tensors),
+        trials=200,
+        sampler=sampler,
         seed=5,
         out=tmp_path / "run",
         trace_digest="bus",
         workers=2,
         on_trial=kill_one,
     )
-    assert result.workers_lost == 1
-    assert (tmp_path / "run" / "trials.jsonl").read_bytes() == search(tmp_path / "whole", workers=2)
+    assert result.workers_lost == len(kills)
+    assert (tmp_path / "run" / "trials.jsonl").read_bytes() == search(tmp_path / "whole", workers=2, trials=200, sampler=sampler)
+
+
+class Unhurried(BusObjective):
+    """The same prices, after some milliseconds of work: workers are not done before they are killed."""
+
+    def predict(self, plan: Plan) -> Prediction:
+        np.linalg.svd(np.random.default_rng(0).random((60, 60)))
+        return super().predict(plan)
 
 
 def best_us(trials: list[Trial]) -> float:

@@ -13,12 +13,18 @@ from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.transformations import PlanSpace, horovod_space
 
 SAMPLERS = ("auto", "critical-path", "mcmc", "nsga2", "optuna")
+SEEDLESS = frozenset({"critical-path"})  # those whose plans hardly depend on the seed: two of them would ask for the same
 
-__all__ = ["SAMPLERS", "Guide", "Proposal", "Sampler", "make_sampler", "sampler_for"]
+__all__ = ["SAMPLERS", "SEEDLESS", "Guide", "Proposal", "Sampler", "make_sampler", "sampler_for"]
 
 
-def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: Guide | None = None) -> Sampler:
+def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: Guide | None = None, *, island: int = 0) -> Sampler:
     """A sampler by name, with all its randomness from `seed`.
+
+    Parameters
+    ----------
+    island
+        Which of several samplers that share the trials of a search: portfolios begin with different members.
 
     Raises
     ------
@@ -30,7 +36,7 @@ def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: G
         case "auto":
             from dpro_search.search.samplers._auto import AutoSampler
 
-            return AutoSampler(space, rng, guide)
+            return AutoSampler(space, rng, guide, island=island)
         case "critical-path":
             from dpro_search.search.samplers._critical_path import CriticalPathSampler
 

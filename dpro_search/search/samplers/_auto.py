@@ -63,11 +63,14 @@ class AutoSampler(Sampler):
     ever more rarely while that is in vain. Jobs with a guide are replayed faster than Optuna proposes, whose later blocks are short
     then. A member that has nothing new to ask for ends its block. After a block, a new best plan is shown to the other members, and
     tried without its cycle time, which it may owe to chance.
+
+    Of several portfolios that share a search, the first tries the default plans, and each begins with another member: what one
+    would ask for whatever its seed, others have heard of by then.
     """
 
     name: ClassVar[str] = "auto"
 
-    def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
+    def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None, *, island: int = 0) -> None:
         super().__init__(space, rng, guide)
         outer, inner, path = rng.spawn(3)
         optuna, mcmc = OptunaSampler(space, outer), McmcSampler(space, inner, guide)
@@ -76,9 +79,11 @@ class AutoSampler(Sampler):
             self._members = [_Member(ladders, first_block=_LADDERS_BLOCK), _Member(mcmc), _Member(optuna)]
         else:
             self._members = [_Member(optuna, block=_DEAR_BLOCK), _Member(mcmc), _Member(CriticalPathSampler(space, path, guide))]
+        first = island % len(self._members)
+        self._members = self._members[first:] + self._members[:first]
         self._own: deque[Plan] = deque()  # plans that the portfolio itself wants to know about
         self._wanted: set[Plan] = set()
-        for plan in space.defaults:
+        for plan in space.defaults if island == 0 else ():
             self._want(plan)
         self._asked: deque[_Block | None] = deque()  # whose the open asks are, the oldest first; None: the portfolio's own
         self._known: dict[Plan, Prediction] = {}

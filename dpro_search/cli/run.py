@@ -85,7 +85,9 @@ def run(
     quantile: Annotated[
         float | None, typer.Option("--quantile", metavar="Q", help="Rank the best plans by this quantile over other luck: 0.9.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes that search, each with a sampler of its own.")] = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Processes that search, each with a sampler of its own.")
+    ] = 1,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Workers here, or as tasks of a Ray cluster (RAY_ADDRESS).")
     ] = EngineName.LOCAL,

@@ -25,7 +25,7 @@ from dpro_search.search.island_process import Assignment, Mark, Report, work
 from dpro_search.search.islands import Findings, Island, key_of, number_of, owner_of, share_of
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial, line_of
-from dpro_search.search.workers import Failed, end_of, raise_failed, refuse_fatal
+from dpro_search.search.workers import Failed, end_of, end_workers, raise_failed, refuse_fatal
 from dpro_search.space.plan import Prediction
 
 _MOST_BARREN = 8  # losses in a row between which no trial was finished
@@ -114,13 +114,8 @@ class IslandWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        for worker in self._workers:
-            worker.process.kill()  # it owns nothing that could be left half-done
         self._reports.close()
-        for worker in self._workers:
-            worker.process.join()
-            worker.process.close()
-            worker.connection.close()
+        end_workers([(worker.process, worker.connection) for worker in self._workers])
         self._workers.clear()
 
     def _start(self, islands: Sequence[int], mark: Mark) -> None:

@@ -15,6 +15,7 @@ import selectors
 import signal
 import traceback
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -112,13 +113,8 @@ class ProcessPricer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        for worker in self._workers:
-            worker.process.kill()  # it owns nothing that could be left half-done
         self._answers.close()
-        for worker in self._workers:
-            worker.process.join()
-            worker.process.close()
-            worker.connection.close()
+        end_workers([(worker.process, worker.connection) for worker in self._workers])
         self._workers.clear()
 
     def _hand_out(self) -> None:
@@ -150,6 +146,16 @@ class ProcessPricer:
                 " run the same command to continue"
             )
         self._waiting.extendleft(reversed(worker.plans))
+
+
+def end_workers(workers: Sequence[tuple[ForkProcess, Connection]]) -> None:
+    """Kill processes, which own nothing that could be left half-done, and close the search's ends of their sockets."""
+    for process, _ in workers:
+        process.kill()
+    for process, connection in workers:
+        process.join()
+        process.close()
+        connection.close()
 
 
 def end_of(process: ForkProcess) -> str:

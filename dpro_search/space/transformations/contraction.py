@@ -3,9 +3,10 @@
     contraction = Contraction(compute)
     contraction.fuse(members)  # [ranks, ops]; False, and nothing is changed, where an op in between would need both
 
-What a step costs is about what lies between the ops that it fuses, not the graph: an order of the clusters is kept, a cycle can
-only go through what lies between the first and the last of them, and only that is ordered anew (as Pearce and Kelly do it for
-edges: A dynamic topological sort algorithm for directed acyclic graphs, 2006).
+A step looks at what lies between the ops that it fuses, not at the graph: an order of the clusters is kept, a cycle can only go
+through what lies between the first and the last of them, and only that is ordered anew (as Pearce and Kelly do it for edges: A
+dynamic topological sort algorithm for directed acyclic graphs, 2006). Beside that it copies four columns of the graph's length,
+to go back to where a later rank's ops cannot be fused.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Recomputation(ComputeTransformation):
 
     def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
         self.compute = compute
-        able = {name for name in compute.ops if self._refusal(name) is None}
+        able = [name for name in compute.ops if self._refusal(name) is None]
         self._able = frozenset(able)
         self._candidates = tuple(sorted(able, key=lambda name: int(compute.position[compute.ops[name][0]])))
         super().__init__(job, compute)

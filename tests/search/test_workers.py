@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -225,34 +227,52 @@ def wait_for(prices: Prices, plan: Plan) -> None:
     prices.wait(plan)
 
 
+@dataclass(frozen=True)
+class Mortal(BusObjective):
+    """Ends the worker that makes one of the prices `kills`, counted over all processes."""
+
+    kills: tuple[int, ...] = ()
+    made: Synchronized[int] = field(default_factory=lambda: multiprocessing.Value("i", 0))
+
+    def predict(self, plan: Plan) -> Prediction:
+        with self.made.get_lock():
+            self.made.value += 1
+            made = self.made.value
+        if made in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().predict(plan)
+
+
 @pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100)), ("critical-path", (10,))])
-def test_workers_killed_in_the_middle_are_counted_and_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
+def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
     """Those of several samplers are replaced; of those that price for one, the others do the work."""
-
-    def kill_one(trial: FinishedTrial) -> None:
-        if trial.number in kills:
-            multiprocessing.active_children()[0].kill()
-
     result = run_search(
-        Unhurried(OBJECTIVE.tensors),
+        Mortal(OBJECTIVE.tensors, kills=kills),
         trials=200,
         sampler=sampler,
         seed=5,
         out=tmp_path / "run",
         trace_digest="bus",
         workers=2,
-        on_trial=kill_one,
     )
     assert result.workers_lost == len(kills)
     assert (tmp_path / "run" / "trials.jsonl").read_bytes() == search(tmp_path / "whole", workers=2, trials=200, sampler=sampler)
 
 
-class Unhurried(BusObjective):
-    """The same prices, after some milliseconds of work: workers are not done before they are killed."""
+@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100)), ("critical-path", (10,))])
+def test_workers_killed_at_any_point_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
+    """They may be at work, between two prices, or done: then nobody is lost."""
 
-    def predict(self, plan: Plan) -> Prediction:
-        np.linalg.svd(np.random.default_rng(0).random((60, 60)))
-        return super().predict(plan)
+    def kill_one(trial: FinishedTrial) -> None:
+        workers = multiprocessing.active_children()
+        if trial.number in kills and workers:
+            workers[0].kill()
+
+    result = run_search(
+        OBJECTIVE, trials=200, sampler=sampler, seed=5, out=tmp_path / "run", trace_digest="bus", workers=2, on_trial=kill_one
+    )
+    assert result.workers_lost <= len(kills)
+    assert (tmp_path / "run" / "trials.jsonl").read_bytes() == search(tmp_path / "whole", workers=2, trials=200, sampler=sampler)
 
 
 def best_us(trials: list[Trial]) -> float:

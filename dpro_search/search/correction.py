@@ -11,7 +11,7 @@ The logarithm of measured over predicted time is taken to be a sum of
 
 A setting that is like a measured one is corrected by nearly what was measured, and its interval shrinks; one that is like none is
 left as it was. No correction leaves the interval of the prediction that it corrects. How the constants were chosen is in
-``docs/deploy.md``.
+``docs/calibration.md``.
 """
 
 from __future__ import annotations

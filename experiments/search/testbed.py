@@ -37,7 +37,6 @@ from experiments.search.testbed_jobs import SCHEMES
 STAGES = ("record", "search", "measure")
 _FIXED_KNOBS = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # the autotuner leaves alone what is set
 _WARMUP, _GRID_WARMUP = 5, 3
-_LIMIT_S = 150.0  # of a short run
 
 
 def record(case: Case) -> None:
@@ -86,8 +85,8 @@ def _run_grid(case: Case, numbers: Sequence[int]) -> None:
     """Settings of the grid: one in a job, or all in one process."""
     plans = [case.scheme.grid[number] for number in numbers]
     if case.scheme.at_once == 1:
-        job = case.job(_GRID_WARMUP + case.setup.grid_steps + 1)
-        found = [_measured(job, plan, warmup=_GRID_WARMUP, limit_s=_LIMIT_S) for plan in plans]
+        steps = _GRID_WARMUP + case.setup.grid_steps + 1
+        found = [_measured(case.job(steps), plan, warmup=_GRID_WARMUP, limit_s=case.limit_s(steps)) for plan in plans]
     else:
         found = _switched(case, plans)
     for number, run in zip(numbers, found, strict=True):
@@ -101,7 +100,8 @@ def _switched(case: Case, plans: Sequence[Plan]) -> list[Measured]:
     path = case.folder / "grid" / "settings"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(told))
-    whole = _measured(case.job(steps * len(plans) + 2, switched=path), Plan(), warmup=0, limit_s=2 * _LIMIT_S)
+    all_steps = steps * len(plans) + 2
+    whole = _measured(case.job(all_steps, switched=path), Plan(), warmup=0, limit_s=case.limit_s(all_steps))
     parts = [whole.iteration_us[i * steps + _GRID_WARMUP : (i + 1) * steps - 1] for i in range(len(plans))]
     return [
         msgspec.structs.replace(whole, plan=plan, iteration_us=part, losses=(), seconds=whole.seconds / len(plans))
@@ -116,15 +116,16 @@ def _run_autotune(case: Case) -> None:
     tuned = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log.resolve())}
     if case.setup.autotune_sample:
         tuned["HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"] = str(case.setup.autotune_sample)
-    job = case.job(case.setup.autotune_steps, env=tuned)
+    steps = case.setup.autotune_steps
+    job = case.job(steps, env=tuned)
     env = {name: value for name, value in job.spec.env.items() if name not in _FIXED_KNOBS}
     job = replace(job, spec=replace(job.spec, env=env))
-    run = _measured(job, Plan(), warmup=_WARMUP, limit_s=4 * _LIMIT_S)
+    run = _measured(job, Plan(), warmup=_WARMUP, limit_s=case.limit_s(steps))
     chosen = autotuned(log.read_text()) if log.exists() else None
     if chosen is not None:
         run = msgspec.structs.replace(run, plan=chosen[0], env=chosen[1])
     elif not run.failed:
-        run = msgspec.structs.replace(run, failed=f"the autotuner ended no sample within {case.setup.autotune_steps} steps")
+        run = msgspec.structs.replace(run, failed=f"the autotuner ended no sample within {steps} steps")
     _write(case.autotune_file, run, AUTOTUNE)
 
 
@@ -140,8 +141,8 @@ def autotuned(log: str) -> tuple[Plan, dict[str, str]] | None:
 
 
 def _run_contender(case: Case, contender: Contender, path: Path) -> None:
-    job = case.job(_WARMUP + case.setup.steps + 2, env=contender.env)
-    run = _measured(job, contender.plan, warmup=_WARMUP, limit_s=_LIMIT_S)
+    steps = _WARMUP + case.setup.steps + 2
+    run = _measured(case.job(steps, env=contender.env), contender.plan, warmup=_WARMUP, limit_s=case.limit_s(steps))
     _write(path, msgspec.structs.replace(run, env=dict(contender.env)), contender.name)
 
 

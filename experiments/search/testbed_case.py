@@ -21,6 +21,7 @@ from experiments.search.testbed_jobs import SCHEMES, Scheme
 
 DEFAULT, AUTOTUNE, XLA, GRID, PLAN = "default", "autotune", "xla", "grid", "plan"
 OUT_OF_THE_RACE = 4 / 3  # times the default's iteration
+_START_S, _SLOWER = 100.0, 3.0  # of a run that is not ended: what it takes to start, and times the recorded iteration
 _XLA_ENV = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"}
 
 
@@ -144,6 +145,10 @@ class Case:
         spec = self.recorded.spec
         command = self.scheme.command(self.setup.python, self.setup.workload, steps, switched=switched)
         return replace(self.recorded, spec=replace(spec, command=command, env={**spec.env, "OMP_NUM_THREADS": "1", **(env or {})}))
+
+    def limit_s(self, steps: int) -> float:
+        """A job with a number of steps that takes longer than this is ended."""
+        return _START_S + _SLOWER * steps * SearchResult.load(self.search).baseline.iteration_us * 1e-6
 
     def best(self) -> Plan:
         """What the search found best: the empty plan where nothing is to be gained (then it runs as the default does)."""

@@ -1,6 +1,6 @@
 """How long an all-reduce takes that was not measured: the formula of its algorithm, corrected by what it missed, with an interval.
 
-The formula (`costmodel/collectives.py`) carries a prediction beyond the measured sizes, ranks and rates; what it is wrong by is
+The formula (`costmodel/all_reduce_cost.py`) carries a prediction beyond the measured sizes, ranks and rates; what it is wrong by is
 learned from the points around (`costmodel/communication_residual.py`). Intervals are split-conformal: their width comes from whole
 sizes that a fit had not seen, and, for more ranks or other rates, also from how well the largest of these followed from the others.
 """
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, AllReduceCost, Points, fit_best
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost
+from dpro_search.costmodel.all_reduce_fit import fit_best
+from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
 from dpro_search.costmodel.communication_residual import FASTEST, Residual
 from dpro_search.costmodel.learned.regressor import Origin, conformal_quantile
 from dpro_search.errors import InputError

@@ -18,7 +18,8 @@ import sklearn
 import dpro_search
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.collectives import POINT_COLUMNS, AllReduceCost, Points
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost
+from dpro_search.costmodel.collectives import POINT_COLUMNS, Points
 from dpro_search.costmodel.communication import AllReduceRegressor, AllReduceTimes, Range
 from dpro_search.costmodel.communication_points import Series
 from dpro_search.costmodel.communication_residual import Residual, ResidualData

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.collectives import (
-    Algorithm,
-    AllReduceCost,
-    Points,
-    cheapest,
-    counts,
-    fit_all_reduce,
-    fit_best,
-    hierarchical_us,
-)
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost, cheapest, hierarchical_us
+from dpro_search.costmodel.all_reduce_fit import fit_all_reduce, fit_best
+from dpro_search.costmodel.collectives import Algorithm, Points, counts
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Ring, layered_step

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.collectives import Algorithm, AllReduceCost, Points
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost
+from dpro_search.costmodel.collectives import Algorithm, Points
 from dpro_search.costmodel.communication import AllReduceRegressor, folds
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import Series

@@ -8,70 +8,106 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_EARLY = ("Const", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs")  # of the backward pass, and yet run at once
+# Types of the backward pass that wait for nothing of it.
+AT_ONCE = frozenset(("Const", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
+# Results that are an input's, under another name or shape: what is behind them is kept for as long as they are.
+VIEWS = frozenset(
+    (
+        *("Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "EnsureShape"),
+        *("Reshape", "Squeeze", "ExpandDims", "Bitcast"),
+    )
+)
 _FLOAT, _BFLOAT16 = 1, 14  # of types.proto
 
 
-def recompute(definition: Any, names: Sequence[str]) -> dict[str, str]:
+def recompute(definition: Any, names: Sequence[str], place: Mapping[str, int]) -> dict[str, str]:
     """Let the backward pass use copies of ops that run again when it comes to them; returns the copies' names.
 
-    The copies of ops that hang together wait for the gradients that the first of their users waits for. Ops of the backward pass
-    that wait for no gradient run at once, and keep the first results. What only such ops use is not computed again: nothing would
-    be gained.
+    A copy waits for the gradients that the first op which needs it waits for: see `computed_again`, also for `place`.
 
     Nodes are added in the order of the graph, so that it is the same in every process: TensorFlow numbers what it inlines in that
     order, and the numbers are in the names under which Horovod's ranks agree on tensors.
     """
     from tensorflow.python.framework import op_def_registry
 
-    order = {node.name: position for position, node in enumerate(definition.node)}
     nodes = {node.name: node for node in definition.node}
-    copies = {name: f"{name}/recomputed" for name in names}
-
-    def awaited(node: Any) -> list[str]:
-        sources = sorted({node_of(entry) for entry in node.input})
-        return [n for n in sources if _is_backward(n) and n in nodes and nodes[n].op not in _EARLY]
-
-    for group in _connected(sorted(copies, key=order.__getitem__), nodes):
-        users = [n for n in definition.node if _is_backward(n.name) and any(node_of(e) in group for e in n.input if e[0] != "^")]
-        users = sorted((node for node in users if awaited(node)), key=lambda node: order[node.name])
-        if not users:
-            for name in group:
-                del copies[name]
-            continue
-        triggers = awaited(users[0])
-        for name in sorted(group, key=order.__getitem__):
-            source = nodes[name]
-            if op_def_registry.get(source.op).is_stateful or _is_backward(name):
-                raise ValueError(f"the plan recomputes {name!r}, and an op of type {source.op} must run once")
-            copy = definition.node.add()
-            copy.CopyFrom(source)
-            copy.name = copies[name]
-            data = [entry for entry in source.input if not entry.startswith("^")]
-            del copy.input[:]
-            copy.input.extend([_redirected(entry, copies) if node_of(entry) in group else entry for entry in data])
-            copy.input.extend(f"^{trigger}" for trigger in triggers)
-        for user in users:
-            for k, entry in enumerate(user.input):
-                if node_of(entry) in group and not entry.startswith("^"):
-                    user.input[k] = _redirected(entry, copies)
-    if names and not copies:
+    for name in names:
+        if op_def_registry.get(nodes[name].op).is_stateful or _is_backward(name):
+            raise ValueError(f"the plan recomputes {name!r}, and an op of type {nodes[name].op} must run once")
+    step = _Backward(definition, place)
+    awaited = step.computed_again(names)
+    if names and not awaited:
         raise ValueError(f"the plan recomputes {min(names)!r} and others, all of which the backward pass uses at once")
+    copies = {name: f"{name}/recomputed" for name in awaited}
+    for node in [*definition.node]:
+        if node.name in copies:
+            copy = definition.node.add()
+            copy.CopyFrom(node)
+            copy.name = copies[node.name]
+            del copy.input[:]
+            copy.input.extend([_redirected(entry, copies) for entry in _data(node)])
+            copy.input.extend(f"^{gradient}" for gradient in awaited[node.name])
+        if step.awaited(node):
+            for k, entry in enumerate(node.input):
+                if not entry.startswith("^"):
+                    node.input[k] = _redirected(entry, copies)
     return copies
 
 
-def _connected(names: Sequence[str], nodes: Mapping[str, Any]) -> list[set[str]]:
-    """Ops in sets that hang together by their inputs, in the order of the first of each."""
-    group_of = {name: {name} for name in names}
-    for name in names:
-        for entry in nodes[name].input:
-            other = group_of.get(node_of(entry))
-            mine = group_of[name]
-            if other is not None and other is not mine:
-                mine |= other
-                for member in other:
-                    group_of[member] = mine
-    return list({id(group): group for group in group_of.values()}.values())
+def computed_again(definition: Any, names: Sequence[str], place: Mapping[str, int]) -> dict[str, list[str]]:
+    """The ops that run again when a plan names `names`, in the order of the graph, with the gradients that each then waits for.
+
+    Ops of the backward pass that wait for no gradient run at once, and keep the first results; an op that only such ops need does
+    not run again: nothing would be gained. Views of what runs again are made again with it.
+
+    Parameters
+    ----------
+    definition
+        A GraphDef, or what has its `node` with `name`, `op` and `input`.
+    place
+        Of each op in an order that follows the dependencies; the ops of a cluster have one place.
+    """
+    return _Backward(definition, place).computed_again(names)
+
+
+class _Backward:
+    """A step's backward pass: which ops are of it, and what they wait for."""
+
+    def __init__(self, definition: Any, place: Mapping[str, int]) -> None:
+        self._nodes = {node.name: node for node in definition.node}
+        self._place = place
+        self._ordered = sorted(definition.node, key=lambda node: place[node.name])
+        self._wholes: dict[int, list[Any]] = {}  # a cluster, or one op
+        self._names: set[str] = set()
+        for node in self._ordered:
+            self._wholes.setdefault(place[node.name], []).append(node)
+            sum_of = [node_of(entry) for entry in node.input] if node.op == "AddN" else []
+            if _is_backward(node.name) or (sum_of and self._names.issuperset(sum_of)):  # sums of gradients have names of their own
+                self._names.add(node.name)
+        self._awaited = {place: self._gradients(members) for place, members in self._wholes.items()}
+
+    def awaited(self, node: Any) -> list[str]:
+        """The gradients that an op of the backward pass waits for, or the cluster that it is in."""
+        return self._awaited[self._place[node.name]] if node.name in self._names else []
+
+    def computed_again(self, names: Sequence[str]) -> dict[str, list[str]]:
+        chosen = set(names)
+        for node in self._ordered:
+            if node.op in VIEWS and node.name not in self._names and node_of(node.input[0]) in chosen:
+                chosen.add(node.name)
+        found: dict[str, list[str]] = {}
+        for user in self._ordered:
+            left = [user] if self.awaited(user) else []
+            while left:
+                needed = {node_of(entry) for entry in _data(left.pop())} & chosen - found.keys()
+                found.update(dict.fromkeys(needed, self.awaited(user)))
+                left += [self._nodes[name] for name in needed]
+        return {name: found[name] for name in self._nodes if name in found}
+
+    def _gradients(self, members: Sequence[Any]) -> list[str]:
+        inside = {node.name for node in members}
+        sources = {node_of(entry) for node in members for entry in node.input} - inside
+        return sorted(name for name in sources if name in self._names and self._nodes[name].op not in AT_ONCE)
 
 
 def to_bfloat16(definition: Any, names: Sequence[str], cluster_of: dict[str, int], returned: Sequence[str]) -> dict[str, str]:
@@ -141,9 +177,13 @@ def _is_backward(name: str) -> bool:
     return "gradient_tape/" in name or name.startswith("gradients/")
 
 
+def _data(node: Any) -> list[str]:
+    return [entry for entry in node.input if not entry.startswith("^")]
+
+
 def _redirected(entry: str, copies: Mapping[str, str]) -> str:
     name, colon, place = entry.partition(":")
-    return copies[name] + colon + place
+    return copies.get(name, name) + colon + place
 
 
 def node_of(entry: str) -> str:

@@ -20,8 +20,10 @@ An op that does not exist, or a cluster that cannot be one, is a `ValueError` th
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ _HEAVY = ("MatMul", "Conv2D", "DepthwiseConv2dNative", "BatchMatMulV2", "Conv3D"
 _NORMALISATION, _NORMALISED = "FusedBatchNorm", "FusedBatchNormEx"
 _ACTIVATIONS = ("Relu", "Relu6", "Elu", "LeakyRelu")
 _PASSING = frozenset(("Identity", "StopGradient", "PreventGradient", "Snapshot"))  # one tensor in, the same out
+_PART = re.compile(r"micro_batch_\d+/")
 _CLUSTER = "dpro_cluster_%d"
 
 
@@ -101,11 +104,39 @@ def cluster_problem(cluster_of: Mapping[str, int], inputs: Mapping[str, Sequence
                 f"cluster {number} (of {path[0]!r} and {len(cluster) - 1} more ops) is not convex: {path[1]!r} is not in it, "
                 f"and is on a way from {path[0]!r} to {path[-1]!r}, which are"
             )
-    behind = _on_cycles(cluster_of, inputs)
-    if behind:
-        numbers = sorted({cluster_of[name] for name in behind if name in cluster_of})
-        return f"clusters {numbers[:4]} need each other's results: no order runs each as a whole"
-    return None
+    place = places(cluster_of, inputs)
+    numbers = sorted({number for name, number in cluster_of.items() if name not in place})
+    return f"clusters {numbers[:4]} need each other's results: no order runs each as a whole" if len(place) < len(inputs) else None
+
+
+def places(cluster_of: Mapping[str, int], inputs: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Place of each op in an order that follows the dependencies, as near to the graph's as they allow.
+
+    The ops of a cluster have one place; ops on or behind a cycle have none. Parameters as of `cluster_problem`.
+    """
+    first: dict[int, int] = {}
+    whole_of = {
+        name: first.setdefault(cluster_of[name], number) if name in cluster_of else number for number, name in enumerate(inputs)
+    }
+    needs: dict[int, set[int]] = {whole: set() for whole in whole_of.values()}
+    for name, sources in inputs.items():
+        needs[whole_of[name]] |= {whole_of[source] for source in sources} - {whole_of[name]}
+    users: dict[int, list[int]] = {whole: [] for whole in needs}
+    for whole, needed in needs.items():
+        for source in needed:
+            users[source].append(whole)
+    open_needs = {whole: len(needed) for whole, needed in needs.items()}
+    ready = [whole for whole, count in open_needs.items() if count == 0]
+    heapq.heapify(ready)
+    order: dict[int, int] = {}
+    while ready:
+        whole = heapq.heappop(ready)
+        order[whole] = len(order)
+        for user in users[whole]:
+            open_needs[user] -= 1
+            if open_needs[user] == 0:
+                heapq.heappush(ready, user)
+    return {name: order[whole] for name, whole in whole_of.items() if whole in order}
 
 
 def _path_outside(number: int, cluster: Sequence[str], cluster_of: Mapping[str, int], users: Mapping[str, list[str]]) -> list[str]:
@@ -122,26 +153,6 @@ def _path_outside(number: int, cluster: Sequence[str], cluster_of: Mapping[str, 
                 first[user] = first[name]
                 front.append(user)
     return []
-
-
-def _on_cycles(cluster_of: Mapping[str, int], inputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Ops that lie on or behind a cycle once each cluster is one op."""
-    node_of: dict[str, object] = {name: cluster_of.get(name, name) for name in inputs}
-    needs: dict[object, set[object]] = {node: set() for node in node_of.values()}
-    for name, sources in inputs.items():
-        needs[node_of[name]] |= {node_of[source] for source in sources} - {node_of[name]}
-    users: dict[object, list[object]] = {node: [] for node in needs}
-    for node, needed in needs.items():
-        for source in needed:
-            users[source].append(node)
-    open_needs = {node: len(needed) for node, needed in needs.items()}
-    ready = [node for node, count in open_needs.items() if count == 0]
-    while ready:
-        for user in users[ready.pop()]:
-            open_needs[user] -= 1
-            if open_needs[user] == 0:
-                ready.append(user)
-    return [name for name in inputs if open_needs[node_of[name]] > 0]
 
 
 class _PlannedStep:
@@ -213,23 +224,32 @@ def _rewritten_def(definition: Any, plan: Mapping[str, Any], returned: Sequence[
     for node in changed.node:
         if "_class" in node.attr:  # colocation with what is replaced here
             del node.attr["_class"]
+    plan = with_parts(plan, changed)
     clusters = with_passed([with_absorbed(cluster, changed) for cluster in plan["clusters"]], changed)
     bfloat16, recomputed = (with_absorbed(plan[kind], changed) for kind in ("bfloat16", "recomputed"))
     _check_exist([*(name for cluster in clusters for name in cluster), *bfloat16, *recomputed], changed)
     cluster_of = {name: number for number, cluster in enumerate(clusters) for name in cluster}
+    _require_order(cluster_of, changed)
     renamed: dict[str, str] = {}
     if recomputed or bfloat16:
         from graph_rewrites import recompute, to_bfloat16  # the file beside this one
 
-        copies = recompute(changed, recomputed)
+        copies = recompute(changed, recomputed, places(cluster_of, _inputs(changed)))
         lower = [*bfloat16, *(copies[name] for name in bfloat16 if name in copies)]
         renamed = to_bfloat16(changed, lower, cluster_of, returned)
+        _require_order(cluster_of, changed)
     _mark(changed, cluster_of)
-    inputs = {node.name: [_node(entry) for entry in node.input] for node in changed.node}
-    problem = cluster_problem(cluster_of, inputs)
+    return changed, renamed
+
+
+def _require_order(cluster_of: Mapping[str, int], definition: Any) -> None:
+    problem = cluster_problem(cluster_of, _inputs(definition))
     if problem:
         raise ValueError(f"the plan does not fit this step: {problem}")
-    return changed, renamed
+
+
+def _inputs(definition: Any) -> dict[str, list[str]]:
+    return {node.name: [_node(entry) for entry in node.input] for node in definition.node}
 
 
 def _mark(definition: Any, cluster_of: Mapping[str, int]) -> None:
@@ -243,6 +263,21 @@ def _mark(definition: Any, cluster_of: Mapping[str, int]) -> None:
             node.op = "AddV2"
             del node.attr["N"]
         node.attr["_XlaCluster"].s = (_CLUSTER % cluster_of[node.name]).encode()
+
+
+def with_parts(plan: Mapping[str, Any], definition: Any) -> dict[str, Any]:
+    """A plan that does to every micro-batch what it does to the first; the others' ops are in scopes of `micro_batches.py`."""
+    of_part: dict[str, dict[str, str]] = {}  # names of a part's ops by those of the first part's
+    for node in definition.node:
+        scope = _PART.search(node.name)
+        if scope:
+            of_part.setdefault(scope[0], {})[node.name.replace(scope[0], "", 1)] = node.name
+
+    def in_parts(ops: Sequence[Any]) -> list[list[Any]]:
+        return [[*ops], *([(names[name], kind) for name, kind in ops if name in names] for names in of_part.values())]
+
+    found: dict[str, Any] = {"clusters": [part for cluster in plan["clusters"] for part in in_parts(cluster) if part]}
+    return found | {kind: [op for part in in_parts(plan[kind]) for op in part] for kind in ("bfloat16", "recomputed")}
 
 
 def with_absorbed(ops: Sequence[Sequence[Any]], definition: Any) -> list[str]:

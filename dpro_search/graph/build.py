@@ -115,7 +115,7 @@ class _RankPart:
         waits[self.comm_node, np.arange(len(trace.tensors))] = True
         self._waits = reachable(waits, self._graph.input_ptr, self._graph.input_idx, self._order)
         self._waits[is_comm] = False
-        self.kinds = _kinds(self._graph, is_comm, np.asarray(self._waits.any(axis=1)))
+        self.kinds = _kinds(self._graph, self._order, is_comm, np.asarray(self._waits.any(axis=1)))
 
         mine = trace.events.select(trace.events.rank == rank)
         node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)
@@ -277,10 +277,10 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
     return comm_node[events.tensor[comm]], events.end_us[comm]
 
 
-def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
+def _kinds(graph: NodeGraph, order: Ints, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
     """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD.
 
-    Sums of gradients are made outside of the scope, and are backward ops as well.
+    Sums of gradients, and of such sums, are made outside of the scope, and are backward ops as well.
     """
     backward = np.array(
         [
@@ -293,11 +293,10 @@ def _kinds(graph: NodeGraph, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[
     kinds = np.full(len(graph.name), int(OpKind.FORWARD), dtype=np.int64)
     kinds[host] = OpKind.HOST
     kinds[io] = OpKind.IO
-    kinds[backward] = OpKind.BACKWARD
-    for node, op in enumerate(graph.op):
+    for node in order.tolist():
         inputs = graph.input_idx[graph.input_ptr[node] : graph.input_ptr[node + 1]]
-        if op in _SUMS and len(inputs) and backward[inputs].all():
-            kinds[node] = OpKind.BACKWARD
+        backward[node] |= graph.op[node] in _SUMS and len(inputs) > 0 and bool(backward[inputs].all())
+    kinds[backward] = OpKind.BACKWARD
     kinds[waits] = OpKind.UPDATE
     kinds[is_comm] = OpKind.COMM
     return kinds

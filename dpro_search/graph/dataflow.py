@@ -8,7 +8,7 @@ the points at which it posts gradients, and the releases (ops that wait for comm
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints, NodeGraph, TensorInfo
+
+# Types of ops that belong to the backward pass and yet wait for nothing of it.
+AT_ONCE = ("Const", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs")
 
 if TYPE_CHECKING:
     import networkx
@@ -171,6 +174,24 @@ def topological_order(pred_ptr: Ints, pred_idx: Ints) -> Ints:
             if waiting[next_op] == 0:
                 order.append(next_op)
     return np.array(order, dtype=np.int64)
+
+
+def waits_for_gradients(kind: Ints, op_type: Sequence[str], pred_ptr: Ints, pred_idx: Ints) -> npt.NDArray[np.bool_]:
+    """Ops of the backward pass that need another; the others run at once, and what they read is not kept for them, [ops].
+
+    Parameters
+    ----------
+    kind, op_type
+        `OpKind` and type of each op, [ops].
+    pred_ptr, pred_idx
+        What each op needs, CSR.
+    """
+    backward = kind == OpKind.BACKWARD
+    gradient = backward & ~np.isin(np.array(op_type), AT_ONCE)
+    found = np.zeros(len(kind), dtype=np.bool_)
+    owner = np.repeat(np.arange(len(kind)), np.diff(pred_ptr))
+    found[owner[gradient[pred_idx]]] = True
+    return found & backward
 
 
 def reachable(starts: npt.NDArray[np.bool_], pred_ptr: Ints, pred_idx: Ints, order: Ints) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Which buffers a rank's training step takes, who writes and reads them, and when: from an executed graph with tensor types.
 
-A buffer is what tensors share: TensorFlow hands some tensors on without a copy (`_VIEWS`), and some kernels write their result over
+A buffer is what tensors share: TensorFlow hands some tensors on without a copy (`VIEWS`), and some kernels write their result over
 an input of equal size that nobody else will read (`_IN_PLACE`, "forward_input_or_allocate_output" in its sources). Otherwise each
 output is a buffer of its own, from the start of its op to the end of the last op that reads it.
 """
@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, GraphTensors, Ints, NodeGraph, TensorType
 from dpro_search.errors import InputError
-from dpro_search.graph.dataflow import OpKind, topological_order
+from dpro_search.graph.dataflow import OpKind, topological_order, waits_for_gradients
 
 _Tensor = tuple[int, int]  # node, output
 
 _ARGUMENTS = frozenset(["_Arg", "Arg", "Placeholder", "VarHandleOp"])
 _CONSTANTS = frozenset(["Const", "_HostConst"])
 _BATCHES = frozenset(["_Arg", "Arg", "Placeholder", "IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional"])
-_VIEWS = frozenset([
+VIEWS = frozenset([
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape",
     "ReadVariableOp", "_ReadVariablesOp", "Bitcast", "_Retval",
 ])  # fmt: skip
@@ -38,7 +38,7 @@ _IN_PLACE = frozenset([
     "ZerosLike", "_UnaryOpsComposition",
 ])  # fmt: skip
 # Between a gradient and what is communicated of it.
-_SAME_SIZE = _VIEWS | _IN_PLACE | {"Cast", "Transpose"}
+_SAME_SIZE = VIEWS | _IN_PLACE | {"Cast", "Transpose"}
 _LEAST_US = 1e-3  # an op takes some time, whatever the clock's resolution
 
 
@@ -49,8 +49,7 @@ class StepMemory:
     Attributes
     ----------
     op_name, begin, end, backward
-        Ops of the rank, the instants at which they began and ended (-1: did not run), and whether they belong to the backward pass
-        or the update, [ops].
+        Ops of the rank, the instants at which they began and ended (-1: did not run), and whether they wait for gradients, [ops].
     workspace_bytes, workspace_scales
         What an op takes only while it runs, and whether that grows with the batch, [ops].
     size_bytes, scales, is_float32, persistent
@@ -221,7 +220,7 @@ class _Buffers:
             (buffer, op)
             for buffer, readers in enumerate(self._held)
             for op in dict.fromkeys(readers)
-            if self._ran[op] and graph.op[op] not in _VIEWS
+            if self._ran[op] and graph.op[op] not in VIEWS
         ]
         columns = np.array(uses, dtype=np.int64).reshape(-1, 2)
         scales = np.array([scales for _, scales, _ in self._of], dtype=np.bool_)
@@ -229,7 +228,8 @@ class _Buffers:
             op_name=graph.name,
             begin=self._begin,
             end=self._end,
-            backward=np.isin(self._kinds, (OpKind.BACKWARD, OpKind.UPDATE, OpKind.COMM)),
+            backward=np.isin(self._kinds, (OpKind.UPDATE, OpKind.COMM))
+            | waits_for_gradients(self._kinds, graph.op, graph.input_ptr, graph.input_idx),
             workspace_bytes=np.where(self._ran, self._workspace, 0).astype(np.float64),
             workspace_scales=np.array([self._workspace_scales(node) for node in range(len(graph.name))], dtype=np.bool_),
             size_bytes=np.array(self._size, dtype=np.float64),
@@ -264,7 +264,7 @@ class _Buffers:
                 if found is not None:
                     is_batch = kind in _BATCHES and bool(found.shape) and found.shape[0] == self._batch
                     self._allocate((node, port), found, is_batch and (node, port) in self._type, None)
-        elif kind in _VIEWS:
+        elif kind in VIEWS:
             for port in self._ports[node]:
                 source = inputs[min(port, len(inputs) - 1)] if inputs else None
                 if source in self._buffer:

@@ -16,11 +16,12 @@ FEED = ("x", "_Arg", "")
 CHAIN = (
     FEED,
     ("f1", "MatMul", "x"), ("f2", "MatMul", "f1"), ("f3", "MatMul", "f2"), ("f4", "MatMul", "f3"),
-    ("b4", "MatMul", "f4 f3"), ("b3", "MatMul", "b4 f2"), ("b2", "MatMul", "b3 f1"), ("b1", "MatMul", "b2 x"),
+    ("ones", "Fill", ""),
+    ("b4", "MatMul", "ones f4 f3"), ("b3", "MatMul", "b4 f2"), ("b2", "MatMul", "b3 f1"), ("b1", "MatMul", "b2 x"),
     ("end", "NoOp", "b1"),
 )  # fmt: skip
-CHAIN_TYPES = {name: floats(2, 100) for name, _, _ in CHAIN}
-BACKWARD = ("b4", "b3", "b2", "b1", "end")
+CHAIN_TYPES = {name: floats(2, 100) for name, op, _ in CHAIN if op != "Fill"}
+BACKWARD = ("ones", "b4", "b3", "b2", "b1", "end")
 LAYER = 2 * 100 * 4
 
 
@@ -90,10 +91,17 @@ def test_dropped_results_are_there_when_they_are_needed_again():
 
 def test_recomputation_keeps_what_it_computes_from():
     # f2 was read last by f3; computing f3 again for b4 needs it once more.
-    short = step((*CHAIN[:5], ("b4", "MatMul", "f4 f3"), ("end", "NoOp", "b4")), CHAIN_TYPES, backward=BACKWARD)
+    short = step((*CHAIN[:7], ("end", "NoOp", "b4")), CHAIN_TYPES, backward=BACKWARD)
     kept, again = peak_bytes(short), peak_bytes(short, recomputed={"f3"})
     assert kept.bytes == 4 * LAYER  # x, f3, f4, b4
     assert again.bytes == 5 * LAYER  # and f2
+
+
+def test_what_the_backward_pass_reads_at_once_keeps_its_first_result():
+    """Once b4 waits for no gradient it runs like a forward op: f3 is there until then, and nothing needs it again."""
+    at_once = tuple((name, op, inputs.removeprefix("ones ")) for name, op, inputs in CHAIN)
+    assert peak_bytes(step(at_once, CHAIN_TYPES, backward=BACKWARD), recomputed={"f3"}).bytes == 6 * LAYER
+    assert peak_bytes(step(at_once, CHAIN_TYPES, backward=BACKWARD), recomputed={"f1", "f2"}).bytes == 5 * LAYER
 
 
 def test_bfloat16_halves_results_and_copies_what_crosses_the_border():

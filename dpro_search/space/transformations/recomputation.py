@@ -8,7 +8,8 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.dataflow import OpKind, waits_for_gradients
+from dpro_search.graph.step_memory import VIEWS
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
@@ -19,7 +20,10 @@ _STATE = ("Assign", "ResourceApply", "ReadVariable", "Iterator", "Placeholder", 
 
 
 class Recomputation(ComputeTransformation):
-    """Any forward ops that compute the same again; each runs a second time before the first backward op that needs it."""
+    """Any forward ops that compute the same again; each runs a second time before the first backward op that needs it.
+
+    `deploy/graph_rewrites.py` makes the same choice in the job.
+    """
 
     name = "recomputation"
     fields = ("recomputed_ops",)
@@ -27,6 +31,13 @@ class Recomputation(ComputeTransformation):
 
     def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
         self.compute = compute
+        graph = compute.graph
+        # Others of the backward pass run at once, and keep the first results.
+        self._waiting = waits_for_gradients(graph.op_kind, graph.op_type, graph.pred_ptr, graph.pred_idx)
+        self._views = sorted(
+            (op for op in range(len(graph)) if graph.op_kind[op] == OpKind.FORWARD and graph.op_type[op] in VIEWS),
+            key=lambda op: int(compute.position[op]),
+        )
         able = [name for name in compute.ops if self._refusal(name) is None]
         self._able = frozenset(able)
         self._candidates = tuple(sorted(able, key=lambda name: int(compute.position[compute.ops[name][0]])))
@@ -57,14 +68,14 @@ class Recomputation(ComputeTransformation):
 
     def apply(self, change: ComputeChange, plan: Plan) -> None:
         graph = self.compute.graph
-        chosen = sorted(
-            (op for name in plan.recomputed_ops or () for op in self.compute.ops[name]),
-            key=lambda op: int(self.compute.position[op]),
-        )
-        again = set(chosen)
+        again = {op for name in plan.recomputed_ops or () for op in self.compute.ops[name]}
+        for view in self._views:  # made again with what they show
+            if not again.isdisjoint(self.compute.needs(view).tolist()):
+                again.add(view)
+        chosen = sorted(again, key=lambda op: int(self.compute.position[op]))
         for op in reversed(chosen):
             for user in self.compute.users(op).tolist():
-                if graph.op_kind[user] == OpKind.BACKWARD:
+                if self._waiting[user]:
                     change.again_due[op] = min(change.again_due[op], self.compute.due[user])
                 elif user in again:
                     change.again_due[op] = min(change.again_due[op], change.again_due[user])

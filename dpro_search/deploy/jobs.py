@@ -26,7 +26,7 @@ PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
 _IN_JOB = Path(__file__).with_name("in_job")
 _USES = {
-    "tape.py": "planned_tape in place of hvd.DistributedGradientTape",
+    "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches",
     "xla.py": "planned_step behind the step's tf.function",
     "ddp.py": "planned_ddp in place of DistributedDataParallel",
     "micro_batches.py": "planned_parts or planned_gradients",

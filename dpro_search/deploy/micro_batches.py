@@ -53,15 +53,21 @@ def planned_gradients(compute: Callable[..., Any], *batch: Any) -> tuple[Any, li
     count = _count()
     loss: Any = None
     sums: list[Any] = []
-    for part in _split(count, batch):
-        # One after the other: that is what saves memory.
-        with tf.control_dependencies([] if loss is None else [loss, *(tensor for tensor in sums if tensor is not None)]):
-            inputs = [tf.identity(tensor) for tensor in part]
-        of_part, gradients = compute(*inputs)
-        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        loss = of_part if loss is None else loss + of_part
-        sums = dense if not sums else [None if new is None else sums[i] + new for i, new in enumerate(dense)]
-    return loss / count, [None if tensor is None else tensor / count for tensor in sums]
+    with tf.name_scope("micro_batches"):  # so that the first part's ops have the names which they have without parts
+        parts = [[tf.identity(tensor) for tensor in part] for part in _split(count, batch)]
+    for number, part in enumerate(parts):
+        if number:
+            # One after the other: that is what saves memory.
+            with tf.name_scope("micro_batches"), tf.control_dependencies([loss, *(one for one in sums if one is not None)]):
+                part = [tf.identity(tensor) for tensor in part]
+        with tf.name_scope(f"micro_batch_{number}") if number else contextlib.nullcontext():  # where `xla.py` looks for its ops
+            of_part, gradients = compute(*part)
+        with tf.name_scope("micro_batches"):
+            dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+            loss = of_part if loss is None else loss + of_part
+            sums = dense if not sums else [None if new is None else sums[i] + new for i, new in enumerate(dense)]
+    with tf.name_scope("micro_batches"):
+        return loss / count, [None if tensor is None else tensor / count for tensor in sums]
 
 
 def _split(count: int, batch: Sequence[Any]) -> Iterator[list[Any]]:

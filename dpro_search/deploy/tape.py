@@ -7,6 +7,11 @@
     tape = planned_tape(tape, model.trainable_variables)     # in place of hvd.DistributedGradientTape(tape)
     gradients = tape.gradient(loss, model.trainable_variables)
 
+With micro-batches, whose gradients are added up before they are averaged over the ranks:
+
+    loss, gradients = planned_gradients(compute, inputs, labels)     # of micro_batches
+    gradients = planned_averages(gradients, model.trainable_variables)
+
 Keras: `hvd.DistributedOptimizer(optimizer, groups=planned_groups(model.trainable_variables))` of `horovod.tensorflow.keras`.
 The variables of `horovod.env` must be set, or Horovod merges the groups again.
 Needs TensorFlow and Horovod, nothing else; Python 3.8 and later.
@@ -35,12 +40,15 @@ def planned_tape(tape, variables, **options):
     ValueError
         The plan was made for other variables.
     """
-    _tell_used()
-    if _plan().get("compression") == "fp16":
-        import horovod.tensorflow as hvd
+    return _PlannedTape(tape, list(variables), _Averages(variables, options))
 
-        options.setdefault("compression", hvd.Compression.fp16)
-    return _PlannedTape(tape, _indices(variables), list(variables), options)
+
+def planned_averages(gradients, variables, **options):
+    """Gradients averaged over all ranks, one all-reduce for each group of the plan; None stays None.
+
+    Parameters and errors as of `planned_tape`, and `gradients`: those of `variables`, in their order.
+    """
+    return _Averages(variables, options).of(list(gradients))
 
 
 def planned_groups(variables):
@@ -58,11 +66,10 @@ def planned_groups(variables):
 
 
 class _PlannedTape:
-    def __init__(self, tape, groups, variables, options):
+    def __init__(self, tape, variables, averages):
         self._tape = tape
-        self._groups = groups
         self._variables = variables
-        self._options = options
+        self._averages = averages
 
     def __enter__(self):
         self._tape.__enter__()
@@ -76,13 +83,28 @@ class _PlannedTape:
 
     def gradient(self, target, sources, *args, **kwargs):
         """As `tf.GradientTape.gradient`, reduced. Gradients outside the plan go alone; sparse ones then stay sparse."""
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
-
         sources = list(sources)
         if [source.ref() for source in sources] != [variable.ref() for variable in self._variables]:
             raise ValueError("gradient() must be called with the variables that planned_tape was given, in the same order")
-        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        return self._averages.of(list(self._tape.gradient(target, sources, *args, **kwargs)))
+
+
+class _Averages:
+    def __init__(self, variables, options):
+        _tell_used()
+        self._variables = list(variables)
+        self._groups = _indices(self._variables)
+        self._options = options
+        if _plan().get("compression") == "fp16":
+            import horovod.tensorflow as hvd
+
+            options.setdefault("compression", hvd.Compression.fp16)
+
+    def of(self, gradients):
+        """The gradients of the variables, averaged over all ranks."""
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
         reduced = list(gradients)
         if hvd.size() == 1:
             return reduced
@@ -90,8 +112,8 @@ class _PlannedTape:
         for i in grouped:
             if gradients[i] is not None:
                 gradients[i] = tf.convert_to_tensor(gradients[i])
-        _check_sizes([[sources[i] for i in group] for group in self._groups])
-        alone = [[i] for i in range(len(sources)) if i not in grouped]
+        _check_sizes([[self._variables[i] for i in group] for group in self._groups])
+        alone = [[i] for i in range(len(gradients)) if i not in grouped]
         for number, group in enumerate(self._groups + alone):
             present = [i for i in group if gradients[i] is not None]
             if present:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 
 from dpro_search.collect.trace import TensorInfo, Trace
-from dpro_search.deploy.xla import PLAN_FILE, cluster_problem
+from dpro_search.deploy.graph_rewrites import computed_again
+from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 
@@ -41,6 +43,14 @@ FIELDS: Mapping[Target, tuple[str, ...]] = {
     Target.BYTEPS: ("servers", "partition_bytes", "credit", "compression"),
 }
 _COMMUNICATE = (Target.HOROVOD, Target.DDP, Target.MXNET, Target.BYTEPS)  # a job has one of these
+_FRAMEWORK = {  # Horovod has several
+    Target.XLA: "tensorflow",
+    Target.TENSORFLOW: "tensorflow",
+    Target.DDP: "pytorch",
+    Target.PYTORCH: "pytorch",
+    Target.MXNET: "mxnet",
+    Target.BYTEPS: "mxnet",
+}
 _WHY_NOT = {
     (Target.PYTORCH, "bfloat16_ops"): "autocast chooses by type of op, and the plan names single ops",
     (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules, and the plan names single ops",
@@ -125,6 +135,10 @@ def targets_for(plan: Plan, available: Sequence[Target] | None = None) -> tuple[
     for name, targets in able.items():
         if not targets:
             raise InputError(f"{name}: {_reason(name, available)}")
+        frameworks = {_FRAMEWORK[target] for target in chosen if target in _FRAMEWORK}
+        fitting = [target for target in targets if _FRAMEWORK.get(target) in frameworks]
+        if not chosen & set(targets) and len(fitting) == 1:
+            chosen.add(fitting[0])
         if not chosen & set(targets) and not known and Target.HOROVOD in targets:
             chosen.add(Target.HOROVOD)
         if not chosen & set(targets):
@@ -155,7 +169,11 @@ def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = Non
     facts = facts or JobFacts()
     several = [target for target in targets if target in _COMMUNICATE]
     if len(several) > 1:
-        raise InputError(f"--target {several[0]} and {several[1]}: a job communicates with one of them")
+        raise InputError(f"--target {several[0]} and {several[1]}: a job communicates with one of them; leave out the others")
+    of_framework = {_FRAMEWORK[target]: target for target in targets if target in _FRAMEWORK}
+    if len(of_framework) > 1:
+        one, other = list(of_framework.values())[:2]
+        raise InputError(f"--target {one} and {other}: a job has one framework; leave out one of them")
     for name in set_fields(plan):
         if not any(name in FIELDS[target] for target in targets):
             raise InputError(f"{name}: {_reason(name, targets)}")
@@ -194,10 +212,7 @@ def _horovod(plan: Plan, facts: JobFacts) -> Part:
     if by_tape:
         content = {"version": GROUPS_VERSION, "groups": plan.tensor_groups or (), "compression": plan.compression}
         files = {"groups.json": _json(content), "tape.py": _helper("tape.py")}
-        script.append(
-            "`from tape import planned_tape`, and `tape = planned_tape(tape, model.trainable_variables)` in place of "
-            "`hvd.DistributedGradientTape(tape)`."
-        )
+        script.append(_TAPE if plan.micro_batches is None else _AVERAGES)
     elif plan.compression is not None:
         files = _trainer_files({"compression": plan.compression})
         script = [_TRAINER]
@@ -207,8 +222,7 @@ def _horovod(plan: Plan, facts: JobFacts) -> Part:
 def _xla(plan: Plan, facts: JobFacts) -> Part:
     clusters = plan.op_clusters or ()
     if facts.op_inputs:
-        cluster_of = {name: number for number, cluster in enumerate(clusters) for name in cluster}
-        problem = cluster_problem(cluster_of, facts.op_inputs)
+        problem = cluster_problem(_cluster_of(plan), facts.op_inputs)
         if problem:
             raise InputError(f"op_clusters: {problem}")
     content = {"clusters": [_with_types(cluster, facts) for cluster in clusters]}
@@ -225,6 +239,7 @@ def _tensorflow(plan: Plan, facts: JobFacts) -> Part:
         missing = [name for names in chosen.values() for name in names if facts.op_types and name not in facts.op_types]
         if missing:
             raise InputError(f"the recorded step has no op '{missing[0]}', which the plan computes in another way")
+        _require_recomputation(plan, facts)
         step = {kind: _with_types(names, facts) for kind, names in chosen.items()}
         script = [*_STEP]
     if plan.micro_batches is not None:
@@ -234,6 +249,23 @@ def _tensorflow(plan: Plan, facts: JobFacts) -> Part:
             "where `compute(inputs, labels)` returns the loss and its gradients before they are averaged over the ranks."
         )
     return Part(files=files, step=step, script=tuple(script))
+
+
+def _require_recomputation(plan: Plan, facts: JobFacts) -> None:
+    """Raise `InputError` if the backward pass needs none of the recomputed ops again, where the recording tells."""
+    if not plan.recomputed_ops or not facts.op_inputs:
+        return
+    nodes = [SimpleNamespace(name=name, op=facts.op_types[name], input=needed) for name, needed in facts.op_inputs.items()]
+    place = places(_cluster_of(plan), facts.op_inputs)
+    if not computed_again(SimpleNamespace(node=nodes), plan.recomputed_ops, place):
+        raise InputError(
+            f"recomputed_ops: the backward pass uses '{plan.recomputed_ops[0]}' and all others at once, so that none would be "
+            "computed again; leave the field out"
+        )
+
+
+def _cluster_of(plan: Plan) -> dict[str, int]:
+    return {name: number for number, cluster in enumerate(plan.op_clusters or ()) for name in cluster}
 
 
 def _with_types(names: Sequence[str], facts: JobFacts) -> list[tuple[str, str | None]]:
@@ -332,6 +364,14 @@ _PARTS: Mapping[Target, Callable[[Plan, JobFacts], Part]] = {
     Target.BYTEPS: _byteps,
 }
 _STEP = ("`from xla import planned_step`, and `train_step = planned_step(train_step)` behind the step's `@tf.function`.",)
+_TAPE = (
+    "`from tape import planned_tape`, and `tape = planned_tape(tape, model.trainable_variables)` in place of "
+    "`hvd.DistributedGradientTape(tape)`."
+)
+_AVERAGES = (
+    "`from tape import planned_averages`, and `gradients = planned_averages(gradients, model.trainable_variables)` behind "
+    "`planned_gradients`, in place of `hvd.allreduce`."
+)
 _TRAINER = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 
 

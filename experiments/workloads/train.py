@@ -57,8 +57,7 @@ def main():
         from micro_batches import planned_gradients
 
         loss, gradients = planned_gradients(gradients_of, inputs, labels)
-        reduced = [hvd.allreduce(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(reduced, model.trainable_variables))
+        optimizer.apply_gradients(zip(averaged(gradients, model.trainable_variables), model.trainable_variables))
         return loss
 
     if planned("micro_batches.py"):
@@ -87,6 +86,14 @@ def distributed(tape, variables):
     from tape import planned_tape
 
     return planned_tape(tape, variables)
+
+
+def averaged(gradients, variables):
+    if not planned("tape.py"):
+        return [hvd.allreduce(gradient) for gradient in gradients]
+    from tape import planned_averages
+
+    return planned_averages(gradients, variables)
 
 
 if __name__ == "__main__":

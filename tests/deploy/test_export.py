@@ -65,12 +65,21 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
         (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
         (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),
+        (Plan(op_clusters=(("a",),), micro_batches=2), (T.XLA, T.PYTORCH), "--target xla and pytorch: a job has one framework"),
         (Plan(tensor_groups=(("a",),)), (T.DDP,), "needs the recording"),
     ],
 )
-def test_what_a_target_cannot_express_is_refused_with_the_reason(plan, targets, reason):
+def test_what_a_target_cannot_express_is_refused_with_the_reason_before_anything_is_written(plan, targets, reason, tmp_path):
     with pytest.raises(InputError, match=reason):
-        parts_of(plan, targets)
+        export_plan(plan, tmp_path / "out", targets)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_op_that_the_backward_pass_uses_at_once_is_not_computed_again_and_refused():
+    inputs = {"x": [], "a": ["x"], "gradient_tape/square": ["a"]}
+    facts = JobFacts(op_types=dict.fromkeys(inputs, "Square"), op_inputs=inputs)
+    with pytest.raises(InputError, match="recomputed_ops: the backward pass uses 'a' and all others at once"):
+        parts_of(Plan(recomputed_ops=("a",)), (T.TENSORFLOW,), facts)
 
 
 def test_horovod_on_mxnet_has_no_exact_groups():
@@ -94,6 +103,7 @@ def test_the_command_line_knows_every_target():
         (Plan(tensor_groups=(("a",),)), (T.DDP, T.PYTORCH), (T.DDP,)),
         (Plan(bucket_cap_bytes=1, micro_batches=2), (T.DDP, T.PYTORCH), (T.DDP, T.PYTORCH)),
         (Plan(servers=2, credit=1), None, (T.BYTEPS,)),
+        (Plan(op_clusters=(("a",),), micro_batches=2), None, (T.XLA, T.TENSORFLOW)),
         (Plan(), (T.MXNET,), (T.MXNET,)),
     ],
 )
@@ -123,7 +133,7 @@ def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
     assert json.loads((tmp_path / "out" / "micro_batches.json").read_text())["micro_batches"] == 2
     assert Plan.load(tmp_path / "out" / "plan.json") == plan
     readme = (tmp_path / "out" / "README.md").read_text()
-    for helper in ("planned_tape", "planned_step", "planned_gradients"):
+    for helper in ("planned_averages", "planned_step", "planned_gradients"):
         assert helper in readme
     assert "Expect 80.0 ms an iteration (75.0 to 85.0 ms, nine times in ten) in place of 100.0 ms: 1.25x" in readme
 

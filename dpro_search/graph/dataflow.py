@@ -191,7 +191,8 @@ def waits_for_gradients(kind: Ints, op_type: Sequence[str], pred_ptr: Ints, pred
     found = np.zeros(len(kind), dtype=np.bool_)
     owner = np.repeat(np.arange(len(kind)), np.diff(pred_ptr))
     found[owner[gradient[pred_idx]]] = True
-    return found & backward
+    found &= backward
+    return found
 
 
 def reachable(starts: npt.NDArray[np.bool_], pred_ptr: Ints, pred_idx: Ints, order: Ints) -> npt.NDArray[np.bool_]:

@@ -171,8 +171,8 @@ class Recording:
         out
             The run folder; None: a name in ``runs/`` that says trace, sampler and seed.
         with_
-            What plans may also do to compute (TensorFlow with Horovod): some of "op-fusion", "precision", "recomputation" and
-            "accumulation".
+            What plans may also do to compute: some of "op-fusion", "precision", "recomputation" and "accumulation" (TensorFlow with
+            Horovod), "recomputation" (PyTorch's DistributedDataParallel).
         allow_lossy
             Also what changes the numbers: gradients in fp16 (Horovod).
         memory_limit_bytes

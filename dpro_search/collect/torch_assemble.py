@@ -1,6 +1,7 @@
 """Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events.
+`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` what is known
+of the model's modules.
 
 What the events are, on each rank and in each profiled step:
 
@@ -32,6 +33,7 @@ from dpro_search.collect.torch_files import FORMAT as FORMAT
 from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
 from dpro_search.collect.torch_files import RawRank, TorchJobFile, read_rank
 from dpro_search.collect.torch_fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
+from dpro_search.collect.torch_modules import modules_of
 from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
@@ -70,6 +72,7 @@ def _assembled(raw: Path, *formats: str) -> Trace:
     parts = [kind.events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(ranks)]
     events = _numbered(joined([part.events() for part in parts]))
     clock = aligned(events, tuple(rank.hook.machine for rank in ranks), [rank.origin_residual_us for rank in ranks])
+    modules, calls = modules_of(ranks, base_ns, steps)
     events, steps = shifted(events, steps, clock)
     graphs, graph_of_rank = _graphs(ranks)
     trace = Trace(
@@ -97,6 +100,8 @@ def _assembled(raw: Path, *formats: str) -> Trace:
         tensors=tensors,
         graphs=graphs,
         graph_of_rank=graph_of_rank,
+        modules=modules,
+        module_calls=calls.shifted(np.array(clock.offset_us)),
     )
     return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
 

@@ -86,12 +86,24 @@ class FsdpFacts(msgspec.Struct, kw_only=True):
     parameters: list[TorchParameter]
 
 
+class TorchModule(msgspec.Struct):
+    """A module whose forward passes the profile marks; see `ModuleInfo`."""
+
+    name: str
+    type: str
+    member: bool
+
+
 class TorchHookFile(RankFile, kw_only=True):
-    """``hook.json`` of one rank; a mark is [ns before, ns after] the annotation at the start of a profiled step."""
+    """``hook.json`` of one rank; a mark is [ns before, ns after] the annotation at the start of a profiled step.
+
+    `modules` are in the model's order; None: recorded before they were kept, or not of a DistributedDataParallel job.
+    """
 
     marks: list[tuple[int, int]]
     ddp: DdpFacts | None = None
     fsdp: FsdpFacts | None = None
+    modules: list[TorchModule] | None = None
     other_models: int = 0
 
 

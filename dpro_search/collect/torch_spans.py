@@ -15,6 +15,7 @@ from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError
 
 FUNCTION = "autograd::engine::evaluate_function: "
+MODULE = "dpro_search.module "  # an annotation of the recorder, around the forward pass of a module
 _POST, _RUN = "c10d::", "gloo:"  # what posts a collective, and its execution by a thread of Gloo
 
 
@@ -106,9 +107,9 @@ def labels(spans: HostSpans, ops: Ints) -> list[str]:
     open_spans: list[int] = []
     wanted = np.zeros(len(spans), dtype=np.bool_)
     wanted[ops] = True
-    asynchronous = spans.named(_RUN, prefix=True)
+    other = spans.named(_RUN, prefix=True) | spans.named(MODULE, prefix=True)
     thread = -1
-    for i in np.flatnonzero(wanted | (~spans.is_op & ~asynchronous)):
+    for i in np.flatnonzero(wanted | (~spans.is_op & ~other)):
         if spans.thread[i] != thread:
             thread, open_spans = int(spans.thread[i]), []
         while open_spans and spans.end_us[open_spans[-1]] <= spans.start_us[i]:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect._files import DAMAGED, written_folder
-from dpro_search.collect.trace_check import check, read_columns
+from dpro_search.collect.modules import ModuleCalls, ModuleInfo
+from dpro_search.collect.trace_check import check, packed, read_columns, widened
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 TRACE_VERSION = 1
@@ -243,6 +244,8 @@ class Trace:
     graphs: tuple[NodeGraph, ...]
     graph_of_rank: tuple[int, ...]
     dependencies: Dependencies = dataclasses.field(default_factory=Dependencies.none)
+    modules: tuple[ModuleInfo, ...] = ()  # none: not of PyTorch's DDP, or recorded before they were kept
+    module_calls: ModuleCalls = dataclasses.field(default_factory=ModuleCalls.none)
 
     @property
     def horovod_settings(self) -> CommSettings:
@@ -268,18 +271,21 @@ class Trace:
     def save(self, folder: Path) -> None:
         """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
-            columns = {f"events.{f.name}": _packed(getattr(self.events, f.name)) for f in fields(Events)}
-            columns |= {f"steps.{f.name}": _packed(getattr(self.steps, f.name)) for f in fields(Steps)}
-            columns |= {f"dependencies.{f.name}": _packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
+            columns = {f"events.{f.name}": packed(getattr(self.events, f.name)) for f in fields(Events)}
+            columns |= {f"steps.{f.name}": packed(getattr(self.steps, f.name)) for f in fields(Steps)}
+            columns |= {f"dependencies.{f.name}": packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
+            if self.modules:
+                columns |= {f"modules.{f.name}": packed(getattr(self.module_calls, f.name)) for f in fields(ModuleCalls)}
             for i, graph in enumerate(self.graphs):
-                columns[f"graph{i}.input_ptr"] = _packed(graph.input_ptr)
-                columns[f"graph{i}.input_idx"] = _packed(graph.input_idx)
+                columns[f"graph{i}.input_ptr"] = packed(graph.input_ptr)
+                columns[f"graph{i}.input_idx"] = packed(graph.input_idx)
                 for column in _TENSOR_COLUMNS if graph.tensors else ():
-                    columns[f"graph{i}.{column}"] = _packed(getattr(graph.tensors, column))
+                    columns[f"graph{i}.{column}"] = packed(getattr(graph.tensors, column))
             strings = _Strings(
                 names=self.names,
                 tensors=self.tensors,
                 graph_of_rank=self.graph_of_rank,
+                modules=self.modules,
                 graphs=tuple(
                     _GraphStrings(name=g.name, op=g.op, types=g.tensors.types if g.tensors else None) for g in self.graphs
                 ),
@@ -317,18 +323,21 @@ class Trace:
         try:
             columns = read_columns(folder / "trace.npz")
             strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
-            events = Events(**{f.name: _widened(columns[f"events.{f.name}"]) for f in fields(Events)})
-            steps = Steps(**{f.name: _widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
+            events = Events(**{f.name: widened(columns[f"events.{f.name}"]) for f in fields(Events)})
+            steps = Steps(**{f.name: widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
             none = np.zeros(0, np.int32)  # of traces written before there were dependencies
             dependencies = Dependencies(
-                **{f.name: _widened(columns.get(f"dependencies.{f.name}", none)) for f in fields(Dependencies)}
+                **{f.name: widened(columns.get(f"dependencies.{f.name}", none)) for f in fields(Dependencies)}
             )
+            calls = ModuleCalls.none()
+            if strings.modules:
+                calls = ModuleCalls(**{f.name: widened(columns[f"modules.{f.name}"]) for f in fields(ModuleCalls)})
             graphs = tuple(
                 NodeGraph(
                     name=g.name,
                     op=g.op,
-                    input_ptr=_widened(columns[f"graph{i}.input_ptr"]),
-                    input_idx=_widened(columns[f"graph{i}.input_idx"]),
+                    input_ptr=widened(columns[f"graph{i}.input_ptr"]),
+                    input_idx=widened(columns[f"graph{i}.input_idx"]),
                     tensors=_tensors(g, columns, f"graph{i}"),
                 )
                 for i, g in enumerate(strings.graphs)
@@ -344,6 +353,8 @@ class Trace:
             graphs=graphs,
             graph_of_rank=strings.graph_of_rank,
             dependencies=dependencies,
+            modules=strings.modules,
+            module_calls=calls,
         )
         try:
             check(trace)
@@ -367,6 +378,7 @@ class _Strings(msgspec.Struct, frozen=True):
     tensors: tuple[TensorInfo, ...]
     graph_of_rank: tuple[int, ...]
     graphs: tuple[_GraphStrings, ...]
+    modules: tuple[ModuleInfo, ...] = ()
 
 
 _TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")
@@ -375,20 +387,9 @@ _TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")
 def _tensors(graph: _GraphStrings, columns: dict[str, npt.NDArray[Any]], prefix: str) -> GraphTensors | None:
     if graph.types is None:
         return None
-    found = GraphTensors(types=graph.types, **{name: _widened(columns[f"{prefix}.{name}"]) for name in _TENSOR_COLUMNS})
+    found = GraphTensors(types=graph.types, **{name: widened(columns[f"{prefix}.{name}"]) for name in _TENSOR_COLUMNS})
     edges = len(columns[f"{prefix}.input_idx"])
     lengths = [len(found.input_port), len(found.input_type), len(found.workspace_bytes)]
     if lengths != [edges, edges, len(graph.name)] or found.input_type.max(initial=-1) >= len(graph.types):
         raise ValueError("the tensors do not fit their graph")
     return found
-
-
-def _packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us, below the clocks' resolution."""
-    if column.dtype.kind == "i" and (column.size == 0 or np.abs(column).max() < 2**31):
-        return column.astype(np.int32)
-    return np.round(column, 2) if column.dtype.kind == "f" else column
-
-
-def _widened(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return column.astype(np.int64) if column.dtype.kind == "i" else column

@@ -1,4 +1,4 @@
-"""What every reader of a trace relies on, checked: a file that was damaged, or that somebody else made, may be anything."""
+"""Columns of a trace on disk, and what every reader relies on, checked: a damaged file, or somebody else's, may be anything."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
+def packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us, below the clocks' resolution."""
+    if column.dtype.kind == "i" and (column.size == 0 or np.abs(column).max() < 2**31):
+        return column.astype(np.int32)
+    return np.round(column, 2) if column.dtype.kind == "f" else column
+
+
+def widened(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Columns as they were before `packed`."""
+    return column.astype(np.int64) if column.dtype.kind == "i" else column
+
+
 def check(trace: Trace) -> None:
     """Raise `ValueError` that says what does not fit, if anything does not."""
     for wrong, what in _problems(trace):
@@ -51,7 +63,8 @@ def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
     per_rank = (meta.hosts, meta.cores, meta.clock.offset_us, meta.clock.residual_us)
     yield any(len(column) != meta.ranks for column in per_rank), "hosts, cores and clocks are not one a rank"
     yield bool(trace.graphs) and len(trace.graph_of_rank) != meta.ranks, "graphs are not one a rank"
-    for title, columns in (("events", events), ("steps", steps), ("dependencies", needs)):
+    calls = trace.module_calls
+    for title, columns in (("events", events), ("steps", steps), ("dependencies", needs), ("modules", calls)):
         yield from _columns(title, columns)
     yield _outside(events.name, 0, len(trace.names)), "events: a name that is not there"
     yield _outside(events.kind, 0, len(EventKind)), "events: an unknown kind"
@@ -66,6 +79,8 @@ def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
     for end in (needs.source, needs.target):
         yield _outside(end, 0, len(events)), "dependencies: an event that is not there"
     yield _outside(needs.kind, 0, len(DependencyKind)), "dependencies: an unknown kind"
+    yield _outside(calls.module, 0, len(trace.modules)), "modules: a module that is not there"
+    yield _outside(calls.rank, 0, meta.ranks), "modules: a rank that is not there"
     yield any(tensor.size_bytes < -1 for tensor in trace.tensors), "tensors: a negative size"  # -1: not known
     if trace.graphs:  # without any, what a rank is said to have is not looked at
         yield any(not 0 <= number < len(trace.graphs) for number in trace.graph_of_rank), "a graph that is not there"
@@ -81,7 +96,7 @@ def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
     for name, column in found.items():
         expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
-        if name in ("start_us", "end_us"):  # others may be unknown
+        if name in ("start_us", "end_us", "again_us", "backward_us"):  # others may be unknown
             yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
 
 

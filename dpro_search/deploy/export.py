@@ -35,7 +35,7 @@ class ExportedFiles:
         return tuple(name for name in self.files if name in _HELPERS)
 
 
-_HELPERS = ("ddp.py", "micro_batches.py", "tape.py", "trainer.py", "xla.py")
+_HELPERS = ("ddp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
 
 
 def export_plan(

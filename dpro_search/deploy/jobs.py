@@ -29,6 +29,7 @@ _USES = {
     "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches",
     "xla.py": "planned_step behind the step's tf.function",
     "ddp.py": "planned_ddp in place of DistributedDataParallel",
+    "modules.py": "planned_modules before DistributedDataParallel",
     "micro_batches.py": "planned_parts or planned_gradients",
     "trainer.py": "planned_options as arguments of the Trainer",
 }

@@ -92,7 +92,7 @@ def tolerance_of(plan: Plan) -> Tolerance:
         return Tolerance(relative=0.05, by_convergence=True)
     if plan.micro_batches is not None:
         return Tolerance(relative=1e-2)
-    if plan.op_clusters is not None or plan.recomputed_ops is not None:
+    if any(field is not None for field in (plan.op_clusters, plan.recomputed_ops, plan.recomputed_modules)):
         return Tolerance(relative=1e-3)
     return Tolerance(relative=1e-4)
 

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import msgspec
 
+from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
+from dpro_search.space.transformations.modules import refusal
 
 GROUPS_VERSION = 1
 _DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
@@ -38,7 +40,7 @@ FIELDS: Mapping[Target, tuple[str, ...]] = {
     Target.XLA: ("op_clusters",),
     Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
     Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
-    Target.PYTORCH: ("micro_batches",),
+    Target.PYTORCH: ("recomputed_modules", "micro_batches"),
     Target.MXNET: ("servers", "bigarray_bound", "p3", "slice_threshold", "compression"),
     Target.BYTEPS: ("servers", "partition_bytes", "credit", "compression"),
 }
@@ -53,7 +55,7 @@ _FRAMEWORK = {  # Horovod has several
 }
 _WHY_NOT = {
     (Target.PYTORCH, "bfloat16_ops"): "autocast chooses by type of op, and the plan names single ops",
-    (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules, and the plan names single ops",
+    (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules (recomputed_modules), and the plan names single ops",
     (Target.PYTORCH, "op_clusters"): "torch.compile chooses what it fuses by itself",
     (Target.MXNET, "micro_batches"): "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
 }
@@ -73,6 +75,8 @@ class JobFacts:
         Whether that is the order of `tensors`.
     op_types, op_inputs
         Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
+    modules
+        The model's modules that a plan can name; empty: not known.
     servers
         Recorded parameter servers; 0: none, or not known.
     """
@@ -82,6 +86,7 @@ class JobFacts:
     ready_order: bool = False
     op_types: Mapping[str, str] = field(default_factory=dict)
     op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Sequence[ModuleInfo] = ()
     servers: int = 0
 
     @staticmethod
@@ -94,7 +99,9 @@ class JobFacts:
             for i, (name, kind) in enumerate(zip(graph.name, graph.op, strict=True)):
                 types[name] = kind
                 inputs[name] = [graph.name[k] for k in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]]]
-        return JobFacts(framework=trace.meta.framework, tensors=trace.tensors, op_types=types, op_inputs=inputs)
+        return JobFacts(
+            framework=trace.meta.framework, tensors=trace.tensors, op_types=types, op_inputs=inputs, modules=trace.modules
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,13 +318,24 @@ def _bucket_sizes(groups: Sequence[Sequence[str]], facts: JobFacts) -> list[int]
 
 
 def _pytorch(plan: Plan, facts: JobFacts) -> Part:
-    if plan.micro_batches is None:
-        return Part()
-    script = (
-        "`from micro_batches import planned_parts`, and forward and backward pass below "
-        "`for inputs, labels in planned_parts(model, inputs, labels):` (the optimizer's step stays behind it).",
-    )
-    return Part(files=_micro_batch_files(plan.micro_batches), script=script)
+    files: dict[str, bytes] = {}
+    script: list[str] = []
+    if plan.recomputed_modules is not None:
+        why = refusal(facts.modules, plan.recomputed_modules) if facts.modules else None
+        if why is not None:
+            raise InputError(why)
+        content = {"version": 1, "recomputed": plan.recomputed_modules}
+        files |= {"modules.json": _json(content), "modules.py": _helper("modules.py")}
+        script.append(
+            "`from modules import planned_modules`, and `model = planned_modules(model)` before `DistributedDataParallel(model)`."
+        )
+    if plan.micro_batches is not None:
+        files |= _micro_batch_files(plan.micro_batches)
+        script.append(
+            "`from micro_batches import planned_parts`, and forward and backward pass below "
+            "`for inputs, labels in planned_parts(model, inputs, labels):` (the optimizer's step stays behind it)."
+        )
+    return Part(files=files, script=tuple(script))
 
 
 def _mxnet(plan: Plan, facts: JobFacts) -> Part:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, TensorInfo, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
@@ -41,6 +42,11 @@ class DdpGraph:
         bytes; and whether rank 0 only sends, [collectives].
     compression
         Bytes that the buckets' all-reduces moved over those of their gradients: below 1 where a communication hook compresses.
+    modules
+        Those of the model, in the order in which they run; none where the recording does not have them.
+    again_us, backward_from_us
+        Of each module, the time that it takes to compute it again, and the core time used up when its backward pass begins,
+        [samples, ranks, modules]; 0 and infinite for one that cannot be computed again.
     steps
         Index in the trace of each sample's step, [samples].
     ops
@@ -57,6 +63,9 @@ class DdpGraph:
     forward_bytes: Floats
     forward_is_broadcast: npt.NDArray[np.bool_]
     compression: float
+    modules: tuple[ModuleInfo, ...]
+    again_us: Floats
+    backward_from_us: Floats
     steps: Ints
     ops: int
 
@@ -108,6 +117,9 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
         forward_bytes=first.forward_bytes,
         forward_is_broadcast=first.forward_is_broadcast,
         compression=first.bucket_bytes / max(sum(tensor.size_bytes for tensor in trace.tensors), 1),
+        modules=trace.modules,
+        again_us=np.array([[part.again_us for part in row] for row in parts]),
+        backward_from_us=np.array([[part.backward_from_us for part in row] for row in parts]),
         steps=np.array(sampled, dtype=np.int64),
         ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
     )
@@ -141,6 +153,11 @@ class _StepPart:
         self.forward_post_us = axis.used_us(forward.start_us)
         self.forward_bytes = forward.size_bytes.astype(np.float64)
         self.forward_is_broadcast = np.array([trace.names[name] == _BROADCAST for name in forward.name], dtype=np.bool_)
+        calls = trace.module_calls
+        own = (calls.rank == rank) & (calls.step == step)
+        self.again_us, self.backward_from_us = np.zeros(len(trace.modules)), np.full(len(trace.modules), np.inf)
+        self.again_us[calls.module[own]] = axis.used_us(calls.again_us[own]) - axis.used_us(calls.start_us[own])
+        self.backward_from_us[calls.module[own]] = axis.used_us(calls.backward_us[own])
 
 
 def _copies(trace: Trace, ops: Events, tensors: int) -> Ints | None:

@@ -96,13 +96,16 @@ class PlanPredictor(ABC):
 
 
 class DdpPlans(PlanPredictor):
-    """Bucket sizes of a DistributedDataParallel job."""
+    """Bucket sizes of a DistributedDataParallel job, and, where that is asked for, modules that are computed again."""
 
-    def __init__(self, predictor: DdpPredictor) -> None:
+    def __init__(self, predictor: DdpPredictor, *, recomputation: bool = False) -> None:
+        from dpro_search.space.transformations.modules import ModuleRecomputation
+
         self.predictor = predictor
         self.tensors = predictor.tensors
         job = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors)
-        self.space = PlanSpace(job, (BucketSize(job),))
+        compute = (ModuleRecomputation(job, predictor.graph.modules),) if recomputation else ()
+        self.space = PlanSpace(job, (BucketSize(job), *compute))
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
         return self.predictor.sampled(plan, samples=samples, seed=seed)
@@ -135,9 +138,12 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         from dpro_search.replay.horovod_plans import horovod_plans
 
         return horovod_plans(trace, options)
+    if trace.meta.format == "pytorch-ddp":
+        return _ddp_plans(trace, options)
     if options.compute or options.allow_lossy:
         raise InputError(
-            f"only jobs of TensorFlow with Horovod have plans for compute, and this trace ({trace.meta.format}) is none"
+            "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this trace "
+            f"({trace.meta.format}) is of neither"
         )
     if trace.meta.format == "mxnet-kvstore":
         from dpro_search.replay.store_plans import KvstorePlans
@@ -147,8 +153,18 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         from dpro_search.replay.store_plans import BytepsPlans
 
         return BytepsPlans.from_trace(trace)
-    if trace.meta.format == "pytorch-ddp":
-        from dpro_search.replay.ddp.predictor import DdpPredictor
-
-        return DdpPlans(DdpPredictor.from_trace(trace))
     raise InputError(f"the trace ({trace.meta.format}) is of a job whose knobs are not known: there is nothing to search")
+
+
+def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
+    from dpro_search.replay.ddp.predictor import DdpPredictor
+    from dpro_search.space.transformations.modules import NOT_RECORDED
+
+    unknown = options.compute - {"recomputation"}
+    if unknown or options.allow_lossy:
+        wanted = min(unknown, default="lossy compression")
+        raise InputError(f"{wanted}: a DistributedDataParallel job has plans for buckets and for recomputation, not for that")
+    if options.compute and not trace.modules:
+        raise InputError(f"recomputation: {NOT_RECORDED}")
+    recomputation = bool(options.compute) or (options.memory_limit_bytes is not None and bool(trace.modules))
+    return DdpPlans(DdpPredictor.from_trace(trace), recomputation=recomputation)

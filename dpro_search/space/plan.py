@@ -19,7 +19,7 @@ _POSITIVE = (
     *("cycle_time_us", "bucket_cap_bytes", "servers", "bigarray_bound", "slice_threshold", "partition_bytes"),
     "micro_batches",
 )
-_NAME_SETS = ("bfloat16_ops", "recomputed_ops")
+_NAME_SETS = {"bfloat16_ops": "op", "recomputed_ops": "op", "recomputed_modules": "module"}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
@@ -44,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Mixed precision: names of the ops that compute in bfloat16.
     recomputed_ops
         Names of the ops whose results are not kept for the backward pass but computed again.
+    recomputed_modules
+        PyTorch: paths of the modules of which that is so, within the model; none is a part of another.
     micro_batches
         Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
     compression
@@ -63,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     op_clusters: tuple[tuple[str, ...], ...] | None = None
     bfloat16_ops: tuple[str, ...] | None = None
     recomputed_ops: tuple[str, ...] | None = None
+    recomputed_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
     compression: Literal["fp16", "2bit"] | None = None
 
@@ -81,10 +84,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
                 raise InputError(f"{name} must be > 0, not {value}")
         _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
         _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)
-        for name in _NAME_SETS:
-            ops = getattr(self, name) or ()
-            if len(set(ops)) != len(ops):
-                raise InputError(f"{name}: op '{next(op for op in ops if ops.count(op) > 1)}' is named twice")
+        for name, member in _NAME_SETS.items():
+            names = getattr(self, name) or ()
+            if len(set(names)) != len(names):
+                raise InputError(f"{name}: {member} '{next(one for one in names if names.count(one) > 1)}' is named twice")
+        _check_not_nested("recomputed_modules", self.recomputed_modules or ())
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -140,6 +144,15 @@ def _check_disjoint(field: str, member: str, whole: str, groups: tuple[tuple[str
         raise InputError(f"{field}: {member} '{twice}' is in two {whole}s")
     if any(not group for group in groups or ()):
         raise InputError(f"{field}: a {whole} is empty")
+
+
+def _check_not_nested(field: str, paths: tuple[str, ...]) -> None:
+    chosen = set(paths)
+    for path in paths:
+        parts = path.split(".")
+        whole = next((outer for i in range(1, len(parts)) if (outer := ".".join(parts[:i])) in chosen), None)
+        if whole is not None:
+            raise InputError(f"{field}: module '{path}' is a part of module '{whole}'; name one of them")
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 dpro-search collect --framework pytorch --comm ddp --out T -- python experiments/workloads/torch_train.py --model bert
 dpro-search collect --framework pytorch --comm fsdp --out T -- python experiments/workloads/torch_train.py --model bert --fsdp
 
-With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, DistributedDataParallel follows that plan's buckets.
+With DPRO_SEARCH_PLAN set to a folder that `dpro-search export` wrote, DistributedDataParallel follows that plan's buckets, and the
+plan's modules are computed again.
 """
 
 import argparse
@@ -22,9 +23,13 @@ PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
 
 def replicated(model, **options):
     """DistributedDataParallel, as a plan says if there is one."""
+    sys.path.insert(0, PLAN)
+    if PLAN and os.path.exists(os.path.join(PLAN, "modules.py")):
+        from modules import planned_modules
+
+        model = planned_modules(model)
     if not PLAN or not os.path.exists(os.path.join(PLAN, "ddp.py")):
         return DistributedDataParallel(model, **options)
-    sys.path.insert(0, PLAN)
     from ddp import planned_ddp
 
     return planned_ddp(model, **options)

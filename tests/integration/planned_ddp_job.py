@@ -1,5 +1,9 @@
-"""A rank of a DistributedDataParallel job that follows the plan in DPRO_SEARCH_PLAN: its buckets, and its parts of a batch."""
+"""A rank of a DistributedDataParallel job that follows the plan in DPRO_SEARCH_PLAN: buckets, parts of a batch, modules.
 
+MODEL=blocks: of blocks with batch normalisation and dropout, whose statistics STATE_TO is to hold at the end.
+"""
+
+import json
 import os
 import sys
 from pathlib import Path
@@ -19,7 +23,15 @@ def planned(name):
 
 dist.init_process_group("gloo")
 torch.manual_seed(1)
-model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+if os.environ.get("MODEL") == "blocks":
+    blocks = (nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64)) for _ in range(3))
+    model = nn.Sequential(*blocks, nn.Linear(64, 10))
+else:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+if planned("modules.py"):
+    from modules import planned_modules
+
+    model = planned_modules(model)
 if planned("ddp.py"):
     from ddp import planned_ddp
 
@@ -45,4 +57,7 @@ for step in range(12):
 found = model._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
 if os.environ.get("BUCKETS_TO") and dist.get_rank() == 0:
     Path(os.environ["BUCKETS_TO"]).write_text(found)
+if os.environ.get("STATE_TO") and dist.get_rank() == 0:
+    sums = {name: value.double().sum().item().hex() for name, value in model.module.state_dict().items()}
+    Path(os.environ["STATE_TO"]).write_text(json.dumps(sums))
 dist.destroy_process_group()

@@ -1,17 +1,22 @@
 """Real jobs of every framework under an exported plan: they follow it, train the same, and say so where they do not."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.trace import TensorInfo
+from dpro_search.collect.torch_job import record_ddp_job
+from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.targets import JobFacts
 from dpro_search.errors import InputError, JobError
+from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
 from dpro_search.space.plan import Plan
 
 pytestmark = pytest.mark.integration
@@ -79,6 +84,45 @@ def torch_base(torch_job):
 def test_pytorch_trains_the_same(torch_job, torch_base, plan):
     found = verdict(torch_job, plan, torch_base)
     assert found.verdict == "same", found.reason
+
+
+@pytest.fixture(scope="module")
+def blocks_job(torch_job):
+    """Of three blocks with batch normalisation and dropout."""
+    return replace(torch_job, spec=replace(torch_job.spec, env={**torch_job.spec.env, "MODEL": "blocks"}))
+
+
+def test_modules_that_are_computed_again_train_the_same_to_the_last_bit(blocks_job, tmp_path):
+    found = []
+    parts = Plan(micro_batches=2, bucket_cap_bytes=20_000)
+    for name, plan in [("as-written", parts), ("again", msgspec.structs.replace(parts, recomputed_modules=("0", "2")))]:
+        spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
+        run = replace(blocks_job, spec=spec).run(plan, warmup=2)
+        found.append((run.losses, json.loads((tmp_path / name).read_text())))
+    assert len(found[0][0]) == 12
+    assert found[0] == found[1]  # losses, parameters, and the running statistics, which a second forward pass would change again
+
+
+def test_a_module_that_the_model_does_not_have_is_named(blocks_job):
+    with pytest.raises(JobError, match="computes module '0.7' again, and the model has none; beside it: 0.0, 0.1, 0.2, 0.3, 0.4"):
+        blocks_job.run(Plan(recomputed_modules=("0.7",)), warmup=2)
+
+
+def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks_job, tmp_path):
+    trace = record_ddp_job(blocks_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
+    assert [module.name for module in trace.modules] == ["0", "1", "2"]
+    assert all(module.refusal == "" and module.member for module in trace.modules)
+    # Of a block: the results of its first layer, activation and dropout, the dropout's mask, mean and deviation of each feature; not
+    # its own result, which the next block reads.
+    assert {module.frees_bytes for module in trace.modules[:2]} == {4 * 16 * 64 * 4 + 2 * 64 * 4}
+    prices = plan_predictor(Trace.load(tmp_path / "trace"), PlanOptions(compute=frozenset({"recomputation"})))
+    priced = [prices.predict(Plan(recomputed_modules=names)) for names in ((), ("0",), ("0", "1"))]
+    assert priced[0].peak_memory_bytes > priced[1].peak_memory_bytes > priced[2].peak_memory_bytes
+    graph = prices.predictor.graph
+    assert (graph.again_us > 0).all()
+    assert (np.diff(graph.backward_from_us, axis=2) < 0).all()  # the last block's begins first
+    with pytest.raises(InputError, match="the recorded model has no module '7'"):
+        prices.predict(Plan(recomputed_modules=("7",)))
 
 
 def test_ddp_makes_exactly_the_groups_of_a_plan(torch_job, tmp_path):

@@ -4,7 +4,7 @@ Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK
 
 A training step begins with the first forward of the distributed module after an optimizer's step (or, where no optimizer
 of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
-Written: hook.json (step times, CPU time per group of threads, DDP's buckets or FSDP's units, versions), the profiler's
+Written: hook.json (step times, CPU time per group of threads, DDP's buckets and modules or FSDP's units, versions), the profiler's
 kineto.json.gz, and execution.json.gz, the execution trace of the last profiled step: its times are not used, for it adds to every
 operator. Standard library and the framework only; Python 3.8 and later.
 """
@@ -20,6 +20,7 @@ import sys
 import time
 
 import dpro_search_fsdp
+import dpro_search_modules
 from dpro_search_process import AfterImport, ThreadClock, machine
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
@@ -85,6 +86,8 @@ class _Recorder:
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
         self._profiler = None
         self._observer = None  # writes the execution trace
+        self._module_marks = None  # of the profiled steps
+        self._modules = None
         self._unregistered = False
         self._peak_rss_bytes = 0
         self._tracing = False
@@ -136,6 +139,9 @@ class _Recorder:
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
             self._tracing = True
+            if self._kind == "ddp":
+                self._modules = dpro_search_modules.facts(self._model.module)
+                self._module_marks = dpro_search_modules.ModuleMarks(self._model.module)
         elif self._tracing and index == self._end_traced:
             self._stop_tracing()
         elif self._observer is not None and not self._unregistered:
@@ -154,6 +160,8 @@ class _Recorder:
 
     def _stop_tracing(self):
         self._tracing = False
+        if self._module_marks is not None:
+            self._module_marks.remove()
         if self._observer is not None:
             self._observer.stop()
         self._profiler.stop()
@@ -191,6 +199,7 @@ class _Recorder:
             "ddp": None,
             "fsdp": None,
             self._kind: self._facts,
+            "modules": self._modules,
             "other_models": len(self._other_models),
         }
         path = os.path.join(self._out, "hook.json")

@@ -32,6 +32,8 @@ class HostSpans:
         Microseconds after `base_ns`, nanoseconds of the epoch, [n].
     function
         Number of an operator's call, which an execution trace of the same step has as well; 0: none, [n].
+    sequence
+        Of a forward operator the number that the next backward function gets, of a backward function its own; -1: none, [n].
     dropped
         Records that were left out, by reason.
     """
@@ -43,6 +45,7 @@ class HostSpans:
     start_us: Floats
     end_us: Floats
     function: Ints
+    sequence: Ints
     base_ns: int
     dropped: dict[str, int]
 
@@ -64,8 +67,9 @@ class HostSpans:
         return found
 
 
-class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function id"}):
+class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function id", "sequence": "Sequence number"}):
     function: Any = 0
+    sequence: Any = -1
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -123,6 +127,7 @@ def read_host_spans(path: Path) -> HostSpans:
         start_us=start[order],
         end_us=end[order],
         function=np.array([_function(record) for record in kept], dtype=np.int64)[order],
+        sequence=np.array([_sequence(record) for record in kept], dtype=np.int64)[order],
         base_ns=profile.baseTimeNanoseconds,
         dropped=dropped,
     )
@@ -144,3 +149,8 @@ def _reason_to_drop(record: _Record) -> str | None:
 def _function(record: _Record) -> int:
     number = 0 if record.args is None else record.args.function
     return number if isinstance(number, int) and 0 < number < 2**63 else 0
+
+
+def _sequence(record: _Record) -> int:
+    number = -1 if record.args is None else record.args.sequence
+    return number if isinstance(number, int) and 0 <= number < 2**63 else -1

@@ -12,12 +12,13 @@ from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp
 from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.transformations.modules import recomputed, saved_bytes
 
 DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none
 
 
 class DdpPredictor(ProgramPredictor):
-    """Prices of plans, deterministic by seed: of a plan's `bucket_cap_bytes`, DDP's ``bucket_cap_mb``.
+    """Prices of plans, deterministic by seed: of a plan's `bucket_cap_bytes`, DDP's ``bucket_cap_mb``, and `recomputed_modules`.
 
     Attributes
     ----------
@@ -27,7 +28,7 @@ class DdpPredictor(ProgramPredictor):
         What the predictions are made of.
     """
 
-    core_times = ("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us")
+    core_times = ("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us", "again_us", "backward_from_us")
     _model_error = (0.05, 0.09)  # of docs/validation.md: nine in ten errors were smaller
     graph: DdpGraph
 
@@ -73,12 +74,19 @@ class DdpPredictor(ProgramPredictor):
 
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
-        refuse_unknown(plan, ("bucket_cap_bytes",), "a DistributedDataParallel job")
+        refuse_unknown(plan, ("bucket_cap_bytes", "recomputed_modules"), "a DistributedDataParallel job")
         limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
         named = [limit for limit in limits if limit is not None]
-        return apply_ddp(self.graph, self.costs, self.cluster, bucket_limits_bytes=named, cluster=cluster or self._wanted)
+        graph = recomputed(self.graph, plan.recomputed_modules) if plan.recomputed_modules else self.graph
+        return apply_ddp(graph, self.costs, self.cluster, bucket_limits_bytes=named, cluster=cluster or self._wanted)
+
+    def _memory_bytes(self, plan: Plan) -> int | None:
+        """The measured peak without what the plan saves; None where the recording does not tell that."""
+        saved = saved_bytes(self.graph.modules, plan.recomputed_modules or ())
+        peak = super()._memory_bytes(plan)
+        return None if peak is None or saved is None else max(peak - saved, 0)
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
         return self._first_bucket_bytes is None and super()._is_recorded(plan, cluster)

@@ -1,0 +1,71 @@
+"""The modules of a recorded PyTorch model, and when each ran: `ModuleInfo`, `ModuleCalls`; a part of a `Trace`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+
+class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A module that a plan can name.
+
+    Attributes
+    ----------
+    name, type
+        Its path within the model ("encoder.layers.3"), and its class.
+    member
+        Whether it is a member of a Sequential or ModuleList: one of a row of blocks.
+    frees_bytes
+        What its forward pass makes that nothing but its own backward pass reads; -1: not known.
+    behind_bytes
+        What the forward pass keeps for the backward pass from where the module begins on, without that; -1: not known.
+    refusal
+        Why it cannot be computed again; empty: it can.
+    """
+
+    name: str
+    type: str
+    member: bool
+    frees_bytes: int = -1
+    behind_bytes: int = -1
+    refusal: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCalls:
+    """k forward passes of modules. Times are microseconds on the aligned clock.
+
+    Attributes
+    ----------
+    module
+        Index into `Trace.modules`.
+    rank, step
+        Where it ran, and in which training step.
+    start_us, again_us
+        Its start; and until when it is computed, if it is computed again: what comes behind is needed by no backward function.
+    backward_us
+        The start of its first backward function.
+    """
+
+    module: npt.NDArray[np.int64]
+    rank: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
+    start_us: npt.NDArray[np.float64]
+    again_us: npt.NDArray[np.float64]
+    backward_us: npt.NDArray[np.float64]
+
+    @staticmethod
+    def none() -> ModuleCalls:
+        """Of a job without modules, or one that was recorded before they were kept."""
+        return ModuleCalls(**{f.name: np.zeros(0, np.float64 if f.name.endswith("_us") else np.int64) for f in fields(ModuleCalls)})
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def shifted(self, offset_us: npt.NDArray[np.float64]) -> ModuleCalls:
+        """The same on clocks that are set back, each rank's by its own offset, [ranks]."""
+        moved = {name: getattr(self, name) - offset_us[self.rank] for name in ("start_us", "again_us", "backward_us")}
+        return replace(self, **moved)

@@ -1,0 +1,86 @@
+"""Makes a model compute modules again as a plan says. Copy beside `modules.json` and import it from the training script:
+
+    from modules import planned_modules
+
+    model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
+
+A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. The names
+of parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def planned_modules(model: Any) -> Any:
+    """The model, changed in place: the plan's modules are computed again in their backward pass.
+
+    Raises
+    ------
+    ValueError
+        The model has no module of that path, or it is wrapped already.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    plan = json.loads(Path(__file__).resolve().with_name("modules.json").read_text())
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("planned_modules comes before DistributedDataParallel: give it the model itself")
+    modules = dict(model.named_modules())
+    for name in plan["recomputed"]:
+        if name not in modules:
+            known = [path for path in modules if path.rpartition(".")[0] == name.rpartition(".")[0] and path]
+            raise ValueError(f"the plan computes module '{name}' again, and the model has none; beside it: {', '.join(known) or '-'}")
+    for name in plan["recomputed"]:
+        _compute_again(modules[name])
+    _tell_used()
+    return model
+
+
+def _compute_again(module: Any) -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    forward = module.forward
+
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), _same_statistics(module)
+
+    def planned_forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    module.forward = planned_forward
+
+
+@contextlib.contextmanager
+def _same_statistics(module: Any) -> Iterator[None]:
+    """Leave the running statistics of batch normalisation as the first forward pass made them."""
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training and part.track_running_stats]
+    kept = [(part, part.momentum, None if part.num_batches_tracked is None else int(part.num_batches_tracked)) for part in found]
+    for part in found:
+        part.momentum = 0.0  # of the new statistics
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for part, momentum, batches in kept:
+                part.momentum = momentum
+                if batches is not None:
+                    part.num_batches_tracked.fill_(batches)
+
+
+def _tell_used() -> None:
+    """Let `dpro-search validate` know that the script follows the plan."""
+    folder = os.environ.get("DPRO_SEARCH_REPORT")
+    if folder:
+        Path(folder, "used-" + Path(__file__).name).touch()

@@ -1,0 +1,123 @@
+"""Recomputation of a PyTorch job by module: activation checkpointing, as `torch.utils.checkpoint` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.modules import ModuleInfo
+from dpro_search.errors import InputError
+from dpro_search.graph.ddp import DdpGraph
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Transformation
+
+_MOST_RUNGS = 16
+NOT_RECORDED = "the job was recorded before modules were kept, or its model has none that can be named: record it again"
+
+
+class ModuleRecomputation(Transformation):
+    """Modules whose forward pass runs a second time, before their backward pass; the first keeps only what goes in and out.
+
+    Those that run first are worth most: the others are behind them in the backward pass, and nothing is left of these by then.
+    """
+
+    name = "recomputation"
+    fields = ("recomputed_modules",)
+    weight = 2.0
+
+    def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo]) -> None:
+        super().__init__(job)
+        self._modules = tuple(modules)
+        self._candidates = tuple(module.name for module in modules if not module.refusal and module.frees_bytes)
+
+    def legal(self, plan: Plan) -> str | None:
+        return refusal(self._modules, plan.recomputed_modules or ())
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        """One more module in place of its parts and of what it is a part of, or one less."""
+        if not self._candidates:
+            return plan
+        picked, chosen = self._candidates[rng.integers(len(self._candidates))], set(plan.recomputed_modules or ())
+        if picked in chosen:
+            return self._with(plan, chosen - {picked})
+        return self._with(plan, {name for name in chosen if not _nested(name, picked)} | {picked})
+
+    def simplest(self, plan: Plan) -> Plan:
+        return plan if plan.recomputed_modules is None else self._with(plan, set(plan.recomputed_modules))
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        """The first blocks of the model, and more of them from rung to rung."""
+        blocks = self._blocks()
+        if not blocks:
+            return None
+        counts = sorted({round(len(blocks) * (i + 1) / _MOST_RUNGS) for i in range(_MOST_RUNGS)} - {0})
+        rungs = tuple({"recomputed_modules": blocks[:count]} for count in counts)
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "first": rungs})
+
+    def _blocks(self) -> tuple[str, ...]:
+        """Candidates that are members of rows of blocks, none a part of another; all candidates where there is no such row."""
+        able = set(self._candidates)
+        rows = [module.name for module in self._modules if module.member and module.name in able] or list(self._candidates)
+        return tuple(name for name in rows if not any(name.startswith(f"{other}.") for other in rows))
+
+    def _with(self, plan: Plan, names: set[str]) -> Plan:
+        ordered = tuple(module.name for module in self._modules if module.name in names)
+        return msgspec.structs.replace(plan, recomputed_modules=ordered or None)
+
+
+def refusal(modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:
+    """Why modules of a recorded job cannot be computed again; None: they can."""
+    if names and not modules:
+        return f"recomputed_modules: {NOT_RECORDED}"
+    known = {module.name: module for module in modules}
+    for name in names:
+        if name not in known:
+            return f"recomputed_modules: the recorded model has no module '{name}' (it has '{modules[0].name}')"
+        if known[name].refusal:
+            return f"recomputed_modules: module '{name}' cannot be computed again: {known[name].refusal}"
+    return None
+
+
+def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
+    """A graph in which modules run again before their backward pass; raises `InputError` for those that cannot."""
+    why = refusal(graph.modules, names)
+    if why is not None:
+        raise InputError(f"plan: {why}")
+    ready_us, backward_us = graph.ready_us.copy(), graph.backward_us.copy()
+    for number in _numbers(graph.modules, names):
+        again_us = graph.again_us[:, :, number]
+        late = graph.ready_us > graph.backward_from_us[:, :, number, None]
+        ready_us += np.where(late, again_us[:, :, None], 0.0)
+        backward_us += again_us
+    return replace(graph, ready_us=ready_us, backward_us=backward_us)
+
+
+def saved_bytes(modules: Sequence[ModuleInfo], names: Sequence[str]) -> int | None:
+    """What a rank's peak falls by when modules are computed again; None where the recording does not tell.
+
+    The peak was at the end of the forward pass. It is there, without what the modules free, or where one of them was computed
+    again: then what it frees is there as well, and what lay behind it no more.
+    """
+    chosen = [modules[number] for number in _numbers(modules, names)]
+    if any(module.frees_bytes < 0 for module in chosen):
+        return None
+    freed, saved = 0, []
+    for module in chosen:
+        saved.append(freed + module.behind_bytes)
+        freed += module.frees_bytes
+    return min([freed, *saved])
+
+
+def _numbers(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:
+    """Places of modules, in the order in which they run."""
+    wanted = set(names)
+    return [number for number, module in enumerate(modules) if module.name in wanted]
+
+
+def _nested(one: str, other: str) -> bool:
+    return one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
 _NAME_LENGTH = 50  # of an op in a table of 80 columns
-_LISTS = ("tensor_groups", "op_clusters", "bfloat16_ops", "recomputed_ops", "recomputed_modules")  # plan fields that no option can say
+_LISTS = (
+    "tensor_groups",
+    "op_clusters",
+    "bfloat16_ops",
+    "recomputed_ops",
+    "recomputed_modules",
+)  # plan fields that no option can say
 
 _State = TypeVar("_State")
 _Predictor = TypeVar("_Predictor", bound="JobPredictor")

@@ -57,11 +57,14 @@ class StepTimes:
         Distance between the starts of consecutive steps on rank 0 after the warm-up, [steps].
     compute_cpu_us, comm_cpu_us
         CPU time per step, mean over ranks, [steps].
+    peak_rss_bytes
+        Of the rank that took the most; 0: not known.
     """
 
     iteration_us: Floats
     compute_cpu_us: Floats
     comm_cpu_us: Floats
+    peak_rss_bytes: int = 0
 
     @property
     def median_us(self) -> float:
@@ -258,6 +261,7 @@ def step_times(hooks: Sequence[RankFile], warmup: int) -> StepTimes:
         iteration_us=distances[0][:, 0],
         compute_cpu_us=np.mean([row[:, 2] for row in distances], axis=0),
         comm_cpu_us=np.mean([row[:, 3] for row in distances], axis=0),
+        peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
     )
 
 

@@ -1,7 +1,7 @@
 """Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` what is known
-of the model's modules.
+`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` says what is
+known of the model's modules.
 
 What the events are, on each rank and in each profiled step:
 

@@ -1,7 +1,7 @@
 """When the modules of a recorded PyTorch model ran, on each rank, and what their forward passes keep for the backward pass.
 
-A forward operator and its backward function have one number, and numbers rise through a forward pass: those between a module's start
-and its end are its own. Checkpointing runs a forward pass again up to the last tensor that the backward pass is to have, so that an
+A forward operator and its backward function have one number, and numbers rise through a forward pass: those between a module's
+start and its end are its own. Checkpointing runs a forward pass again up to the last tensor that the backward pass is to have, so that an
 operator at the end which saves its inputs only, or nothing, does not run again.
 """
 
@@ -22,8 +22,8 @@ from dpro_search.collect.trace import Ints, Steps
 
 # Backward functions, without "Backward" and what follows it.
 _SAVE_NOTHING = frozenset([
-    "Add", "Alias", "AsStrided", "Cat", "Chunk", "Clone", "Expand", "Mean", "Neg", "Permute", "ReshapeAlias", "Select", "Slice", "Split",
-    "Squeeze", "Stack", "Sub", "Sum", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
+    "Add", "Alias", "AsStrided", "Cat", "Chunk", "Clone", "Expand", "Mean", "Neg", "Permute", "ReshapeAlias", "Select", "Slice",
+    "Split", "Squeeze", "Stack", "Sub", "Sum", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
 ])  # fmt: skip
 _SAVE_INPUTS = frozenset([
     "AdaptiveAvgPool2D", "Addmm", "AvgPool2D", "Baddbmm", "Bmm", "Convolution", "Div", "Embedding", "Gelu", "Mm", "Mul", "Silu",
@@ -33,7 +33,7 @@ _POST = "c10d::"
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A forward pass of a module: times of the profile's clock, and the numbers of its backward functions, from `low` up to `high`."""
+    """A forward pass of a module: times of the profile's clock, and the numbers of its backward functions, `low` up to `high`."""
 
     module: int
     step: int
@@ -157,7 +157,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
 
 
 def _needed_until_us(spans: HostSpans, own: Ints, ran: Ints, start_us: float) -> float:
-    """When the last tensor is there that a backward function is to have; `ran` are these functions in the order of their numbers."""
+    """When the last tensor is there that a backward function is to have; `ran` are these functions, by their numbers."""
     for function in ran[::-1].tolist():
         name = spans.names[spans.name[function]].removeprefix(FUNCTION).partition("Backward")[0]
         made = own[spans.sequence[own] == spans.sequence[function]]

@@ -4,8 +4,8 @@
 
     model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
 
-A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. The names
-of parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and later.
+A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. Names of
+parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def planned_modules(model: Any) -> Any:
     for name in plan["recomputed"]:
         if name not in modules:
             known = [path for path in modules if path.rpartition(".")[0] == name.rpartition(".")[0] and path]
-            raise ValueError(f"the plan computes module '{name}' again, and the model has none; beside it: {', '.join(known) or '-'}")
+            raise ValueError(
+                f"the plan computes module '{name}' again, and the model has none; beside it: {', '.join(known) or '-'}"
+            )
     for name in plan["recomputed"]:
         _compute_again(modules[name])
     _tell_used()

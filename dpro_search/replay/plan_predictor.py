@@ -142,8 +142,8 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         return _ddp_plans(trace, options)
     if options.compute or options.allow_lossy:
         raise InputError(
-            "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this trace "
-            f"({trace.meta.format}) is of neither"
+            "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
+            f"trace ({trace.meta.format}) is of neither"
         )
     if trace.meta.format == "mxnet-kvstore":
         from dpro_search.replay.store_plans import KvstorePlans

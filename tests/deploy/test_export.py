@@ -10,6 +10,7 @@ import pytest
 
 from dpro_search.cli.export import TargetName
 from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
@@ -61,6 +62,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(op_clusters=(("a",),)), (T.HOROVOD,), "op_clusters: horovod cannot express it .known to: xla; choose with --target"),
         (Plan(bfloat16_ops=("a",)), (T.DDP, T.PYTORCH), "autocast chooses by type of op"),
         (Plan(recomputed_ops=("a",)), (T.DDP, T.PYTORCH), "checkpointing takes modules"),
+        (Plan(recomputed_modules=("a",)), (T.TENSORFLOW,), "recomputed_modules: tensorflow cannot express it .known to: pytorch;"),
         (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
         (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
@@ -80,6 +82,18 @@ def test_an_op_that_the_backward_pass_uses_at_once_is_not_computed_again_and_ref
     facts = JobFacts(op_types=dict.fromkeys(inputs, "Square"), op_inputs=inputs)
     with pytest.raises(InputError, match="recomputed_ops: the backward pass uses 'a' and all others at once"):
         parts_of(Plan(recomputed_ops=("a",)), (T.TENSORFLOW,), facts)
+
+
+def test_modules_are_checked_against_the_recording_and_go_with_the_parts_of_a_batch():
+    facts = JobFacts(modules=[ModuleInfo(name="layers.0", type="Block", member=True)])
+    plan = Plan(recomputed_modules=("layers.0",), micro_batches=2, bucket_cap_bytes=2**20)
+    parts = parts_of(plan, targets_for(plan, (T.DDP, T.PYTORCH)), facts)
+    files = parts[T.PYTORCH].files
+    assert set(files) == {"modules.json", "modules.py", "micro_batches.json", "micro_batches.py"}
+    assert json.loads(files["modules.json"])["recomputed"] == ["layers.0"]
+    assert "before `DistributedDataParallel(model)`" in parts[T.PYTORCH].script[0]
+    with pytest.raises(InputError, match=r"the recorded model has no module 'layers\.1' \(it has 'layers\.0'\)"):
+        parts_of(Plan(recomputed_modules=("layers.1",)), (T.PYTORCH,), facts)
 
 
 def test_horovod_on_mxnet_has_no_exact_groups():

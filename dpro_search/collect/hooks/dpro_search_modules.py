@@ -48,10 +48,7 @@ def _marked(model):
     from torch.jit import ScriptModule
 
     members = {
-        id(child)
-        for module in model.modules()
-        if isinstance(module, (nn.Sequential, nn.ModuleList))
-        for child in module.children()
+        id(child) for module in model.modules() if isinstance(module, (nn.Sequential, nn.ModuleList)) for child in module.children()
     }
     for name, module in model.named_modules():
         if not name or isinstance(module, (nn.ModuleList, nn.ModuleDict, ScriptModule)):

@@ -84,7 +84,7 @@ class DdpPredictor(ProgramPredictor):
 
     def _memory_bytes(self, plan: Plan) -> int | None:
         """The measured peak without what the plan saves; None where the recording does not tell that."""
-        saved = saved_bytes(self.graph.modules, plan.recomputed_modules or ())
+        saved = saved_bytes(self.graph, plan.recomputed_modules or ())
         peak = super()._memory_bytes(plan)
         return None if peak is None or saved is None else max(peak - saved, 0)
 

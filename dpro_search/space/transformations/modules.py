@@ -97,20 +97,25 @@ def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
     return replace(graph, ready_us=ready_us, backward_us=backward_us)
 
 
-def saved_bytes(modules: Sequence[ModuleInfo], names: Sequence[str]) -> int | None:
-    """What a rank's peak falls by when modules are computed again; None where the recording does not tell.
+def saved_bytes(graph: DdpGraph, names: Sequence[str]) -> int | None:
+    """What a rank's tensors take less at their peak when modules are computed again; None where the recording does not tell.
 
-    The peak was at the end of the forward pass. It is there, without what the modules free, or where one of them was computed
-    again: then what it frees is there as well, and what lay behind it no more.
+    As recorded, that peak is at the end of the forward pass, or of the backward pass, when all gradients are there. Under a plan
+    it is there as well, without what the modules free; or where one of them is computed again: what that frees is there once more,
+    nothing of what lay behind it, and the gradients of that.
     """
-    chosen = [modules[number] for number in _numbers(modules, names)]
-    if any(module.frees_bytes < 0 for module in chosen):
+    chosen = _numbers(graph.modules, names)
+    if any(graph.modules[number].frees_bytes < 0 for number in chosen):
         return None
-    freed, saved = 0, []
-    for module in chosen:
-        saved.append(freed + module.behind_bytes)
-        freed += module.frees_bytes
-    return min([freed, *saved])
+    sizes = np.array([tensor.size_bytes for tensor in graph.tensors])
+    kept = max((module.frees_bytes + module.behind_bytes for module in graph.modules), default=0)
+    ready_us, from_us = graph.ready_us.mean(axis=(0, 1)), graph.backward_from_us.mean(axis=(0, 1))
+    freed, peaks = 0, [int(sizes.sum())]
+    for number in chosen:
+        gradients = int(sizes[ready_us < from_us[number]].sum())
+        peaks.append(kept - graph.modules[number].behind_bytes - freed + gradients)
+        freed += graph.modules[number].frees_bytes
+    return max(kept, peaks[0]) - max(kept - freed, *peaks)
 
 
 def _numbers(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -60,7 +60,8 @@ class ModuleCalls:
     @staticmethod
     def none() -> ModuleCalls:
         """Of a job without modules, or one that was recorded before they were kept."""
-        return ModuleCalls(**{f.name: np.zeros(0, np.float64 if f.name.endswith("_us") else np.int64) for f in fields(ModuleCalls)})
+        numbers, times = np.zeros(0, np.int64), np.zeros(0, np.float64)
+        return ModuleCalls(module=numbers, rank=numbers, step=numbers, start_us=times, again_us=times, backward_us=times)
 
     def __len__(self) -> int:
         return len(self.module)

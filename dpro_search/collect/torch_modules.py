@@ -1,8 +1,8 @@
 """When the modules of a recorded PyTorch model ran, on each rank, and what their forward passes keep for the backward pass.
 
 A forward operator and its backward function have one number, and numbers rise through a forward pass: those between a module's
-start and its end are its own. Checkpointing runs a forward pass again up to the last tensor that the backward pass is to have, so that an
-operator at the end which saves its inputs only, or nothing, does not run again.
+start and its end are its own. Checkpointing runs a forward pass again up to the last tensor that the backward pass is to have, so
+that an operator at the end which saves its inputs only, or nothing, does not run again.
 """
 
 from __future__ import annotations

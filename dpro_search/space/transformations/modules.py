@@ -100,22 +100,25 @@ def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
 def saved_bytes(graph: DdpGraph, names: Sequence[str]) -> int | None:
     """What a rank's tensors take less at their peak when modules are computed again; None where the recording does not tell.
 
-    As recorded, that peak is at the end of the forward pass, or of the backward pass, when all gradients are there. Under a plan
-    it is there as well, without what the modules free; or where one of them is computed again: what that frees is there once more,
-    nothing of what lay behind it, and the gradients of that.
+    That peak is at the end of the forward pass, at the start of a module's backward pass, when gradients of all that lies behind it
+    have taken the place of what this had kept, or at the end. At its own start, a module that is computed again is whole once more.
     """
-    chosen = _numbers(graph.modules, names)
-    if any(graph.modules[number].frees_bytes < 0 for number in chosen):
+    modules, chosen = graph.modules, set(names)
+    if any(module.frees_bytes < 0 for module in modules if module.name in chosen):
         return None
-    sizes = np.array([tensor.size_bytes for tensor in graph.tensors])
-    kept = max((module.frees_bytes + module.behind_bytes for module in graph.modules), default=0)
+    sizes = np.array([tensor.size_bytes for tensor in graph.tensors], dtype=np.int64)
+    kept = max((module.frees_bytes + module.behind_bytes for module in modules), default=0)
     ready_us, from_us = graph.ready_us.mean(axis=(0, 1)), graph.backward_from_us.mean(axis=(0, 1))
-    freed, peaks = 0, [int(sizes.sum())]
-    for number in chosen:
-        gradients = int(sizes[ready_us < from_us[number]].sum())
-        peaks.append(kept - graph.modules[number].behind_bytes - freed + gradients)
-        freed += graph.modules[number].frees_bytes
-    return max(kept, peaks[0]) - max(kept - freed, *peaks)
+    freed, recorded, planned = 0, [kept, int(sizes.sum())], [int(sizes.sum())]
+    for number, module in enumerate(modules):
+        if module.frees_bytes < 0 or module.refusal:
+            continue
+        level = kept - module.behind_bytes + int(sizes[ready_us < from_us[number]].sum())
+        recorded.append(level)
+        if module.name in chosen or not any(_nested(module.name, name) for name in chosen):
+            planned.append(level - freed)
+        freed += module.frees_bytes if module.name in chosen else 0
+    return max(recorded) - max(kept - freed, *planned)
 
 
 def _numbers(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:

@@ -98,8 +98,8 @@ def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tu
     rows = [(place[module], *row) for part in parts for module, *row in part.columns() if not infos[module].refusal]
     calls = ModuleCalls.none()
     if rows:
-        module, rank, step, start_us, again_us, backward_us = map(np.array, zip(*rows, strict=True))
-        calls = ModuleCalls(module=module, rank=rank, step=step, start_us=start_us, again_us=again_us, backward_us=backward_us)
+        names = ("module", "rank", "step", "start_us", "again_us", "backward_us")
+        calls = ModuleCalls(**{name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
     return tuple(infos[number] for number in order), calls
 
 

@@ -4,7 +4,8 @@
 
     model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
 
-A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. Names of
+A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. Batch
+normalisation's running statistics are changed once, as before; other state that a forward pass changes is changed twice. Names of
 parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and later.
 """
 

@@ -23,7 +23,8 @@ PLAN = os.environ.get("DPRO_SEARCH_PLAN", "")
 
 def replicated(model, **options):
     """DistributedDataParallel, as a plan says if there is one."""
-    sys.path.insert(0, PLAN)
+    if PLAN:
+        sys.path.insert(0, PLAN)
     if PLAN and os.path.exists(os.path.join(PLAN, "modules.py")):
         from modules import planned_modules
 

@@ -13,6 +13,7 @@ from dpro_search.space.graph_builder import Labels
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 _SAME = 1e-3  # distances that differ by less, relatively, are one
+_LONG = 4  # distances of a cycle that need not be equal one by one
 _AGREE = 0.01  # halves of a run whose medians differ by less, relatively and beyond their noise, agree
 
 
@@ -63,14 +64,19 @@ def settled_distance(end_us: Floats) -> tuple[float, bool]:
     """Distance between iterations that end at these times, [iterations >= 2], and whether it has settled.
 
     Max-plus systems end in a cycle: the distances repeat after some iterations, often after one. Settled: the last distances are
-    equal to those one cycle before, for a cycle of at most a third of the iterations; the distance is then the cycle's mean.
-    Otherwise it is the mean of the last half.
+    equal to those one cycle before, for a cycle of at most a third of the iterations; the distance is then the cycle's mean. Where
+    thousands of messages meet, the turns of a cycle differ a little for good: of a cycle of `_LONG` the means have to be equal.
+    Otherwise it is the mean of the last half. The last iteration does not count, if there are others: no next one takes cores and
+    links from its end, so that it is shorter however often the cycle has repeated.
     """
-    distance = np.diff(end_us)
+    distance = np.diff(end_us[:-1] if len(end_us) > 2 else end_us)
     close = _SAME * max(float(np.abs(distance).mean()), 1e-12)
     for cycle in range(1, len(end_us) // 3 + 1):
         last, before = distance[-cycle:], distance[-2 * cycle : -cycle]
-        if len(before) == cycle and np.abs(last - before).max() <= close:
+        if len(before) < cycle:
+            break
+        apart = abs(last.mean() - before.mean()) if cycle >= _LONG else np.abs(last - before).max()
+        if apart <= close:
             return float(last.mean()), True
     return float(distance[len(distance) // 2 :].mean()), False
 

@@ -67,7 +67,10 @@ def test_without_carried_dependencies_one_iteration_is_replayed():
         ([10, 20, 30, 40], (10.0, True)),
         ([50, 90, 100, 110, 120, 130], (10.0, True)),  # a start-up that passes
         ([0, 10, 30, 40, 60, 70, 90], (15.0, True)),  # in turns of 10 and 20
-        ([0, 1, 3, 6, 10, 15, 21, 28], (5.5, False)),  # each takes longer than the one before
+        ([0, 1, 3, 6, 10, 15, 21, 28], (5.0, False)),  # each takes longer than the one before
+        ([0, 10, 20, 30, 40, 47], (10.0, True)),  # the last one has no next one beside it
+        ([0, 10], (10.0, False)),
+        (np.cumsum([0, 9, 11, 9.5, 10.5, 8, 12, 8.5, 11.5, 9, 11, 9, 11, 7]), (10.0, True)),  # in turns that are never the same
     ],
 )
 def test_a_distance_has_settled_when_it_repeats(ends, expected):

@@ -12,8 +12,11 @@ that many partitions have. BytePS 0.2.5 returns the credit when REDUCE has ended
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +25,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.kvstore_job import Segment
-from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.op_pattern import OpPattern
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 DEFAULT_PARTITION_BYTES = 4_096_000
 PAGE_BYTES = 4096
@@ -32,8 +36,7 @@ _MAX_POLLING = 0.9
 _HASHES = ("naive", "djb2", "sdbm")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """A partition: BytePS's key, and the server that it goes to."""
 
     key: int
@@ -116,6 +119,7 @@ class BytepsJob:
         return found
 
 
+@lru_cache(maxsize=1 << 16)  # plans have many keys in common
 def hash_of(key: int, name: str) -> int:
     """BytePS's hash of a partition's key (BYTEPS_KEY_HASH_FN), in 64 bits; djb2 and sdbm are those of D. Bernstein and of sdbm."""
     if name == "naive":
@@ -138,53 +142,47 @@ class _BytepsGraph:
     def __init__(self, job: BytepsJob) -> None:
         self._job = job
         self._builder = GraphBuilder()
-        self._process_core = (*job.worker_core, *job.server_core)
-        cores = list(dict.fromkeys(self._process_core))
+        process_core = (*job.worker_core, *job.server_core)
+        cores = list(dict.fromkeys(process_core))
         devices = self._builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (cores,))
-        self._core = dict(zip(cores, devices.tolist(), strict=True))
+        self._core = devices[[cores.index(core) for core in process_core]]  # device of each process
         polling = dict.fromkeys(cores, 0.0)
-        for process, core in enumerate(self._process_core):
+        for process, core in enumerate(process_core):
             polling[core] += job.worker_polling if process < len(job.worker_core) else job.server_polling
-        self._stretch = {core: 1 / (1 - min(share, _MAX_POLLING)) for core, share in polling.items()}
-        processes = range(len(self._process_core))
-        rank = np.array([cores.index(core) for core in self._process_core])
+        self._stretch = np.array([1 / (1 - min(polling[core], _MAX_POLLING)) for core in process_core])
+        processes = range(len(process_core))
+        rank = np.array([cores.index(core) for core in process_core])
         pairs = np.broadcast_to(rank[:, None], (len(processes), len(processes)))
-        self._send = self._builder.add_devices(pairs, OrderPolicy.FIFO, "{0} to {1}", (processes, processes)).tolist()
+        self._send = self._builder.add_devices(pairs, OrderPolicy.FIFO, "{0} to {1}", (processes, processes))
         self._delay = self._builder.add_devices(rank, OrderPolicy.UNBOUNDED, "delays of {0}", (processes,)).tolist()
         policy = OrderPolicy.PRIORITY if job.credit else OrderPolicy.UNBOUNDED
         self._reduce = self._builder.add_devices(
             rank[: len(job.workers)], policy, "reduce of {0}", (range(len(job.workers)),)
         ).tolist()
         if job.bytes_per_us is not None:
-            self._out, self._into = (self._builder.add_links(np.full(len(processes), job.bytes_per_us)).tolist() for _ in range(2))
+            self._out, self._into = (self._builder.add_links(np.full(len(processes), job.bytes_per_us)) for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
-        wanted: list[dict[int, int]] = []
-        scaled: list[dict[int, int]] = []
-        for worker in range(len(job.workers)):
-            uses, made = self._compute(worker)
-            wanted.append(uses)
-            scaled.append(made)
-        back: list[dict[int, list[int]]] = [{} for _ in job.workers]
-        for tensor in job.order.tolist():
-            for part in job.parts(tensor):
-                for worker, op in enumerate(self._exchanged(tensor, part, [made[tensor] for made in scaled])):
-                    back[worker].setdefault(tensor, []).append(op)
-        for worker in range(len(job.workers)):
-            self._update(worker, back[worker], wanted[worker])
+        uses, scaled = zip(*(self._compute(worker) for worker in range(len(job.workers))), strict=True)
+        parts = [(tensor, part) for tensor in job.order.tolist() for part in job.parts(tensor)]
+        made = np.array([[ops[tensor] for ops in scaled] for tensor, _ in parts])
+        arrived: dict[int, list[list[int]]] = {}  # of each tensor's partitions, on each worker
+        for (tensor, _), ops in zip(parts, self._exchanged(parts, made).tolist(), strict=True):
+            arrived.setdefault(tensor, []).append(ops)
+        for worker, wanted in enumerate(uses):
+            self._update(worker, {tensor: [ops[worker] for ops in each] for tensor, each in arrived.items()}, wanted)
         return self._builder.build()
 
     def _work(self, process: int, work_us: float, name: str, kind: OpKind, after: Sequence[int]) -> int:
         """Core time of a process; returns the last of its pieces."""
-        core = self._process_core[process]
-        pieces = max(int(np.ceil(work_us / _QUANTUM_US)), 1)
+        pieces = _pieces_of(work_us)
         op = -1
         for piece in range(pieces):
             label = name if pieces == 1 else f"{name}.{piece}"
             op = self._builder.add_op(
-                self._core[core],
-                work_us / pieces * self._stretch[core],
+                int(self._core[process]),
+                work_us / pieces * float(self._stretch[process]),
                 name=label,
                 kind=kind,
                 after=after if piece == 0 else [op],
@@ -210,57 +208,89 @@ class _BytepsGraph:
         builder.carry(last, first)
         return uses, scaled
 
-    def _exchanged(self, tensor: int, part: Part, ready: Sequence[int]) -> list[int]:
-        """Push, sum and pull a partition whose gradients are ready after these ops; returns its arrival on each worker."""
-        job = self._job
-        what, server = f"tensor{tensor}.{part.key & 0xFFFF}", len(job.workers) + part.server
-        cpu_us = job.message_us + part.size_bytes * job.cpu_us_per_byte
+    def _exchanged(self, parts: Sequence[tuple[int, Part]], made: Ints) -> Int32s:
+        """Push, sum and pull partitions.
+
+        Parameters
+        ----------
+        parts
+            Tensors and partitions, [p].
+        made
+            Op after which a partition's gradient is ready on each worker, [p, workers].
+
+        Returns
+        -------
+        Int32s
+            Its arrival on each worker, [p, workers].
+        """
+        job, workers = self._job, len(self._job.workers)
+        pattern = OpPattern([f"tensor{tensor}.{part.key & 0xFFFF}" for tensor, part in parts])
+        size = np.array([part.size_bytes for _, part in parts])
+        server = np.array([workers + part.server for _, part in parts])
+        sum_us = size * job.cpu_us_per_byte
+        cpu_us = job.message_us + sum_us
+        priority = np.array([min(part.key, 2**31 - 1) for _, part in parts])
+        # Those that share the credit's bytes pass REDUCE at the rate at which it returns them.
+        held = np.minimum(size / (job.credit * job.page_partition_bytes), 1.0) if job.credit else np.ones(len(parts))
+        queued_us = job.reduce_us * (1 - held) + job.before_push_us
         summed, asked = [], []
-        for worker, made in enumerate(ready):
-            sent = self._work(worker, cpu_us, f"{what}.send@{worker}", OpKind.COMM, [self._queued(what, part, worker, made)])
-            arrived = self._message(f"{what}.push@{worker}", worker, server, part.size_bytes, sent)
-            taken = self._work(server, cpu_us, f"{what}.receive@{worker}", OpKind.COMM, [arrived])
-            sum_us = part.size_bytes * job.cpu_us_per_byte
-            summed.append(self._work(server, sum_us, f"{what}.sum@{worker}", OpKind.SERVER, [taken]))
-            told = self._message(f"{what}.acknowledge@{worker}", server, worker, 0.0, taken)
-            asks = self._wait(worker, job.reply_us, f"{what}.acknowledged@{worker}", told)
-            asked.append(self._message(f"{what}.request@{worker}", worker, server, 0.0, asks))
+        for worker in range(workers):
+            reduced = pattern.add(
+                self._reduce[worker], job.reduce_us * held, f"reduce@{worker}", priority=priority, since=made[:, worker]
+            )
+            queued = pattern.add(self._delay[worker], queued_us, f"queued@{worker}", after=[reduced])
+            sent = self._worked(pattern, worker, cpu_us, f"send@{worker}", [queued])
+            arrived = self._message(pattern, f"push@{worker}", worker, server, size, sent)
+            taken = self._worked(pattern, server, cpu_us, f"receive@{worker}", [arrived])
+            summed.append(self._worked(pattern, server, sum_us, f"sum@{worker}", [taken], OpKind.SERVER))
+            told = self._message(pattern, f"acknowledge@{worker}", server, worker, 0.0, taken)
+            asks = pattern.add(self._delay[worker], job.reply_us, f"acknowledged@{worker}", after=[told])
+            asked.append(self._message(pattern, f"request@{worker}", worker, server, 0.0, asks))
         back = []
         for worker, request in enumerate(asked):
-            answered = self._work(server, cpu_us, f"{what}.answer@{worker}", OpKind.COMM, [*summed, request])
-            arrived = self._message(f"{what}.pull@{worker}", server, worker, part.size_bytes, answered)
-            taken = self._work(worker, cpu_us, f"{what}.take@{worker}", OpKind.COMM, [arrived])
-            back.append(self._wait(worker, job.after_pull_us, f"{what}.copied@{worker}", taken))
-        return back
+            answered = self._worked(pattern, server, cpu_us, f"answer@{worker}", [*summed, request])
+            arrived = self._message(pattern, f"pull@{worker}", server, worker, size, answered)
+            taken = self._worked(pattern, worker, cpu_us, f"take@{worker}", [arrived])
+            back.append(pattern.add(self._delay[worker], job.after_pull_us, f"copied@{worker}", after=[taken]))
+        return pattern.into(self._builder)[:, back]
 
-    def _queued(self, what: str, part: Part, worker: int, made: int) -> int:
-        """The stages before the push. Those that share the credit's bytes pass REDUCE at the rate at which it returns them."""
-        job = self._job
-        held = min(part.size_bytes / (job.credit * job.page_partition_bytes), 1.0) if job.credit else 1.0
-        reduced = self._builder.add_op(
-            self._reduce[worker],
-            job.reduce_us * held,
-            name=f"{what}.reduce@{worker}",
-            kind=OpKind.COMM,
-            priority=min(part.key, 2**31 - 1),
-            after=[made],
-        )
-        return self._wait(worker, job.reduce_us * (1 - held) + job.before_push_us, f"{what}.queued@{worker}", reduced)
+    def _worked(
+        self,
+        pattern: OpPattern,
+        process: int | Ints,
+        work_us: Floats,
+        name: str,
+        after: Sequence[int | Ints],
+        kind: OpKind = OpKind.COMM,
+    ) -> Ints:
+        """As `_work`, for each partition; returns the places of their last pieces."""
+        pieces = np.maximum(np.ceil(work_us / _QUANTUM_US), 1).astype(np.int64)
+        most = int(pieces.max())
+        last = np.zeros(len(pieces), np.int64)
+        for piece in range(-1, most if most > 1 else 0):  # before the pieces, the ops that are of one piece
+            where = pieces == 1 if piece < 0 else pieces > max(piece, 1)
+            last[where] = pattern.add(
+                self._core[process],
+                work_us / pieces * self._stretch[process],
+                name if piece < 0 else f"{name}.{piece}",
+                kind=kind,
+                after=after if piece < 1 else [last.copy()],
+                where=where,
+            )
+        return last
 
-    def _wait(self, process: int, delay_us: float, name: str, after: int) -> int:
-        return self._builder.add_op(self._delay[process], delay_us, name=name, kind=OpKind.COMM, after=[after])
-
-    def _message(self, name: str, sender: int, receiver: int, size: float, after: int) -> int:
+    def _message(
+        self, pattern: OpPattern, name: str, sender: int | Ints, receiver: int | Ints, size: float | Floats, after: int | Ints
+    ) -> int:
         """The way from a process to another, behind what the sender has sent there before."""
-        links = () if self._job.bytes_per_us is None else (self._out[sender], self._into[receiver])
-        return self._builder.add_op(
-            self._send[sender][receiver],
+        limited = self._job.bytes_per_us is not None
+        return pattern.add(
+            self._send[sender, receiver],
             0.0,
-            name=name,
-            kind=OpKind.COMM,
+            name,
             after=[after],
-            flow_bytes=size if links else 0.0,
-            links=links,
+            flow_bytes=size if limited else 0.0,
+            links=(self._out[sender], self._into[receiver]) if limited else (),
         )
 
     def _update(self, worker: int, back: dict[int, list[int]], wanted: dict[int, int]) -> None:
@@ -273,3 +303,8 @@ class _BytepsGraph:
             updated = self._work(worker, work_us, f"group{group}.update@{worker}", OpKind.UPDATE, ready)
             for first in dict.fromkeys(wanted[tensor] for tensor in members):
                 self._builder.carry(updated, first)
+
+
+def _pieces_of(work_us: float) -> int:
+    """Of an operator's core time."""
+    return max(math.ceil(work_us / _QUANTUM_US), 1)

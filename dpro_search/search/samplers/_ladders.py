@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
@@ -18,17 +18,15 @@ from dpro_search.space.transformations import RECORDED, Choice, PlanSpace
 _PLACES = 4  # of a ladder that are looked at first
 _FRESH_ATTEMPTS = 16
 
-Line = Callable[[Choice], list[Plan]]
-
 
 class LadderSampler(Sampler):
     """A pattern search over the choices of a space (Hooke and Jeeves 1961).
 
-    Each choice in turn is tried at a few places of all its ladders, the others being as in the best plan so far; again and again,
-    until a round of all choices finds nothing better. Then the same with a step up and one down from the best plan, first long
-    ones, half as long each time. When single steps do not help, there is nothing new, until a better plan comes from elsewhere:
-    then lines are searched anew through that one. While the prices of a line are on their way, neighbours of the best plan are
-    asked for.
+    Each choice in turn is tried once at a few places of all its ladders, the others being as in the best plan so far. Then with a
+    step up and one down from the best plan, again and again until a round of all choices finds nothing better, first long steps,
+    half as long each time. When single steps do not help, lines are searched anew through the best plan if that is another one than
+    before; else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way,
+    neighbours of the best plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
@@ -85,18 +83,15 @@ class LadderSampler(Sampler):
         return plan
 
     def _all_lines(self) -> Iterator[list[Plan]]:
-        yield from self._rounds(lambda choice: self._places(choice))
+        for choice in self.space.choices:
+            yield self._places(choice)
         longest = max((_stride(len(rungs)) for choice in self.space.choices for rungs in choice.ways.values()), default=0)
         for halvings in range(1, longest.bit_length()):
-            yield from self._rounds(lambda choice, halvings=halvings: self._steps(choice, halvings))  # type: ignore[misc]
-
-    def _rounds(self, line: Line) -> Iterator[list[Plan]]:
-        """A line along each choice, until a round finds nothing better."""
-        before_us = math.inf
-        while self._best_us < before_us:
-            before_us = self._best_us
-            for choice in self.space.choices:
-                yield line(choice)
+            before_us = math.inf
+            while self._best_us < before_us:
+                before_us = self._best_us
+                for choice in self.space.choices:
+                    yield self._steps(choice, halvings)
 
     def _places(self, choice: Choice) -> list[Plan]:
         """The best plan with some rungs of each way, evenly spread."""

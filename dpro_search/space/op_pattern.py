@@ -13,7 +13,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import Int32s
 
-Each = float | Ints | Floats  # one value for all things, or one for each, [things]
+Each = float | Ints | Int32s | Floats  # one value for all things, or one for each, [things]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -119,10 +119,9 @@ class OpPattern:
         source: list[Ints | Int32s] = []
         place: list[int] = []
         for own, op in enumerate(self._ops):
-            needed = [numbers[:, before] if isinstance(before, int) else numbers[things, before] for before in op.after]
-            needed += [] if op.since is None else [op.since]
-            source += needed
-            place += [own] * len(needed)
+            source += [numbers[:, before] if isinstance(before, int) else numbers[things, before] for before in op.after]
+            source += [] if op.since is None else [op.since]
+            place += [own] * (len(source) - len(place))
         if source:
             needs = numbers[:, place]
             builder.add_edges(np.stack(source, axis=1)[needs >= 0], needs[needs >= 0])

@@ -15,7 +15,6 @@ also judge a model that came after them.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import os
 import re
@@ -96,6 +95,10 @@ class _KeptRun(msgspec.Struct, frozen=True, kw_only=True):
     compute_cpu_us: list[float]
     comm_cpu_us: list[float]
     losses: tuple[Loss, ...]
+    peak_rss_bytes: int = 0
+
+
+_COLUMNS = ("iteration_us", "compute_cpu_us", "comm_cpu_us")
 
 
 class KeptRuns:
@@ -120,13 +123,14 @@ class KeptRuns:
                 raise SystemExit(f"{self._folder}: {self._count - 1} real runs are kept; the same command goes on behind them")
             self._left -= 1
             found = self._job.run(plan, warmup=warmup)
-            columns = {field.name: getattr(found.times, field.name).tolist() for field in dataclasses.fields(StepTimes)}
-            write_file(path, msgspec.json.encode(_KeptRun(plan=plan, losses=found.losses, **columns)))
+            columns = {name: getattr(found.times, name).tolist() for name in _COLUMNS}
+            kept = _KeptRun(plan=plan, losses=found.losses, peak_rss_bytes=found.times.peak_rss_bytes, **columns)
+            write_file(path, msgspec.json.encode(kept))
         kept = msgspec.json.decode(path.read_bytes(), type=_KeptRun)
         if kept.plan != plan:
             raise SystemExit(f"{path}: a run of another plan; remove {self._folder} to run everything again")
-        columns = {field.name: np.array(getattr(kept, field.name)) for field in dataclasses.fields(StepTimes)}
-        return Run(times=StepTimes(**columns), losses=kept.losses)
+        columns = {name: np.array(getattr(kept, name)) for name in _COLUMNS}
+        return Run(times=StepTimes(**columns, peak_rss_bytes=kept.peak_rss_bytes), losses=kept.losses)
 
 
 def main() -> None:

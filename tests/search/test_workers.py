@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -229,16 +229,20 @@ def wait_for(prices: Prices, plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class Mortal(BusObjective):
-    """Ends the worker that makes one of the prices `kills`, counted over all processes."""
+    """Ends the worker that makes one of the prices `kills`, counted over all processes; a plan ends one worker at most."""
 
     kills: tuple[int, ...] = ()
-    made: Synchronized[int] = field(default_factory=lambda: multiprocessing.Value("i", 0))
+    made: Synchronized[int] = field(default_factory=lambda: multiprocessing.Value("q", 0))
+    fatal: SynchronizedArray[int] = field(default_factory=lambda: multiprocessing.Array("q", 8))  # hashes of plans
 
     def predict(self, plan: Plan) -> Prediction:
         with self.made.get_lock():
             self.made.value += 1
-            made = self.made.value
-        if made in self.kills:
+            ended = [seen for seen in self.fatal if seen]
+            dies = len(ended) < len(self.kills) and self.made.value >= self.kills[len(ended)] and hash(plan) not in ended
+            if dies:
+                self.fatal[len(ended)] = hash(plan)
+        if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().predict(plan)
 

@@ -88,8 +88,9 @@ def test_a_bound_that_cuts_nothing_leaves_large_tensors_on_one_server():
 
 
 def test_communication_hides_behind_the_layers_that_are_still_computed():
-    late, early = (job(sizes, bytes_per_us=1250.0) for sizes in ([4 * MIB, 400], [400, 4 * MIB]))
-    assert iteration_us(early) < iteration_us(late)  # the last layer's gradient comes first
+    small = [400] * 3
+    late, early = (job(sizes, bytes_per_us=1250.0) for sizes in ([4 * MIB, *small], [*small, 4 * MIB]))
+    assert iteration_us(early) < 0.95 * iteration_us(late)  # the last layer's gradient comes first
 
 
 def test_a_server_on_a_worker_s_core_takes_time_from_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,6 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
-
-Axis = Sequence[Any] | npt.NDArray[Any]  # what a template is formatted with along an axis of a block
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "device": np.int32,
@@ -23,6 +21,14 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "collective": np.int32,
     "flow_bytes": np.float64,
 }
+
+
+class Axis(Protocol):
+    """What a template is formatted with along an axis of a block."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Labels(Sequence[str]):

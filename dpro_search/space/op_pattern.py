@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +127,8 @@ class OpPattern:
             builder.add_edges(np.stack(source, axis=1)[needs >= 0], needs[needs >= 0])
 
 
-class _Names(Sequence[str]):
-    """Names of ops, spelled when somebody asks."""
+class _Names:
+    """Names of ops, spelled when somebody asks: an axis of names."""
 
     def __init__(self, things: Sequence[str], ops: Sequence[str], at: Ints) -> None:
         self._things, self._ops, self._at = things, ops, at
@@ -136,12 +136,6 @@ class _Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._at)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int, /) -> str:
         thing, place = divmod(int(self._at[index]), len(self._ops))
         return f"{self._things[thing]}.{self._ops[place]}"

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_TO_SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
+_UPWARDS = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)[^)]*\)")
 
 
-def on_page_markdown(markdown: str, **context: Any) -> str:
-    """A page's text before it is rendered."""
-    return _TO_SOURCE.sub(r"\1", markdown)
+def on_page_markdown(markdown: str, *, page: Any, **context: Any) -> str:
+    """A page's text before it is rendered, without links that leave the folder of pages."""
+    depth = page.file.src_uri.count("/")
+
+    def kept(link: re.Match[str]) -> str:
+        return link[0] if link[2].count("../") <= depth else link[1]
+
+    return _UPWARDS.sub(kept, markdown)

@@ -19,8 +19,9 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
     """Iteration time of each of many replays, [samples].
 
     Each iteration takes all durations from one recorded step, so that what varies together in the job does so here. The iteration
-    time of a replay is the mean distance between its iterations without the first quarter; the makespan where there is only one.
-    The kernel releases the GIL: as many threads as there are processors run it. The result depends on the seed only.
+    time of a replay is the mean distance between its iterations without the first quarter and the last (as in `settled_distance`);
+    the makespan where there is only one. The kernel releases the GIL: as many threads as there are processors run it. The result
+    depends on the seed only.
 
     Raises
     ------
@@ -31,7 +32,7 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
         raise InputError("the graph has no recorded durations to draw from (samples_us is empty)")
     seeds = np.random.SeedSequence(seed).spawn(samples)
     iteration_of, op_of = np.divmod(engine.layout.op_of, np.int32(len(graph)))
-    first = engine.iterations // 4
+    first, last = engine.iterations // 4, engine.iterations - (2 if engine.iterations > 2 else 1)
 
     def one(child: np.random.SeedSequence) -> float:
         rows = np.random.default_rng(child).integers(len(graph.samples_us), size=engine.iterations)
@@ -42,7 +43,7 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
             return run.makespan_us
         ends = np.zeros(engine.iterations)
         _latest(run.end_us, iteration_of, ends)
-        return float((ends[-1] - ends[first]) / (engine.iterations - 1 - first))
+        return float((ends[last] - ends[first]) / (last - first))
 
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         return np.fromiter(pool.map(one, seeds), np.float64, samples)

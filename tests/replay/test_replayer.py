@@ -143,6 +143,19 @@ def test_equal_samples_give_the_replay_itself():
     np.testing.assert_array_equal(timeline.sampled_us, np.full(5, timeline.iteration_us))
 
 
+def test_the_last_iteration_which_no_next_one_delays_is_in_no_sample():
+    graph = GraphBuilder()
+    core, link = graph.add_device(), graph.add_device()
+    forward = graph.add_op(core, 5.0)
+    graph.add_op(core, 5.0, after=[graph.add_op(link, 1.0, after=[forward])])  # queues behind the next iteration's forward
+    graph.carry(forward, forward)
+    graph = graph.build()
+    constant = replace(graph, samples_us=np.tile(graph.duration_us, (3, 1)).astype(np.float32))
+    timeline = replay(constant, samples=5)
+    assert timeline.iteration_us == 10
+    np.testing.assert_array_equal(timeline.sampled_us, np.full(5, 10.0))
+
+
 @settings(max_examples=150, deadline=None)
 @given(replay_graphs(carry=True, max_ops=8))
 def test_the_iteration_time_alone_is_that_of_the_replay(graph):

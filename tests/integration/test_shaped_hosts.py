@@ -68,6 +68,25 @@ with ShapedHosts(2) as hosts:
 """
 
 
+WHICH = """
+import socket, sys
+if sys.argv[1] == "serve":
+    server = socket.create_server(("0.0.0.0", 5000)); print("ready", flush=True); peer, _ = server.accept()
+else:
+    peer = socket.create_connection((sys.argv[2], 5000))
+print(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\\0")[0].decode())
+"""
+
+
+def test_both_ends_of_a_connection_use_linux_own_congestion_control_whatever_the_machine_does():
+    with ShapedHosts(2) as hosts:
+        serving = subprocess.Popen(hosts.command(1, [sys.executable, "-c", WHICH, "serve"]), stdout=subprocess.PIPE, text=True)
+        assert serving.stdout.readline() == "ready\n"
+        asking = hosts.command(0, [sys.executable, "-c", WHICH, "ask", hosts.address(1)])
+        assert subprocess.run(asking, capture_output=True, text=True, check=True).stdout == "cubic\n"
+        assert serving.communicate(timeout=10)[0] == "cubic\n"
+
+
 def test_ranks_die_with_the_process_that_started_them(tensorflow_python, tmp_path):
     (tmp_path / "sleeper.py").write_text(f"import time\nprint('up', flush=True)\ntime.sleep(600)  # {tmp_path}\n")
     process = subprocess.Popen([sys.executable, "-c", JOB, tensorflow_python, str(tmp_path)])

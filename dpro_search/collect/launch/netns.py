@@ -19,8 +19,9 @@ from types import FrameType, TracebackType
 
 from dpro_search.errors import InputError, MissingCapabilityError
 
-# Linux's own congestion control: another choice of the machine would make its recordings differ from those of others.
-_USE_CUBIC = "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control"
+# Linux's own congestion control: another choice of the machine would make its recordings differ from those of others. As a property
+# of the route, for a namespace may not make it its default on a machine that does not allow it to every process.
+_CUBIC = ("congctl", "cubic")
 _PREFIX = "dps"
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
@@ -102,7 +103,8 @@ class ShapedHosts:
             _run("ip", "-n", space, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
-            _run("ip", "netns", "exec", space, "sh", "-c", _USE_CUBIC)
+            here = ("dev", "eth0", "proto", "kernel", "scope", "link", "src", self.address(i))
+            _run("ip", "-n", space, "route", "replace", self.subnet, *here, *_CUBIC)
         lines = ["127.0.0.1 localhost", *(f"{self.address(i)} {name}" for i, name in enumerate(self.names))]
         self._hosts_file.write_text("\n".join(lines) + "\n")
         self.set_rate(self._rate_bps)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import ClassVar
+
 import msgspec
 
 from dpro_search.search.run_folder import Trial, line_of
 from dpro_search.space.plan import Plan, Prediction
-
-
-class TrialFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Trial` without its plan, which is most of it: quickly read from its line."""
-
-    number: int
-    origin: str
-    prediction: Prediction
 
 
 class PlanSize(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -24,10 +19,9 @@ class PlanSize(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 _TRIAL = msgspec.json.Decoder(Trial)
-_FACTS = msgspec.json.Decoder(TrialFacts)
 
 
-class LazyTrial:
+class LazyTrial(msgspec.Struct, array_like=True, eq=False, dict=True):
     """A trial of an island, as the journal's line of it; its plan is read when somebody looks at it.
 
     Attributes
@@ -42,21 +36,18 @@ class LazyTrial:
         As a `Trial` has them.
     """
 
-    __slots__ = ("_plan", "key", "line", "number", "origin", "prediction", "size")
+    line: bytes
+    key: bytes
+    size: PlanSize
+    number: int
+    origin: str
+    prediction: Prediction
+    told: ClassVar[int | None] = None
 
-    told: int | None = None
-
-    def __init__(self, line: bytes, key: bytes, size: PlanSize) -> None:
-        facts = _FACTS.decode(line)
-        self.line, self.key, self.size = line, key, size
-        self.number, self.origin, self.prediction = facts.number, facts.origin, facts.prediction
-        self._plan: Plan | None = None
-
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        if self._plan is None:
-            self._plan = _TRIAL.decode(self.line).plan
-        return self._plan
+        """What was priced."""
+        return _TRIAL.decode(self.line).plan
 
 
 FinishedTrial = Trial | LazyTrial

@@ -1,6 +1,7 @@
 """What a worker process does that runs islands: ask, price, tell, and send what is finished.
 
-It sends reports as it likes, and reads only when it has asked for news: so neither side ever writes to one that does not read.
+It sends reports as it likes, which the search always reads, and hears news by a pipe of its own, into which the search never waits
+to write: so neither side ever waits for one that waits for it.
 """
 
 from __future__ import annotations
@@ -18,24 +19,16 @@ from typing import NoReturn
 
 import msgspec
 
-from dpro_search.search.finished import FinishedTrial, PlanSize, plan_size
+from dpro_search.search.finished import FinishedTrial, LazyTrial, plan_size
 from dpro_search.search.islands import FIRST_NEWS, ROUND, Asked, Island, News
+from dpro_search.search.news_pipe import NewsReader
 from dpro_search.search.objective import Objective
-from dpro_search.search.run_folder import Journal, Trial, line_of
+from dpro_search.search.run_folder import Journal, line_with
 from dpro_search.search.trials import check_same
 from dpro_search.search.workers import SHOWN_BYTES, failed
 from dpro_search.space.plan import Prediction
 
 _SEND_EVERY_S = 0.025  # of the trials so far: what a killed worker may lose, beside the one that it was pricing
-_NEWS = msgspec.msgpack.Decoder(News)
-
-
-class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """A new trial: its line in the journal, and of its plan the key and the size."""
-
-    line: bytes
-    key: bytes
-    size: PlanSize
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -47,14 +40,11 @@ class Report(msgspec.Struct, frozen=True, tag=True):
         How many of its trials the island has been through, those included whose price the search knew.
     finished
         New trials, in order.
-    round
-        Before which it waits for news; None: it goes on.
     """
 
     island: int
     passed: int
-    finished: list[Finished]
-    round: int | None = None
+    finished: list[LazyTrial]
 
 
 class Mark:
@@ -108,17 +98,18 @@ class _GoneError(Exception):
 
 @dataclass(eq=False)
 class _Post:
-    """Reports of the island whose turn it is."""
+    """Reports of the island whose turn it is, and what it hears."""
 
     connection: Connection
+    heard: NewsReader
     island: int = 0
     passed: int = 0
-    finished: list[Finished] = field(default_factory=list)
+    finished: list[LazyTrial] = field(default_factory=list)
     sent_s: float = field(default_factory=time.monotonic)
 
-    def send(self, round_: int | None = None) -> None:
+    def send(self) -> None:
         try:
-            self.connection.send_bytes(msgspec.msgpack.encode(Report(self.island, self.passed, self.finished, round_)))
+            self.connection.send_bytes(msgspec.msgpack.encode(Report(self.island, self.passed, self.finished)))
         except OSError as error:
             raise _GoneError from error
         self.finished = []
@@ -128,11 +119,10 @@ class _Post:
         if time.monotonic() - self.sent_s >= _SEND_EVERY_S:
             self.send()
 
-    def news(self, round_: int) -> News:
-        self.send(round_)
+    def news(self, round_: int) -> list[News]:
         try:
-            return _NEWS.decode(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:
+            return self.heard.before(self.island, round_)
+        except EOFError as error:
             raise _GoneError from error
 
 
@@ -143,6 +133,7 @@ def work(
     journal: Journal,
     mark: Mark,
     connection: Connection,
+    news: NewsReader,
     foreign: Sequence[int],
 ) -> NoReturn:
     """Run islands round by round until they have their shares or the search is gone; Ctrl-C is the search's business.
@@ -157,7 +148,7 @@ def work(
         os.close(descriptor)
     gc.freeze()  # what was forked along is not looked at, which would copy its pages
     try:
-        _run(objective, recorded, assignments, journal, mark, _Post(connection))
+        _run(objective, recorded, assignments, journal, mark, _Post(connection, news))
     except _GoneError:
         pass
     except Exception as error:
@@ -185,19 +176,25 @@ def _run(
                     check_same(known, asked.proposal, journal)
                     prediction = known.prediction
                 else:
-                    trial = _priced(objective, island, asked, assignment.number_of(place), mark)
-                    prediction = trial.prediction
-                    post.finished.append(Finished(line_of(trial), asked.key, plan_size(trial.plan)))
+                    number = assignment.number_of(place)
+                    prediction = _priced(objective, island, asked, number, mark)
+                    post.finished.append(_finished(asked, number, prediction))
                 island.tell(asked, prediction)
                 post.passed = place + 1
                 post.send_soon()
             post.send()
 
 
-def _priced(objective: Objective, island: Island, asked: Asked, number: int, mark: Mark) -> Trial:
+def _priced(objective: Objective, island: Island, asked: Asked, number: int, mark: Mark) -> Prediction:
     prediction = island.price(asked)
     if prediction is None:
         mark.set(number, asked.plan_json)
         prediction = objective.predict(asked.proposal.plan)
         mark.clear()
-    return Trial(number=number, origin=asked.proposal.origin, plan=asked.proposal.plan, prediction=prediction)
+    return prediction
+
+
+def _finished(asked: Asked, number: int, prediction: Prediction) -> LazyTrial:
+    plan, origin = asked.proposal
+    line = line_with(number, origin, asked.plan_json, prediction)
+    return LazyTrial(line, asked.key, plan_size(plan), number, origin, prediction)

@@ -23,6 +23,7 @@ from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.finished import FinishedTrial, LazyTrial, line_as_written, plan_size
 from dpro_search.search.island_process import Assignment, Mark, Report, work
 from dpro_search.search.islands import Findings, Island, key_of, number_of, owner_of, share_of
+from dpro_search.search.news_pipe import NewsWriter, news_pipe
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial, line_of
 from dpro_search.search.workers import Failed, end_of, end_workers, raise_failed, refuse_fatal
@@ -39,7 +40,7 @@ class _Worker:
     mark: Mark
     process: ForkProcess
     connection: Connection
-    waits: tuple[int, int] | None = None  # an island, and the round before which it waits for news
+    news: NewsWriter
 
 
 class IslandWorkers:
@@ -82,11 +83,12 @@ class IslandWorkers:
         for trial in journal.trials[1:]:
             known = _lazy(trial)
             self._findings.add(known, known.key)
+        self._told = [self._findings.rounds(island) for island in range(islands)]  # rounds that the others were told of
         self._passed = [0] * islands
         self._losses: Counter[int] = Counter()  # workers, by the trial that they were pricing
         self._barren = 0
         self._workers: list[_Worker] = []
-        self._reports = selectors.DefaultSelector()
+        self._ready = selectors.DefaultSelector()
         for least in range(min(workers, islands, trials - 1)):
             self._start(range(least, islands, workers), Mark())
 
@@ -114,26 +116,35 @@ class IslandWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self._reports.close()
+        self._ready.close()
         end_workers([(worker.process, worker.connection) for worker in self._workers])
+        for worker in self._workers:
+            worker.news.close()
         self._workers.clear()
 
     def _start(self, islands: Sequence[int], mark: Mark) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        # Kept open in a worker, others' sockets would hide that the search has ended, and the journal would stay locked then.
-        foreign = [*(worker.connection.fileno() for worker in self._workers), ours.fileno(), self._journal.fileno()]
+        news, heard = news_pipe(self._findings.islands)
+        # Kept open in a worker, others' ends would hide that the search has ended, and the journal would stay locked then.
+        foreign = [end.fileno() for worker in self._workers for end in (worker.connection, worker.news)]
+        foreign += [ours.fileno(), news.fileno(), self._journal.fileno()]
         assignments = [self._assignment(island) for island in islands]
         process = context.Process(
             target=work,
-            args=(self._objective, self._first.prediction, assignments, self._journal, mark, theirs, foreign),
+            args=(self._objective, self._first.prediction, assignments, self._journal, mark, theirs, heard, foreign),
             daemon=True,
         )
         process.start()
         theirs.close()
-        worker = _Worker(islands, mark, process, ours)
+        heard.close()
+        worker = _Worker(islands, mark, process, ours, news)
         self._workers.append(worker)
-        self._reports.register(ours, selectors.EVENT_READ, worker)
+        self._ready.register(ours, selectors.EVENT_READ, worker)
+        for round_ in range(max(self._told)):
+            for island, told in enumerate(self._told):
+                if round_ < told:
+                    self._tell(worker, island, msgspec.msgpack.encode(self._findings.news_of(island, round_)))
 
     def _assignment(self, island: int) -> Assignment:
         count = self._findings.islands
@@ -146,33 +157,56 @@ class IslandWorkers:
         )
 
     def _receive(self) -> None:
-        """Take what has come, at least one report or end, and give news to those that wait for them."""
-        for ready, _ in self._reports.select():
+        """Take what has come, at least one report or end, and go on telling those that can hear more."""
+        for ready, _ in self._ready.select():
             worker: _Worker = ready.data
-            try:
-                report = _REPORT.decode(worker.connection.recv_bytes())
-            except (EOFError, OSError):
-                self._ended(worker)
-                continue
-            if isinstance(report, Failed):
-                raise_failed(report)
-            for finished in report.finished:
-                self._findings.add(LazyTrial(finished.line, finished.key, finished.size), finished.key)
-                self._barren = 0
-            self._passed[report.island] = max(self._passed[report.island], report.passed)
-            worker.waits = None if report.round is None else (report.island, report.round)
-        for worker in list(self._workers):
-            if worker.waits is not None and self._findings.has_news(*worker.waits):
-                news, worker.waits = self._findings.news(*worker.waits), None
-                try:
-                    worker.connection.send_bytes(msgspec.msgpack.encode(news))
-                except OSError:
-                    self._ended(worker)
+            if worker not in self._workers:
+                continue  # its end came first
+            if ready.fileobj is worker.news:
+                self._go_on_telling(worker)
+            else:
+                self._take_report(worker)
+
+    def _take_report(self, worker: _Worker) -> None:
+        try:
+            report = _REPORT.decode(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            self._ended(worker)
+            return
+        if isinstance(report, Failed):
+            raise_failed(report)
+        for trial in report.finished:
+            self._findings.add(trial, trial.key)
+            self._barren = 0
+        island = report.island
+        self._passed[island] = max(self._passed[island], report.passed)
+        for round_ in range(self._told[island], self._findings.rounds(island)):
+            news = msgspec.msgpack.encode(self._findings.news_of(island, round_))
+            for other in self._workers:
+                self._tell(other, island, news)
+            self._told[island] += 1
+
+    def _tell(self, worker: _Worker, island: int, news: bytes) -> None:
+        """Tell a worker of an island's round, unless that island is all that it runs."""
+        if list(worker.islands) != [island]:
+            worker.news.add(news)
+            self._go_on_telling(worker)
+
+    def _go_on_telling(self, worker: _Worker) -> None:
+        """Write news on, and come back when there is room for what is left."""
+        left, awaited = worker.news.write(), worker.news.fileno() in self._ready.get_map()
+        if left and not awaited:
+            self._ready.register(worker.news, selectors.EVENT_WRITE, worker)
+        elif awaited and not left:
+            self._ready.unregister(worker.news)
 
     def _ended(self, worker: _Worker) -> None:
         """Start another one in the place of a worker that was not done."""
-        self._reports.unregister(worker.connection)
+        self._ready.unregister(worker.connection)
+        if worker.news.fileno() in self._ready.get_map():
+            self._ready.unregister(worker.news)
         worker.connection.close()
+        worker.news.close()
         worker.process.join()
         self._workers.remove(worker)
         count = self._findings.islands
@@ -194,4 +228,5 @@ class IslandWorkers:
 
 
 def _lazy(trial: Trial) -> LazyTrial:
-    return LazyTrial(line_of(trial), key_of(msgspec.json.encode(trial.plan)), plan_size(trial.plan))
+    key = key_of(msgspec.json.encode(trial.plan))
+    return LazyTrial(line_of(trial), key, plan_size(trial.plan), trial.number, trial.origin, trial.prediction)

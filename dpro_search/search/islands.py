@@ -9,7 +9,7 @@ run, how fast, or who is killed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,18 +25,22 @@ FIRST_NEWS = 2  # the round before which islands hear something first
 _TRIAL = msgspec.json.Decoder(Trial)
 
 
-class News(msgspec.Struct, frozen=True):
-    """What an island hears before a round.
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """What an island found in a round, for the others to hear.
 
     Attributes
     ----------
     prices
-        Keys and prices of the plans that the other islands had priced.
-    best
-        The best of these trials, as the journal holds it.
+        Keys and prices of the plans that it had priced.
+    best_us, number, best
+        The best of these trials: what samplers minimise, its number, and the trial as the journal holds it.
     """
 
+    island: int
+    round: int
     prices: list[tuple[bytes, Prediction]]
+    best_us: float
+    number: int
     best: bytes
 
 
@@ -77,12 +81,15 @@ class Island:
         self._best_us = price_us(recorded)
         sampler.observe(Plan(), recorded)
 
-    def hear(self, news: News) -> None:
-        self._heard.update(news.prices)
-        best = _TRIAL.decode(news.best)
-        if price_us(best.prediction) < self._best_us:
-            self._best_us = price_us(best.prediction)
-            self._sampler.observe(best.plan, best.prediction)
+    def hear(self, news: Collection[News]) -> None:
+        """Take what each of the others found in a round."""
+        for found in news:
+            self._heard.update(found.prices)
+        best = min(news, key=lambda found: (found.best_us, found.number))
+        if best.best_us < self._best_us:
+            self._best_us = best.best_us
+            trial = _TRIAL.decode(best.best)
+            self._sampler.observe(trial.plan, trial.prediction)
 
     def ask(self) -> Asked:
         """The next plan of its own. Proposals that others had priced cost no trial, once each: they are told at once."""
@@ -124,22 +131,21 @@ class Findings:
         """The trials of an island."""
         return self._trials[island]
 
-    def has_news(self, island: int, round_: int) -> bool:
-        """Whether all is there that an island hears before a round."""
-        return all(len(trials) >= (round_ - 1) * ROUND for other, trials in enumerate(self._trials) if other != island)
+    def rounds(self, island: int) -> int:
+        """How many rounds an island is through."""
+        return len(self._trials[island]) // ROUND
 
-    def news(self, island: int, round_: int) -> News:
+    def news(self, island: int, round_: int) -> list[News]:
         """What an island hears before a round, which is at least `FIRST_NEWS`."""
-        prices: list[tuple[bytes, Prediction]] = []
-        found: list[FinishedTrial] = []
-        for other in range(self.islands):
-            if other != island:
-                trials = self._trials[other][(round_ - 2) * ROUND : (round_ - 1) * ROUND]
-                keys = self._keys[other][(round_ - 2) * ROUND : (round_ - 1) * ROUND]
-                prices += [(key, trial.prediction) for key, trial in zip(keys, trials, strict=True)]
-                found += trials
-        best = min(found, key=lambda trial: (price_us(trial.prediction), trial.number))
-        return News(prices, line_as_written(best))
+        return [self.news_of(other, round_ - FIRST_NEWS) for other in range(self.islands) if other != island]
+
+    def news_of(self, island: int, round_: int) -> News:
+        """What the others hear of a round that an island is through."""
+        whole = slice(round_ * ROUND, (round_ + 1) * ROUND)
+        trials = self._trials[island][whole]
+        prices = [(key, trial.prediction) for key, trial in zip(self._keys[island][whole], trials, strict=True)]
+        best = min(trials, key=lambda trial: (price_us(trial.prediction), trial.number))
+        return News(island, round_, prices, price_us(best.prediction), best.number, line_as_written(best))
 
 
 def owner_of(number: int, islands: int) -> tuple[int, int]:

@@ -180,6 +180,20 @@ def line_of(trial: Trial) -> bytes:
     return msgspec.json.encode(trial) + b"\n"
 
 
+class _Encoded(msgspec.Struct):
+    """A `Trial` whose plan is in JSON already."""
+
+    number: int
+    origin: str
+    plan: msgspec.Raw
+    prediction: Prediction
+
+
+def line_with(number: int, origin: str, plan_json: bytes, prediction: Prediction) -> bytes:
+    """The same of a trial whose plan, which is most of it, is in JSON already."""
+    return msgspec.json.encode(_Encoded(number, origin, msgspec.Raw(plan_json), prediction)) + b"\n"
+
+
 def read_run(folder: Path) -> RunInfo:
     """What a run folder was made with; raises `InputError` if it is none."""
     path = folder / "run.json"

@@ -162,11 +162,13 @@ def test_an_island_hears_of_a_round_when_the_others_are_through_it_and_it_is_a_r
     findings = Findings(3)
     for number in range(1, 1 + 6 * ROUND):
         findings.add(trial(number, iteration_us=1e6 - number), key_of(b"%d" % number))
-        assert findings.has_news(0, 2) == (number >= 3 * ROUND), "when the third island has its first round"
+        assert bool(findings.rounds(2)) == (number >= 3 * ROUND), "the third island's first round ends with the third's trials"
     news = findings.news(0, 3)
-    second_round = [number_of(other, 3, place) for other in (1, 2) for place in range(ROUND, 2 * ROUND)]
-    assert [key for key, _ in news.prices] == [key_of(b"%d" % number) for number in second_round]
-    assert news.best == line_of(trial(6 * ROUND, 1e6 - 6 * ROUND)), "its prices fall"
+    assert [found.island for found in news] == [1, 2]
+    for found in news:
+        second_round = [number_of(found.island, 3, place) for place in range(ROUND, 2 * ROUND)]
+        assert [key for key, _ in found.prices] == [key_of(b"%d" % number) for number in second_round]
+        assert found.best == line_of(trial(second_round[-1], 1e6 - second_round[-1])), "its prices fall"
 
 
 class Listed(Sampler):

@@ -239,19 +239,17 @@ def _by_islands(
     engine: Engine,
 ) -> tuple[Crew, Iterator[FinishedTrial]]:
     """All trials of a search by several samplers: in processes of their own, unless there is one worker, or it is elsewhere."""
-    if workers == 1 or engine != "local":
-        pricer, prices = _pricing(stack, objective, workers, engine)
-        prices.request(RECORDED.plan)
-        price = prices.wait(RECORDED.plan)
-        journal = stack.enter_context(Journal(out / "trials.jsonl"))
-        first = recorded_trial(price, journal)
-        driven = [make(number, first.prediction) for number in range(islands)]
-        return pricer, chain([first], islands_trials(prices, driven, journal, trials))
-    price = objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
+    in_processes = workers > 1 and engine == "local"
+    pricer, prices = _pricing(stack, objective, 1 if in_processes else workers, engine)
+    prices.request(RECORDED.plan)
+    price = prices.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
     journal = stack.enter_context(Journal(out / "trials.jsonl"))
     first = recorded_trial(price, journal)
-    crew = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
-    return crew, crew.trials()
+    if in_processes:
+        crew = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
+        return crew, crew.trials()
+    driven = [make(number, first.prediction) for number in range(islands)]
+    return pricer, chain([first], islands_trials(prices, driven, journal, trials))
 
 
 def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:

@@ -247,7 +247,7 @@ class Mortal(BusObjective):
         return super().predict(plan)
 
 
-@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100)), ("critical-path", (10,))])
+@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100, 160)), ("critical-path", (10,))])
 def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
     """Those of several samplers are replaced; of those that price for one, the others do the work."""
     result = run_search(
@@ -263,7 +263,7 @@ def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills
     assert (tmp_path / "run" / "trials.jsonl").read_bytes() == search(tmp_path / "whole", workers=2, trials=200, sampler=sampler)
 
 
-@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100)), ("critical-path", (10,))])
+@pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100, 160)), ("critical-path", (10,))])
 def test_workers_killed_at_any_point_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
     """They may be at work, between two prices, or done: then nobody is lost."""
 

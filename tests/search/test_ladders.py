@@ -12,7 +12,7 @@ from bus_objective import KnobObjective, priced, tensors_of
 from dpro_search.search.samplers import sampler_for
 from dpro_search.search.samplers._ladders import LadderSampler
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import JobFacts, KeySlicing, PlanSpace, ServerCount
+from dpro_search.space.transformations import JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
 
 
 class Store:
@@ -121,3 +121,41 @@ def test_without_a_guide_the_portfolio_begins_with_them(seed: int) -> None:
         least_us = min(least_us, prediction.iteration_us)
     assert set(origins[:12]) == {"ladders"}
     assert {"mcmc", "optuna"} < set(origins), "the others have their turns"
+
+
+class Ridge:
+    """Two knobs that must go together: half as large partitions need one server less, and every other step is for the worse."""
+
+    recorded = None
+    best = Plan(partition_bytes=32_768)
+
+    def __init__(self) -> None:
+        self.tensors = tensors_of([8_000_000, 500_000])
+        facts = JobFacts(name="a store", tensors=self.tensors, values={"servers": 2, "partition_bytes": 4_096_000})
+        self.space = PlanSpace(facts, (TensorPartition(facts), ServerCount(facts)))
+
+    def predict(self, plan: Plan) -> Prediction:
+        self.space.check(plan)
+        rungs = 2 * math.log2((plan.partition_bytes or 4_096_000) / 32_768)
+        servers = (plan.servers or 2) - 2
+        return priced(1000.0 + 100 * abs(rungs - servers) + 20 * (abs(rungs) + abs(servers)), plan, 0.01)
+
+
+@pytest.mark.parametrize("start", [Plan(partition_bytes=49_152, servers=3), Plan(partition_bytes=65_536, servers=4)])
+def test_knobs_that_depend_on_each_other_are_stepped_in_together(start: Plan) -> None:
+    job = Ridge()
+    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler.observe(start, job.predict(start))
+    found = searched(sampler, job, 100)
+    assert min(found, key=lambda each: each[1])[0] == job.best, "servers as recorded: a step from three, like any other"
+    assert len(found) < 50
+
+
+def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
+    job = Ridge()
+    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler.observe(job.best, job.predict(job.best))
+    asked = [(plan.partition_bytes, plan.servers) for plan, _ in searched(sampler, job, 100)]
+    beside = [asked.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
+    both = [asked.index(plan) for plan in ((24_576, 1), (24_576, 3), (45_056, 1), (45_056, 3))]
+    assert max(beside) < min(both)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
 from typing import ClassVar
 
 import msgspec
@@ -18,15 +20,20 @@ from dpro_search.space.transformations import RECORDED, Choice, PlanSpace
 _PLACES = 4  # of a ladder that are looked at first
 _FRESH_ATTEMPTS = 16
 
+_Place = tuple[str, int]  # a way of a choice, and a rung of the way
+_AS_RECORDED: _Place = (RECORDED, 0)
+
 
 class LadderSampler(Sampler):
     """A pattern search over the choices of a space (Hooke and Jeeves 1961).
 
     Each choice in turn is tried once at a few places of all its ladders, the others being as in the best plan so far. Then with a
     step up and one down from the best plan, again and again until a round of all choices finds nothing better, first long steps,
-    half as long each time. When single steps do not help, lines are searched anew through the best plan if that is another one than
-    before; else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way,
-    neighbours of the best plan are asked for.
+    half as long each time; recorded values have their place between the rungs. When steps in one choice do not help any more, there
+    are shortest steps in two at once: where the best value of a choice depends on another, the way to a better plan leads past
+    worse ones. When these do not help either, lines are searched anew through the best plan if that is another one than before;
+    else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way, neighbours of
+    the best plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
@@ -85,13 +92,29 @@ class LadderSampler(Sampler):
     def _all_lines(self) -> Iterator[list[Plan]]:
         for choice in self.space.choices:
             yield self._places(choice)
-        longest = max((_stride(len(rungs)) for choice in self.space.choices for rungs in choice.ways.values()), default=0)
-        for halvings in range(1, longest.bit_length()):
-            before_us = math.inf
-            while self._best_us < before_us:
-                before_us = self._best_us
-                for choice in self.space.choices:
-                    yield self._steps(choice, halvings)
+        longest = max((_stride(len(axis)) for choice in self.space.choices for axis in self._axes(choice)), default=1)
+        shortest = longest.bit_length() - 1  # halvings of the longest step, after which all steps are from a place to the next
+        for halvings in range(1, shortest + 1):
+            yield from self._while_better(partial(self._single_steps, halvings))
+        yield from self._while_better(partial(self._double_steps, shortest))
+
+    def _while_better(self, lines: Callable[[], Iterator[list[Plan]]]) -> Iterator[list[Plan]]:
+        """Lines again and again, until they find nothing better."""
+        before_us = math.inf
+        while self._best_us < before_us:
+            before_us = self._best_us
+            yield from lines()
+
+    def _single_steps(self, halvings: int) -> Iterator[list[Plan]]:
+        for choice in self.space.choices:
+            yield self._legal(self._beside(self._best, choice, halvings))
+
+    def _double_steps(self, halvings: int) -> Iterator[list[Plan]]:
+        """Steps in every two choices, and in one from what these have found."""
+        for one, other in combinations(self.space.choices, 2):
+            asides = self._beside(self._best, one, halvings)
+            yield self._legal([plan for aside in asides for plan in self._beside(aside, other, halvings)])
+        yield from self._single_steps(halvings)
 
     def _places(self, choice: Choice) -> list[Plan]:
         """The best plan with some rungs of each way, evenly spread."""
@@ -101,26 +124,46 @@ class LadderSampler(Sampler):
             found += [choice.put(self._best, way, rung) for rung in range((stride - 1) // 2, len(rungs), stride)]
         return self._legal(found)
 
-    def _steps(self, choice: Choice, halvings: int) -> list[Plan]:
-        """The best plan with rungs below and above its own; around the recorded values where it keeps those."""
-        found = []
-        way, rung = choice.nearest(self._best)
-        around = self._near_recorded(choice) if way == RECORDED else [(way, rung)]
-        for way, rung in around:
-            last = len(choice.ways[way]) - 1
-            step = max(_stride(last + 1) >> halvings, 1)
-            found += [choice.put(self._best, way, at) for at in (rung - step, rung, rung + step) if 0 <= at <= last]
-        return self._legal(found)
+    def _beside(self, plan: Plan, choice: Choice, halvings: int) -> list[Plan]:
+        """A plan with the places below and above its own, legal or not.
 
-    def _near_recorded(self, choice: Choice) -> list[tuple[str, int]]:
-        """Of each way, the rung that is nearest to the recorded values."""
-        values = self.space.job.values
+        Where it keeps recorded values that a way cannot say, that way's nearest rung and those around it.
+        """
         found = []
-        for rungs in choice.ways.values():
-            known = {name: values.get(name) for name in rungs[0]}
-            if known and None not in known.values():
-                found.append(choice.nearest(msgspec.structs.replace(Plan(), **known)))
+        own = choice.nearest(plan)
+        for axis in self._axes(choice):
+            step = max(_stride(len(axis)) >> halvings, 1)
+            if own in axis:
+                at = axis.index(own)
+                places = [at - step, at + step]
+            elif own == _AS_RECORDED and (near := self._near_recorded(choice, axis)) is not None:
+                places = [near - step, near, near + step]
+            else:
+                continue
+            found += [choice.put(plan, *axis[at]) for at in places if 0 <= at < len(axis)]
         return found
+
+    def _axes(self, choice: Choice) -> list[list[_Place]]:
+        """Of each way its rungs in their order, the recorded setting among them where it is one number away from all of them."""
+        recorded = self.space.job.values
+        found = []
+        for way, rungs in choice.ways.items():
+            if way == RECORDED:
+                continue
+            axis = [(way, number) for number in range(len(rungs))]
+            differing = [name for name in rungs[0] if any(rung[name] != recorded.get(name) for rung in rungs)]
+            if len(differing) == 1 and isinstance(value := recorded.get(differing[0]), int | float):
+                below = [place for place, rung in zip(axis, rungs, strict=True) if rung[differing[0]] < value]
+                above = [place for place, rung in zip(axis, rungs, strict=True) if rung[differing[0]] > value]
+                axis = [*below, _AS_RECORDED, *above]
+            found.append(axis)
+        return found
+
+    def _near_recorded(self, choice: Choice, axis: list[_Place]) -> int | None:
+        """Where on an axis is the rung that is nearest to the recorded values; None: a value of its fields was not recorded."""
+        values = {name: self.space.job.values.get(name) for name in choice.ways[axis[0][0]][0]}
+        near = choice.nearest(msgspec.structs.replace(Plan(), **values))
+        return axis.index(near) if near in axis else None
 
     def _legal(self, plans: list[Plan]) -> list[Plan]:
         return [self.space.simplest(plan) for plan in plans if self.space.refusal(plan) is None]

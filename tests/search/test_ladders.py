@@ -79,8 +79,7 @@ def test_coarse_places_of_every_ladder_come_first() -> None:
 def test_one_knob_is_set_as_well() -> None:
     job = KnobObjective()
     found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 30)
-    assert min(us for _, us in found) < 104_000
-    assert len(found) <= 12
+    assert min(us for _, us in found[:12]) == min(us for _, us in found) < 104_000
 
 
 def test_a_better_plan_from_elsewhere_is_searched_around() -> None:
@@ -159,3 +158,12 @@ def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
     beside = [asked.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
     both = [asked.index(plan) for plan in ((24_576, 1), (24_576, 3), (45_056, 1), (45_056, 3))]
     assert max(beside) < min(both)
+
+
+def test_ladders_through_the_best_plan_are_gone_through_whole_before_there_is_nothing_new() -> None:
+    job = Ridge()
+    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    asked = {plan for plan, _ in searched(sampler, job, 100)}
+    partitions = {Plan(partition_bytes=rung["partition_bytes"]) for rung in job.space.choices[0].ways["set"]}
+    servers = {Plan(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
+    assert partitions | servers <= asked

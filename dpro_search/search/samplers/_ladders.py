@@ -31,9 +31,10 @@ class LadderSampler(Sampler):
     step up and one down from the best plan, again and again until a round of all choices finds nothing better, first long steps,
     half as long each time; recorded values have their place between the rungs. When steps in one choice do not help any more, there
     are shortest steps in two at once: where the best value of a choice depends on another, the way to a better plan leads past
-    worse ones. When these do not help either, lines are searched anew through the best plan if that is another one than before;
-    else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way, neighbours of
-    the best plan are asked for.
+    worse ones. Then all that is left of the ladders through the best plan: hashes decide which server gets which part, so that
+    single values may be lucky far from any other good one. Lines are searched anew through the best plan if that is another one
+    than before; else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way,
+    neighbours of the best plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
@@ -97,6 +98,8 @@ class LadderSampler(Sampler):
         for halvings in range(1, shortest + 1):
             yield from self._while_better(partial(self._single_steps, halvings))
         yield from self._while_better(partial(self._double_steps, shortest))
+        for choice in self.space.choices:
+            yield self._legal([choice.put(self._best, *place) for axis in self._axes(choice) for place in axis])
 
     def _while_better(self, lines: Callable[[], Iterator[list[Plan]]]) -> Iterator[list[Plan]]:
         """Lines again and again, until they find nothing better."""

@@ -18,6 +18,7 @@ from dpro_search.replay.horovod_plans import HorovodPlans
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from experiments.search.line_searches import all_plans, line_search, row
 from experiments.search.samplers import Charged, prices_of, searched, table
 from experiments.search.time_to_best import report
 
@@ -48,6 +49,15 @@ def test_a_replay_counts_in_every_search_and_is_done_in_one() -> None:
             prices.predict(Plan())
         assert prices.spent_s == REPLAY_S, "asked again by one search, a plan is free"
     assert job.replayed == [Plan()]
+
+
+def test_line_searches_are_compared_with_the_best_of_all_plans_of_the_knobs() -> None:
+    job = KnobObjective()
+    prices = {plan: job.predict(plan) for plan in all_plans(job.space)}
+    assert len(prices) == len(job.space.choices[0].ways["set"]), "one of them is as recorded"
+    best_us = min(prediction.iteration_us for prediction in prices.values())
+    assert {line_search(job.space, prices, start)[0] for start in prices} == {best_us}, "one knob is gone through whole"
+    assert "| 0 of 3 | 0.00 |" in row("knob", job.space, prices, 3)
 
 
 def test_samplers_are_compared_with_the_best_of_all() -> None:

@@ -12,7 +12,7 @@ from bus_objective import KnobObjective, priced, tensors_of
 from dpro_search.search.samplers import sampler_for
 from dpro_search.search.samplers._ladders import LadderSampler
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
+from dpro_search.space.transformations import Credit, JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
 
 
 class Store:
@@ -130,7 +130,7 @@ class Ridge:
 
     def __init__(self) -> None:
         self.tensors = tensors_of([8_000_000, 500_000])
-        facts = JobFacts(name="a store", tensors=self.tensors, values={"servers": 2, "partition_bytes": 4_096_000})
+        facts = JobFacts(name="a store", tensors=self.tensors, values={"servers": 2, "partition_bytes": 4_096_000, "credit": 0})
         self.space = PlanSpace(facts, (TensorPartition(facts), ServerCount(facts)))
 
     def predict(self, plan: Plan) -> Prediction:
@@ -167,3 +167,12 @@ def test_ladders_through_the_best_plan_are_gone_through_whole_before_there_is_no
     partitions = {Plan(partition_bytes=rung["partition_bytes"]) for rung in job.space.choices[0].ways["set"]}
     servers = {Plan(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
     assert partitions | servers <= asked
+
+
+def test_a_knob_that_hardly_matters_gets_no_steps_before_whole_lines() -> None:
+    job = Ridge()
+    job.space = PlanSpace(job.space.job, (*job.space.transformations, Credit(job.space.job)))
+    asked = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+    stepped = asked.index(Plan(partition_bytes=45_056, servers=3))
+    assert len({plan.credit for plan in asked[:stepped]} - {None}) == 3, "its first places"
+    assert {plan.credit for plan in asked} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"

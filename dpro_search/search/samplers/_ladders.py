@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from typing import ClassVar
@@ -19,6 +19,7 @@ from dpro_search.space.transformations import RECORDED, Choice, PlanSpace
 
 _PLACES = 4  # of a ladder that are looked at first
 _FRESH_ATTEMPTS = 16
+_FLAT = 3e-3  # a choice whose first places differ by less, relatively, is not worth steps
 
 _Place = tuple[str, int]  # a way of a choice, and a rung of the way
 _AS_RECORDED: _Place = (RECORDED, 0)
@@ -29,12 +30,12 @@ class LadderSampler(Sampler):
 
     Each choice in turn is tried once at a few places of all its ladders, the others being as in the best plan so far. Then with a
     step up and one down from the best plan, again and again until a round of all choices finds nothing better, first long steps,
-    half as long each time; recorded values have their place between the rungs. When steps in one choice do not help any more, there
-    are shortest steps in two at once: where the best value of a choice depends on another, the way to a better plan leads past
-    worse ones. Then all that is left of the ladders through the best plan: hashes decide which server gets which part, so that
-    single values may be lucky far from any other good one. Lines are searched anew through the best plan if that is another one
-    than before; else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way,
-    neighbours of the best plan are asked for.
+    half as long each time; recorded values have their place between the rungs, and a choice whose first places hardly differ gets
+    no steps. When steps in one choice do not help any more, there are shortest steps in two at once: where the best value of a
+    choice depends on another, the way to a better plan leads past worse ones. Then all that is left of the ladders through the best
+    plan: hashes decide which server gets which part, so that single values may be lucky far from any other good one. Lines are
+    searched anew through the best plan if that is another one than before; else there is nothing new, until a better plan comes
+    from elsewhere. While the prices of a line are on their way, neighbours of the best plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
@@ -43,6 +44,7 @@ class LadderSampler(Sampler):
         super().__init__(space, rng, guide)
         self._best, self._best_us = Plan(), math.inf
         self._known: set[Plan] = {Plan()}  # priced, or on their way
+        self._prices_us: dict[Plan, float] = {}
         self._asked: deque[Plan] = deque()  # open asks, the oldest first
         self._line: deque[Plan] = deque()
         self._lines: Iterator[list[Plan]] = iter(())
@@ -63,6 +65,7 @@ class LadderSampler(Sampler):
         self._note(plan, prediction)
 
     def _note(self, plan: Plan, prediction: Prediction) -> None:
+        self._prices_us[plan] = price_us(prediction)
         if price_us(prediction) < self._best_us:
             self._best, self._best_us = plan, price_us(prediction)
 
@@ -91,13 +94,17 @@ class LadderSampler(Sampler):
         return plan
 
     def _all_lines(self) -> Iterator[list[Plan]]:
+        steep = []
         for choice in self.space.choices:
-            yield self._places(choice)
+            places = self._places(choice)
+            yield places
+            if not self._is_flat(places):
+                steep.append(choice)
         longest = max((_stride(len(axis)) for choice in self.space.choices for axis in self._axes(choice)), default=1)
         shortest = longest.bit_length() - 1  # halvings of the longest step, after which all steps are from a place to the next
         for halvings in range(1, shortest + 1):
-            yield from self._while_better(partial(self._single_steps, halvings))
-        yield from self._while_better(partial(self._double_steps, shortest))
+            yield from self._while_better(partial(self._single_steps, steep, halvings))
+        yield from self._while_better(partial(self._double_steps, steep, shortest))
         for choice in self.space.choices:
             yield self._legal([choice.put(self._best, *place) for axis in self._axes(choice) for place in axis])
 
@@ -108,16 +115,21 @@ class LadderSampler(Sampler):
             before_us = self._best_us
             yield from lines()
 
-    def _single_steps(self, halvings: int) -> Iterator[list[Plan]]:
-        for choice in self.space.choices:
+    def _is_flat(self, places: list[Plan]) -> bool:
+        """Whether it hardly matters where on its ladders a choice is, as far as prices are known."""
+        found_us = [self._prices_us[plan] for plan in places if plan in self._prices_us]
+        return len(found_us) > 1 and max(found_us) < (1 + _FLAT) * min(found_us)
+
+    def _single_steps(self, choices: Sequence[Choice], halvings: int) -> Iterator[list[Plan]]:
+        for choice in choices:
             yield self._legal(self._beside(self._best, choice, halvings))
 
-    def _double_steps(self, halvings: int) -> Iterator[list[Plan]]:
+    def _double_steps(self, choices: Sequence[Choice], halvings: int) -> Iterator[list[Plan]]:
         """Steps in every two choices, and in one from what these have found."""
-        for one, other in combinations(self.space.choices, 2):
+        for one, other in combinations(choices, 2):
             asides = self._beside(self._best, one, halvings)
             yield self._legal([plan for aside in asides for plan in self._beside(aside, other, halvings)])
-        yield from self._single_steps(halvings)
+        yield from self._single_steps(choices, halvings)
 
     def _places(self, choice: Choice) -> list[Plan]:
         """The best plan with some rungs of each way, evenly spread."""

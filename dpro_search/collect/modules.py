@@ -9,6 +9,35 @@ import numpy as np
 import numpy.typing as npt
 
 
+class LoweredOp(msgspec.Struct, frozen=True, array_like=True):
+    """Ops of one type that a module would run in bfloat16; `us` is the time of all of them in float32."""
+
+    type: str  # an operator, "aten::linear", or a backward function, "AddmmBackward0"
+    backward: bool
+    calls: int
+    us: float
+
+
+class LoweredOps(msgspec.Struct, frozen=True, kw_only=True):
+    """What bfloat16 autocast would change of a module.
+
+    Attributes
+    ----------
+    forward_us, backward_us
+        Its recorded passes, from start to end.
+    ops
+        Those that would compute in bfloat16.
+    casts, cast_elements
+        Casts of the forward pass, and elements of all; the backward pass has as many.
+    """
+
+    forward_us: float
+    backward_us: float
+    ops: tuple[LoweredOp, ...]
+    casts: int
+    cast_elements: int
+
+
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A module that a plan can name.
 
@@ -24,6 +53,8 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
         What the forward pass keeps for the backward pass from where the module begins on, without that; -1: not known.
     refusal
         Why it cannot be computed again; empty: it can.
+    lowered
+        What would run in bfloat16; None: not known, or nothing.
     """
 
     name: str
@@ -32,6 +63,7 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
     frees_bytes: int = -1
     behind_bytes: int = -1
     refusal: str = ""
+    lowered: LoweredOps | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +76,10 @@ class ModuleCalls:
         Index into `Trace.modules`.
     rank, step
         Where it ran, and in which training step.
-    start_us, again_us
-        Its start; and until when it is computed, if it is computed again: what comes behind is needed by no backward function.
-    backward_us
-        The start of its first backward function.
+    start_us, again_us, end_us
+        Its start; until when it is computed, if it is computed again: what comes behind is needed by no backward function; its end.
+    backward_us, backward_end_us
+        The start of its first backward function, and the end of the last.
     """
 
     module: npt.NDArray[np.int64]
@@ -55,18 +87,24 @@ class ModuleCalls:
     step: npt.NDArray[np.int64]
     start_us: npt.NDArray[np.float64]
     again_us: npt.NDArray[np.float64]
+    end_us: npt.NDArray[np.float64]
     backward_us: npt.NDArray[np.float64]
+    backward_end_us: npt.NDArray[np.float64]
 
     @staticmethod
     def none() -> ModuleCalls:
         """Of a job without modules, or one that was recorded before they were kept."""
         numbers, times = np.zeros(0, np.int64), np.zeros(0, np.float64)
-        return ModuleCalls(module=numbers, rank=numbers, step=numbers, start_us=times, again_us=times, backward_us=times)
+        same = {"start_us": times, "again_us": times, "end_us": times, "backward_us": times, "backward_end_us": times}
+        return ModuleCalls(module=numbers, rank=numbers, step=numbers, **same)
 
     def __len__(self) -> int:
         return len(self.module)
 
     def shifted(self, offset_us: npt.NDArray[np.float64]) -> ModuleCalls:
         """The same on clocks that are set back, each rank's by its own offset, [ranks]."""
-        moved = {name: getattr(self, name) - offset_us[self.rank] for name in ("start_us", "again_us", "backward_us")}
+        moved = {name: getattr(self, name) - offset_us[self.rank] for name in _TIMES}
         return replace(self, **moved)
+
+
+_TIMES = ("start_us", "again_us", "end_us", "backward_us", "backward_end_us")

@@ -8,14 +8,16 @@ that an operator at the end which saves its inputs only, or nothing, does not ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.collect.assembly import step_of
-from dpro_search.collect.modules import ModuleCalls, ModuleInfo
+from dpro_search.collect.modules import LoweredOps, ModuleCalls, ModuleInfo
 from dpro_search.collect.readers.kineto_cpu import HostSpans
-from dpro_search.collect.torch_execution import ExecutionTrace
+from dpro_search.collect.torch_autocast import Lowering, ModuleRows, lowered_ops, lowering
+from dpro_search.collect.torch_execution import ExecutionNode, ExecutionTrace
 from dpro_search.collect.torch_files import RawRank
 from dpro_search.collect.torch_spans import FUNCTION, MODULE, inside
 from dpro_search.collect.trace import Ints, Steps
@@ -41,9 +43,11 @@ class _Call:
     end_us: float
     again_us: float
     backward_us: float
+    backward_end_us: float
     low: int
     high: int
     communicates: bool
+    rows: ModuleRows
 
 
 class RankModules:
@@ -54,11 +58,15 @@ class RankModules:
         self._shift_us = (rank.origin_ns - base_ns) / 1e3
         self.calls = _calls(rank, number, self._shift_us, steps)
 
-    def columns(self) -> list[tuple[int, int, int, float, float, float]]:
+    def columns(self) -> list[tuple[int, int, int, float, float, float, float, float]]:
         """Rows of `ModuleCalls`."""
         shift_us = self._shift_us
         return [
-            (call.module, self._number, call.step, call.start_us + shift_us, call.again_us + shift_us, call.backward_us + shift_us)
+            (
+                *(call.module, self._number, call.step),
+                *(call.start_us + shift_us, call.again_us + shift_us, call.end_us + shift_us),
+                *(call.backward_us + shift_us, call.backward_end_us + shift_us),
+            )
             for call in self.calls
         ]
 
@@ -75,6 +83,28 @@ class RankModules:
             found[call.module] = freed, after - freed
         return found
 
+    def lowered(self) -> dict[int, LoweredOps]:
+        """What would run in bfloat16 of modules, by their number; empty where no execution trace tells."""
+        found = {}
+        for number, (executed, lowers) in self.lowerings().items():
+            calls = [call.rows for call in self.calls if call.module == number]
+            found[number] = lowered_ops(self._rank.spans, calls, executed, lowers)
+        return found
+
+    def lowerings(self) -> dict[int, tuple[ModuleRows, Lowering]]:
+        """The forward pass of each module that the execution trace has, and what autocast would do to it, by its number."""
+        if self._rank.execution is None:
+            return {}
+        nodes, found = _forward_nodes(self._rank.execution, self._rank.spans), {}
+        place = {row: i for i, row in enumerate(nodes)}
+        for call in self.calls:
+            if not len(call.rows.ops) or not place.keys() >= set(call.rows.ops.tolist()):
+                continue  # of another step
+            lowers = lowering(self._rank.spans, call.rows, list(nodes.values()), place[int(call.rows.ops[0])])
+            if lowers is not None:
+                found[call.module] = call.rows, lowers
+        return found
+
 
 def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tuple[ModuleInfo, ...], ModuleCalls]:
     """The modules of a job, in the order in which they run, and their calls; none where they were not recorded."""
@@ -82,14 +112,20 @@ def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tu
     if any(rank.hook.modules != listed for rank in ranks):
         return (), ModuleCalls.none()
     parts = [RankModules(rank, number, base_ns, steps) for number, rank in enumerate(ranks)]
-    kept = parts[0].kept_bytes()
+    kept, lowered = parts[0].kept_bytes(), parts[0].lowered()
     infos = []
     for number, module in enumerate(listed):
         frees, behind = kept.get(number, (-1, -1))
         refusal = _refusal([[call for call in part.calls if call.module == number] for part in parts])
         infos.append(
             ModuleInfo(
-                name=module.name, type=module.type, member=module.member, frees_bytes=frees, behind_bytes=behind, refusal=refusal
+                name=module.name,
+                type=module.type,
+                member=module.member,
+                frees_bytes=frees,
+                behind_bytes=behind,
+                refusal=refusal,
+                lowered=lowered.get(number),
             )
         )
     first_us = {call.module: call.start_us for call in reversed(parts[0].calls)}
@@ -98,8 +134,8 @@ def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tu
     rows = [(place[module], *row) for part in parts for module, *row in part.columns() if not infos[module].refusal]
     calls = ModuleCalls.none()
     if rows:
-        names = ("module", "rank", "step", "start_us", "again_us", "backward_us")
-        calls = ModuleCalls(**{name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
+        columns = zip((column.name for column in fields(ModuleCalls)), zip(*rows, strict=True), strict=True)
+        calls = ModuleCalls(**{name: np.array(column) for name, column in columns})
     return tuple(infos[number] for number in order), calls
 
 
@@ -126,6 +162,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
     backward = np.flatnonzero(functions)
     backward = backward[np.argsort(spans.sequence[backward], kind="stable")]
     posts = np.flatnonzero(spans.is_op & spans.named(_POST, prefix=True))
+    outer = np.flatnonzero(spans.outermost(spans.is_op))
     step_of_mark = step_of(steps, number, spans.start_us[marks] + shift_us)
     found = []
     for mark, step in zip(marks.tolist(), step_of_mark.tolist(), strict=True):
@@ -140,6 +177,8 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
         ran = backward[slice(*np.searchsorted(spans.sequence[backward], (low, high)).tolist())]
         if not len(ran):
             continue
+        backward_us, backward_end_us = float(spans.start_us[ran].min()), float(spans.end_us[ran].max())
+        ops = outer[(spans.thread[outer] == spans.thread[mark]) & _begin_within(spans, outer, start_us, end_us)]
         found.append(
             _Call(
                 module=place[name],
@@ -147,12 +186,40 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
                 start_us=start_us,
                 end_us=end_us,
                 again_us=_needed_until_us(spans, own, ran, start_us),
-                backward_us=float(spans.start_us[ran].min()),
+                backward_us=backward_us,
+                backward_end_us=backward_end_us,
                 low=low,
                 high=high,
-                communicates=bool(((spans.start_us[posts] >= start_us) & (spans.start_us[posts] < end_us)).any()),
+                communicates=bool(_begin_within(spans, posts, start_us, end_us).any()),
+                rows=_rows(spans, own, ran, ops, end_us - start_us, backward_end_us - backward_us),
             )
         )
+    return found
+
+
+def _begin_within(spans: HostSpans, rows: Ints, start_us: float, end_us: float) -> npt.NDArray[np.bool_]:
+    return (spans.start_us[rows] >= start_us) & (spans.start_us[rows] < end_us)
+
+
+def _rows(spans: HostSpans, own: Ints, ran: Ints, ops: Ints, forward_us: float, backward_us: float) -> ModuleRows:
+    """Of a call with numbered operators `own`, outermost operators `ops` and backward functions `ran`."""
+    numbers = spans.sequence[own]
+    order = np.argsort(numbers, kind="stable")  # of equal numbers the last is the operator that a backward function belongs to
+    last = order[np.searchsorted(numbers[order], spans.sequence[ran], side="right") - 1]
+    op_of = np.searchsorted(spans.start_us[ops], spans.start_us[own[last]], side="right") - 1
+    return ModuleRows(ops=ops, functions=ran, op_of=np.maximum(op_of, 0), forward_us=forward_us, backward_us=backward_us)
+
+
+def _forward_nodes(execution: ExecutionTrace, spans: HostSpans) -> dict[int, ExecutionNode]:
+    """The outermost operators before the first backward function of an execution trace, by their row in the profile."""
+    row_of = {int(function): row for row, function in enumerate(spans.function.tolist()) if function > 0}
+    found: dict[int, ExecutionNode] = {}
+    for number in execution.operators:
+        node = execution.nodes[number]
+        if node.is_backward:
+            break
+        if node.function in row_of:
+            found[row_of[node.function]] = node
     return found
 
 

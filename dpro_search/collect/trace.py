@@ -331,6 +331,9 @@ class Trace:
             )
             calls = ModuleCalls.none()
             if strings.modules:
+                # Of traces from before ends were kept, whose modules say nothing of bfloat16.
+                columns.setdefault("modules.end_us", columns["modules.again_us"])
+                columns.setdefault("modules.backward_end_us", columns["modules.backward_us"])
                 calls = ModuleCalls(**{f.name: widened(columns[f"modules.{f.name}"]) for f in fields(ModuleCalls)})
             graphs = tuple(
                 NodeGraph(

@@ -81,6 +81,9 @@ def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
     yield _outside(needs.kind, 0, len(DependencyKind)), "dependencies: an unknown kind"
     yield _outside(calls.module, 0, len(trace.modules)), "modules: a module that is not there"
     yield _outside(calls.rank, 0, meta.ranks), "modules: a rank that is not there"
+    lowered = [module.lowered for module in trace.modules if module.lowered is not None]
+    yield any(min(ops.forward_us, ops.backward_us, ops.casts, ops.cast_elements) < 0 for ops in lowered), "modules: a negative time"
+    yield any(op.us < 0 or op.calls < 1 for ops in lowered for op in ops.ops), "modules: ops of a negative time, or none"
     yield any(tensor.size_bytes < -1 for tensor in trace.tensors), "tensors: a negative size"  # -1: not known
     if trace.graphs:  # without any, what a rank is said to have is not looked at
         yield any(not 0 <= number < len(trace.graphs) for number in trace.graph_of_rank), "a graph that is not there"
@@ -96,7 +99,7 @@ def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
     for name, column in found.items():
         expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
-        if name in ("start_us", "end_us", "again_us", "backward_us"):  # others may be unknown
+        if name in ("start_us", "end_us", "again_us", "backward_us", "backward_end_us"):  # others may be unknown
             yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
 
 

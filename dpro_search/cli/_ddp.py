@@ -21,9 +21,15 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         A change that DDP does not have.
     """
     from dpro_search.cli._torch import replayed
+    from dpro_search.costmodel.precision import torch_model
     from dpro_search.replay.ddp.predictor import DdpPredictor
 
-    return replayed(trace, request, DdpPredictor, _with_changes)
+    def with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -> tuple[DdpPredictor, Plan]:
+        if plan.bfloat16_modules is not None:
+            predictor = predictor.at(ratios=torch_model(request.precision_table))
+        return _with_changes(predictor, plan, changes)
+
+    return replayed(trace, request, DdpPredictor, with_changes)
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:

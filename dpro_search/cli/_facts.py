@@ -21,6 +21,7 @@ _LISTS = (
     "bfloat16_ops",
     "recomputed_ops",
     "recomputed_modules",
+    "bfloat16_modules",
 )  # plan fields that no option can say
 
 _State = TypeVar("_State")

@@ -61,7 +61,9 @@ def run(
     ] = None,
     compute: Annotated[
         list[ComputeName] | None,
-        typer.Option("--with", help="Also change compute (TensorFlow with Horovod; DDP: recomputation); may be repeated."),
+        typer.Option(
+            "--with", help="Also change compute (TensorFlow with Horovod; DDP: precision, recomputation); may be repeated."
+        ),
     ] = None,
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod).")
@@ -336,6 +338,8 @@ def describe(plan: Plan) -> str:
         words.append(f"{_counted(len(plan.recomputed_ops), 'op')} recomputed")
     if plan.recomputed_modules is not None:
         words.append(f"{_counted(len(plan.recomputed_modules), 'module')} recomputed")
+    if plan.bfloat16_modules is not None:
+        words.append(f"{_counted(len(plan.bfloat16_modules), 'module')} in bfloat16")
     if plan.micro_batches is not None:
         words.append(_counted(plan.micro_batches, "micro-batch", "micro-batches"))
     if plan.compression is not None:

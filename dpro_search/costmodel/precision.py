@@ -15,7 +15,7 @@ import gzip
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,10 +27,12 @@ from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.op_classes import kind_of
 from dpro_search.costmodel.pooling import Pooled, Pools
-from dpro_search.errors import TraceFormatError, TraceVersionError
+from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2
 BUNDLED_TABLE = Path(__file__).parent.parent / "samples" / "bfloat16-times.json.gz"
+BUNDLED_TORCH_TABLE = BUNDLED_TABLE.with_name("bfloat16-times-torch.json.gz")
+NO_TORCH_TABLE = "name a table of what bfloat16 does to PyTorch's ops on the job's processor (--precision-table)"
 COVERAGE = 0.9
 # What a processor does for them: products have instructions of their own, arithmetic is converted on the way, moves save bytes.
 _FAMILIES = {
@@ -156,13 +158,15 @@ class PrecisionModel:
     cast_share: float = 0.0
 
     @staticmethod
-    def fit(table: PrecisionTable, *, without: str | None = None) -> PrecisionModel:
-        """The ratios of a table, if wanted without one model's rows."""
+    def fit(table: PrecisionTable, *, without: str | None = None, by_size: bool = True) -> PrecisionModel:
+        """The ratios of a table, if wanted without one model's rows, and the same for ops of any time."""
         rows = [row for row in table.rows if row.workload != without and row.bfloat16_us > 0 and family_of(row.type) is not None]
         by_family: dict[str, list[PrecisionRow]] = defaultdict(list)
         for row in rows:
             by_family[_FAMILY_OF[kind_of(row.type)]].append(row)
         sizes = {family: _size_effect(found) for family, found in by_family.items()}
+        if not by_size:
+            sizes = {family: replace(size, exponent=0.0) for family, size in sizes.items()}
         values, parent = _logarithms(rows, sizes)
         casts = [cast for cast in table.casts if cast.workload != without]
         call_us, element_us = _cast_costs(casts)
@@ -246,6 +250,21 @@ class PrecisionScore:
     inside: int
     kinds: int
     known: float
+
+
+def torch_model(table: Path | None) -> PrecisionModel:
+    """The ratios of a table of PyTorch's ops; raises `InputError` if none is named, or one of another framework's ops."""
+    if table is None:
+        raise InputError(f"precision: {NO_TORCH_TABLE}")
+    measured = PrecisionTable.load(table)
+    if "torch" not in measured.versions:
+        raise InputError(f"{table}: the table is not of PyTorch's ops; {NO_TORCH_TABLE}")
+    return fit_torch(measured)
+
+
+def fit_torch(table: PrecisionTable, *, without: str | None = None) -> PrecisionModel:
+    """The same of a table at hand. Models left out are predicted worse when ratios change with an op's time, so they do not."""
+    return PrecisionModel.fit(table, without=without, by_size=False)
 
 
 def family_of(op_type: str) -> str | None:

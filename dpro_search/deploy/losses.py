@@ -88,7 +88,7 @@ def tolerance_of(plan: Plan) -> Tolerance:
     Another order of summation changes the last bits of a float32 sum (two ranks: none); fused, recomputed or cut ops the last bits
     of every value. Half precision changes each step, so the training as a whole is compared.
     """
-    if plan.bfloat16_ops is not None or plan.compression is not None:
+    if any(field is not None for field in (plan.bfloat16_ops, plan.bfloat16_modules, plan.compression)):
         return Tolerance(relative=0.05, by_convergence=True)
     if plan.micro_batches is not None:
         return Tolerance(relative=1e-2)

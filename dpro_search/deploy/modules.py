@@ -1,12 +1,14 @@
-"""Makes a model compute modules again as a plan says. Copy beside `modules.json` and import it from the training script:
+"""Makes a model run modules as a plan says. Copy beside `modules.json` and import it from the training script:
 
     from modules import planned_modules
 
     model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
 
-A module keeps only what goes in; its forward pass runs again, with the same random numbers, when its backward pass begins. Batch
-normalisation's running statistics are changed once, as before; other state that a forward pass changes is changed twice. Names of
-parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and later.
+A module that is computed again keeps only what goes in; its forward pass runs again, with the same random numbers, when its
+backward pass begins. Batch normalisation's running statistics are changed once, as before; other state that a forward pass changes
+is changed twice. A module in bfloat16 runs its forward pass under autocast, in evaluation as well, and gives float32 back; its
+parameters and their gradients stay float32. Names of parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and
+later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 
 def planned_modules(model: Any) -> Any:
-    """The model, changed in place: the plan's modules are computed again in their backward pass.
+    """The model, changed in place: the plan's modules compute in bfloat16, or again in their backward pass.
 
     Raises
     ------
@@ -33,16 +35,47 @@ def planned_modules(model: Any) -> Any:
     if isinstance(model, DistributedDataParallel):
         raise ValueError("planned_modules comes before DistributedDataParallel: give it the model itself")
     modules = dict(model.named_modules())
-    for name in plan["recomputed"]:
-        if name not in modules:
-            known = [path for path in modules if path.rpartition(".")[0] == name.rpartition(".")[0] and path]
-            raise ValueError(
-                f"the plan computes module '{name}' again, and the model has none; beside it: {', '.join(known) or '-'}"
-            )
+    for wanted, names in (("again", plan["recomputed"]), ("in bfloat16", plan["bfloat16"])):
+        for name in names:
+            if name not in modules:
+                known = [path for path in modules if path.rpartition(".")[0] == name.rpartition(".")[0] and path]
+                raise ValueError(
+                    f"the plan computes module '{name}' {wanted}, and the model has none; beside it: {', '.join(known) or '-'}"
+                )
     for name in plan["recomputed"]:
         _compute_again(modules[name])
+    for name in plan["bfloat16"]:
+        _compute_in_bfloat16(modules[name])
     _tell_used()
     return model
+
+
+def _compute_in_bfloat16(module: Any) -> None:
+    import torch
+
+    forward = module.forward
+
+    def planned_forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = forward(*args, **kwargs)
+        return _in_float32(found)
+
+    module.forward = planned_forward
+
+
+def _in_float32(value: Any) -> Any:
+    """A module's result with the tensors that autocast left in bfloat16 as what follows had them."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, dict):
+        return type(value)({key: _in_float32(part) for key, part in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_in_float32, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_in_float32, value))
+    return value
 
 
 def _compute_again(module: Any) -> None:

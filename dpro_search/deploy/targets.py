@@ -16,6 +16,7 @@ from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
+from dpro_search.space.transformations.module_precision import refusal as precision_refusal
 from dpro_search.space.transformations.modules import refusal
 
 GROUPS_VERSION = 1
@@ -40,7 +41,7 @@ FIELDS: Mapping[Target, tuple[str, ...]] = {
     Target.XLA: ("op_clusters",),
     Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
     Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
-    Target.PYTORCH: ("recomputed_modules", "micro_batches"),
+    Target.PYTORCH: ("recomputed_modules", "bfloat16_modules", "micro_batches"),
     Target.MXNET: ("servers", "bigarray_bound", "p3", "slice_threshold", "compression"),
     Target.BYTEPS: ("servers", "partition_bytes", "credit", "compression"),
 }
@@ -54,7 +55,7 @@ _FRAMEWORK = {  # Horovod has several
     Target.BYTEPS: "mxnet",
 }
 _WHY_NOT = {
-    (Target.PYTORCH, "bfloat16_ops"): "autocast chooses by type of op, and the plan names single ops",
+    (Target.PYTORCH, "bfloat16_ops"): "autocast takes modules (bfloat16_modules), and the plan names single ops",
     (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules (recomputed_modules), and the plan names single ops",
     (Target.PYTORCH, "op_clusters"): "torch.compile chooses what it fuses by itself",
     (Target.MXNET, "micro_batches"): "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
@@ -320,11 +321,12 @@ def _bucket_sizes(groups: Sequence[Sequence[str]], facts: JobFacts) -> list[int]
 def _pytorch(plan: Plan, facts: JobFacts) -> Part:
     files: dict[str, bytes] = {}
     script: list[str] = []
-    if plan.recomputed_modules is not None:
-        why = refusal(facts.modules, plan.recomputed_modules) if facts.modules else None
+    if plan.recomputed_modules is not None or plan.bfloat16_modules is not None:
+        again, lowered = plan.recomputed_modules or (), plan.bfloat16_modules or ()
+        why = (refusal(facts.modules, again) or precision_refusal(facts.modules, lowered)) if facts.modules else None
         if why is not None:
             raise InputError(why)
-        content = {"version": 1, "recomputed": plan.recomputed_modules}
+        content = {"version": 1, "recomputed": again, "bfloat16": lowered}
         files |= {"modules.json": _json(content), "modules.py": _helper("modules.py")}
         script.append(
             "`from modules import planned_modules`, and `model = planned_modules(model)` before `DistributedDataParallel(model)`."

@@ -17,6 +17,14 @@ from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
 
 _COPY = "ddp.reducer::copy_bucket_to_grad"
 _BROADCAST = "broadcast"
+# Core times of a module, and what they are for one without a known call.
+_MODULE_TIMES = {
+    "forward_from_us": 0.0,
+    "forward_us": 0.0,
+    "again_us": 0.0,
+    "backward_from_us": np.inf,
+    "backward_until_us": np.inf,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +52,11 @@ class DdpGraph:
         Bytes that the buckets' all-reduces moved over those of their gradients: below 1 where a communication hook compresses.
     modules
         Those of the model, in the order in which they run; none where the recording does not have them.
-    again_us, backward_from_us
-        Of each module, the time that it takes to compute it again, and the core time used up when its backward pass begins,
-        [samples, ranks, modules]; 0 and infinite for one that cannot be computed again.
+    forward_from_us, forward_us, again_us
+        Of each module, the core time used up when its forward pass begins, how long that takes, and how long it takes to compute it
+        again, [samples, ranks, modules]; 0 for one that cannot be computed again.
+    backward_from_us, backward_until_us
+        Core time used up when its backward pass begins and when it ends, likewise; infinite for one that cannot be computed again.
     steps
         Index in the trace of each sample's step, [samples].
     ops
@@ -64,8 +74,11 @@ class DdpGraph:
     forward_is_broadcast: npt.NDArray[np.bool_]
     compression: float
     modules: tuple[ModuleInfo, ...]
+    forward_from_us: Floats
+    forward_us: Floats
     again_us: Floats
     backward_from_us: Floats
+    backward_until_us: Floats
     steps: Ints
     ops: int
 
@@ -118,8 +131,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
         forward_is_broadcast=first.forward_is_broadcast,
         compression=first.bucket_bytes / max(sum(tensor.size_bytes for tensor in trace.tensors), 1),
         modules=trace.modules,
-        again_us=np.array([[part.again_us for part in row] for row in parts]),
-        backward_from_us=np.array([[part.backward_from_us for part in row] for row in parts]),
+        **{name: np.array([[part.modules_us[name] for part in row] for row in parts]) for name in _MODULE_TIMES},
         steps=np.array(sampled, dtype=np.int64),
         ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
     )
@@ -155,9 +167,17 @@ class _StepPart:
         self.forward_is_broadcast = np.array([trace.names[name] == _BROADCAST for name in forward.name], dtype=np.bool_)
         calls = trace.module_calls
         own = (calls.rank == rank) & (calls.step == step)
-        self.again_us, self.backward_from_us = np.zeros(len(trace.modules)), np.full(len(trace.modules), np.inf)
-        self.again_us[calls.module[own]] = axis.used_us(calls.again_us[own]) - axis.used_us(calls.start_us[own])
-        self.backward_from_us[calls.module[own]] = axis.used_us(calls.backward_us[own])
+        begin_us = axis.used_us(calls.start_us[own])
+        times_us = {
+            "forward_from_us": begin_us,
+            "forward_us": axis.used_us(calls.end_us[own]) - begin_us,
+            "again_us": axis.used_us(calls.again_us[own]) - begin_us,
+            "backward_from_us": axis.used_us(calls.backward_us[own]),
+            "backward_until_us": axis.used_us(calls.backward_end_us[own]),
+        }
+        self.modules_us = {name: np.full(len(trace.modules), unknown) for name, unknown in _MODULE_TIMES.items()}
+        for name, us in times_us.items():
+            self.modules_us[name][calls.module[own]] = us
 
 
 def _copies(trace: Trace, ops: Events, tensors: int) -> Ints | None:

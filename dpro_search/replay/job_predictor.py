@@ -58,7 +58,7 @@ class JobPredictor(ABC):
         centre = times.iteration_us
         # The median of a run varies with its steps; the model's own error comes on top.
         noise = 1.64 * 1.2533 * float(np.std(times.iterations_us)) / np.sqrt(len(times.iterations_us))
-        half = float(np.hypot(noise, self._model_error[0 if as_recorded else 1] * centre))
+        half = float(np.hypot(np.hypot(noise, self._model_error[0 if as_recorded else 1] * centre), self._doubt_us(plan)))
         return Prediction(
             iteration_us=centre,
             interval_us=(centre - half, centre + half),
@@ -109,6 +109,10 @@ class JobPredictor(ABC):
     def wanted_cluster(self) -> ClusterSpec:
         """The cluster that predictions are for where none is named."""
         return self._wanted or self.cluster
+
+    def _doubt_us(self, plan: Plan) -> float:
+        """What the plan's own cost models are uncertain by, beside the model's error."""
+        return 0.0
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
         return plan == Plan() and (cluster or self.wanted_cluster) == self.cluster

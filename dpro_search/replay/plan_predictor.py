@@ -8,6 +8,7 @@ run_search(prices, space=prices.space, ...)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import msgspec
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace, Transformation
 
 if TYPE_CHECKING:
     from dpro_search.replay.ddp.predictor import DdpPredictor
@@ -96,16 +97,27 @@ class PlanPredictor(ABC):
 
 
 class DdpPlans(PlanPredictor):
-    """Bucket sizes of a DistributedDataParallel job, and, where that is asked for, modules that are computed again."""
+    """Bucket sizes of a DistributedDataParallel job, and, where that is asked for, modules that run in another way.
 
-    def __init__(self, predictor: DdpPredictor, *, recomputation: bool = False) -> None:
+    Parameters
+    ----------
+    compute
+        Some of "precision", which needs the predictor to know ratios, and "recomputation".
+    """
+
+    def __init__(self, predictor: DdpPredictor, compute: Collection[str] = ()) -> None:
+        from dpro_search.space.transformations.module_precision import ModulePrecision
         from dpro_search.space.transformations.modules import ModuleRecomputation
 
         self.predictor = predictor
         self.tensors = predictor.tensors
-        job = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors)
-        compute = (ModuleRecomputation(job, predictor.graph.modules),) if recomputation else ()
-        self.space = PlanSpace(job, (BucketSize(job), *compute))
+        job, modules = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors), predictor.graph.modules
+        found: list[Transformation] = [BucketSize(job)]
+        if "precision" in compute:
+            found.append(ModulePrecision(job, modules, predictor.ratios))
+        if "recomputation" in compute:
+            found.append(ModuleRecomputation(job, modules))
+        self.space = PlanSpace(job, found)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
         return self.predictor.sampled(plan, samples=samples, seed=seed)
@@ -157,14 +169,29 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
 
 
 def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
+    from dpro_search.costmodel.precision import torch_model
     from dpro_search.replay.ddp.predictor import DdpPredictor
+    from dpro_search.space.transformations.module_precision import unpriced
     from dpro_search.space.transformations.modules import NOT_RECORDED
 
-    unknown = options.compute - {"recomputation"}
+    unknown = options.compute - {"precision", "recomputation"}
     if unknown or options.allow_lossy:
         wanted = min(unknown, default="lossy compression")
-        raise InputError(f"{wanted}: a DistributedDataParallel job has plans for buckets and for recomputation, not for that")
+        raise InputError(
+            f"{wanted}: a DistributedDataParallel job has plans for buckets, precision and recomputation, not for that"
+        )
     if options.compute and not trace.modules:
-        raise InputError(f"recomputation: {NOT_RECORDED}")
-    recomputation = bool(options.compute) or (options.memory_limit_bytes is not None and bool(trace.modules))
-    return DdpPlans(DdpPredictor.from_trace(trace), recomputation=recomputation)
+        raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
+    predictor, compute = DdpPredictor.from_trace(trace), set(options.compute)
+    if "precision" in compute:
+        if options.memory_limit_bytes is not None:
+            raise InputError(
+                "precision: what bfloat16 takes of a DistributedDataParallel job's memory is not known, so that no "
+                "memory limit can be kept with it; leave out one of them"
+            )
+        if (why := unpriced(trace.modules)) is not None:
+            raise InputError(f"precision: {why}")
+        predictor = predictor.at(ratios=torch_model(options.precision_table))
+    if options.memory_limit_bytes is not None and trace.modules:
+        compute.add("recomputation")
+    return DdpPlans(predictor, compute)

@@ -19,7 +19,7 @@ _POSITIVE = (
     *("cycle_time_us", "bucket_cap_bytes", "servers", "bigarray_bound", "slice_threshold", "partition_bytes"),
     "micro_batches",
 )
-_NAME_SETS = {"bfloat16_ops": "op", "recomputed_ops": "op", "recomputed_modules": "module"}
+_NAME_SETS = {"bfloat16_ops": "op", "recomputed_ops": "op", "recomputed_modules": "module", "bfloat16_modules": "module"}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
@@ -46,6 +46,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Names of the ops whose results are not kept for the backward pass but computed again.
     recomputed_modules
         PyTorch: paths of the modules of which that is so, within the model; none is a part of another.
+    bfloat16_modules
+        PyTorch: paths of the modules that run under bfloat16 autocast and give float32 back; none is a part of another.
     micro_batches
         Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
     compression
@@ -66,6 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     bfloat16_ops: tuple[str, ...] | None = None
     recomputed_ops: tuple[str, ...] | None = None
     recomputed_modules: tuple[str, ...] | None = None
+    bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
     compression: Literal["fp16", "2bit"] | None = None
 
@@ -88,7 +91,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
             names = getattr(self, name) or ()
             if len(set(names)) != len(names):
                 raise InputError(f"{name}: {member} '{next(one for one in names if names.count(one) > 1)}' is named twice")
-        _check_not_nested("recomputed_modules", self.recomputed_modules or ())
+        for name in ("recomputed_modules", "bfloat16_modules"):
+            _check_not_nested(name, getattr(self, name) or ())
 
     @property
     def changes(self) -> tuple[str, ...]:

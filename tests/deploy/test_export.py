@@ -10,7 +10,7 @@ import pytest
 
 from dpro_search.cli.export import TargetName
 from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.modules import ModuleInfo
+from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
@@ -60,7 +60,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
     ("plan", "targets", "reason"),
     [
         (Plan(op_clusters=(("a",),)), (T.HOROVOD,), "op_clusters: horovod cannot express it .known to: xla; choose with --target"),
-        (Plan(bfloat16_ops=("a",)), (T.DDP, T.PYTORCH), "autocast chooses by type of op"),
+        (Plan(bfloat16_ops=("a",)), (T.DDP, T.PYTORCH), "autocast takes modules"),
         (Plan(recomputed_ops=("a",)), (T.DDP, T.PYTORCH), "checkpointing takes modules"),
         (Plan(recomputed_modules=("a",)), (T.TENSORFLOW,), "recomputed_modules: tensorflow cannot express it .known to: pytorch;"),
         (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
@@ -91,9 +91,20 @@ def test_modules_are_checked_against_the_recording_and_go_with_the_parts_of_a_ba
     files = parts[T.PYTORCH].files
     assert set(files) == {"modules.json", "modules.py", "micro_batches.json", "micro_batches.py"}
     assert json.loads(files["modules.json"])["recomputed"] == ["layers.0"]
+    assert json.loads(files["modules.json"])["bfloat16"] == []
     assert "before `DistributedDataParallel(model)`" in parts[T.PYTORCH].script[0]
     with pytest.raises(InputError, match=r"the recorded model has no module 'layers\.1' \(it has 'layers\.0'\)"):
         parts_of(Plan(recomputed_modules=("layers.1",)), (T.PYTORCH,), facts)
+
+
+def test_modules_in_bfloat16_are_checked_against_the_recording_too():
+    ops = LoweredOps(forward_us=1.0, backward_us=1.0, ops=(), casts=0, cast_elements=0)
+    facts = JobFacts(modules=[ModuleInfo(name="layers.0", type="Block", member=True, lowered=ops)])
+    files = parts_of(Plan(bfloat16_modules=("layers.0",)), (T.PYTORCH,), facts)[T.PYTORCH].files
+    assert set(files) == {"modules.json", "modules.py"}
+    assert json.loads(files["modules.json"])["bfloat16"] == ["layers.0"]
+    with pytest.raises(InputError, match=r"bfloat16_modules: the recorded model has no module 'layers\.1'"):
+        parts_of(Plan(bfloat16_modules=("layers.1",)), (T.PYTORCH,), facts)
 
 
 def test_horovod_on_mxnet_has_no_exact_groups():

@@ -12,6 +12,7 @@ from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.targets import JobFacts
@@ -103,6 +104,20 @@ def test_modules_that_are_computed_again_train_the_same_to_the_last_bit(blocks_j
     assert found[0] == found[1]  # losses, parameters, and the running statistics, which a second forward pass would change again
 
 
+def test_modules_in_bfloat16_converge_to_the_same_and_computing_them_again_changes_nothing(blocks_job, tmp_path):
+    plain = blocks_job.run(Plan(), warmup=2)
+    plan, found = Plan(bfloat16_modules=("0", "2")), []
+    for name, again in [("once", None), ("the-same", ("0", "2")), ("their-parts", ("0.0", "2.4")), ("what-holds-none", ("1",))]:
+        spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
+        both = msgspec.structs.replace(plan, recomputed_modules=again)
+        run = replace(blocks_job, spec=spec).run(both, warmup=2)
+        found.append((run.losses, json.loads((tmp_path / name).read_text())))
+    assert found[0][0] != plain.losses  # it did compute in another precision
+    verdict = compare([plain.losses], [found[0][0]], tolerance_of(plan))
+    assert verdict.verdict == "same", verdict.reason
+    assert found[1:] == found[:1] * 3
+
+
 def test_a_module_that_the_model_does_not_have_is_named(blocks_job):
     with pytest.raises(JobError, match=r"computes module '0\.7' again, and the model has none; beside it: 0\.0, 0\.1, 0\.2"):
         blocks_job.run(Plan(recomputed_modules=("0.7",)), warmup=2)
@@ -122,6 +137,10 @@ def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks
     assert (np.diff(graph.backward_from_us, axis=2) < 0).all()  # the last block's begins first
     with pytest.raises(InputError, match="the recorded model has no module '7'"):
         prices.predict(Plan(recomputed_modules=("7",)))
+    both = PlanOptions(compute=frozenset({"precision", "recomputation"}), precision_table=BUNDLED_TORCH_TABLE)
+    in_bfloat16 = plan_predictor(trace, both).predict(Plan(bfloat16_modules=("0", "2"), recomputed_modules=("0",)))
+    assert in_bfloat16.source == "extrapolated"
+    assert in_bfloat16.peak_memory_bytes is None
 
 
 def test_ddp_makes_exactly_the_groups_of_a_plan(torch_job, tmp_path):

@@ -1,7 +1,8 @@
 """Op types by what they do, and how much of it: the vocabulary of the cost models' features.
 
-The names are TensorFlow's. A type says an op's kind; with the shapes of its tensors it has a class, which is finer where a compiler
-does different things for shapes of one type. A type that is not listed is "other", which a model has few measurements of.
+The names are TensorFlow's; PyTorch's operators and backward functions have a kind only. A type says an op's kind; with the shapes
+of its tensors it has a class, which is finer where a compiler does different things for shapes of one type. A type that is not
+listed is "other", which a model has few measurements of.
 """
 
 from __future__ import annotations
@@ -39,6 +40,31 @@ _TYPES = {
     "variable": "ReadVariableOp AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceApplyAdam ResourceApplyMomentum "
     "ResourceApplyKerasMomentum ResourceApplyGradientDescent",
 }
+_TORCH_TYPES = {
+    "conv": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _convolution",
+    "conv_filter_grad": "ConvolutionBackward",  # both gradients in one
+    "matmul": "linear addmm mm matmul AddmmBackward MmBackward",
+    "batch_matmul": "bmm baddbmm scaled_dot_product_attention BmmBackward BaddbmmBackward "
+    "ScaledDotProductFlashAttentionForCpuBackward",
+    "norm": "batch_norm layer_norm group_norm instance_norm",
+    "norm_grad": "NativeBatchNormBackward NativeLayerNormBackward NativeGroupNormBackward",
+    "reduction": "sum mean var std amax amin SumBackward MeanBackward",
+    "softmax": "softmax log_softmax SoftmaxBackward LogSoftmaxBackward",
+    "pool": "max_pool1d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d",
+    "pool_grad": "MaxPool2DWithIndicesBackward AvgPool2DBackward AdaptiveAvgPool2DBackward AdaptiveMaxPool2DBackward",
+    "transcendental": "exp log tanh sigmoid gelu silu silu_ erf pow sqrt rsqrt elu softplus mish TanhBackward SigmoidBackward "
+    "GeluBackward SiluBackward EluBackward SoftplusBackward ExpBackward PowBackward MishBackward",
+    "elementwise": "add add_ sub mul mul_ div div_ neg abs relu relu_ relu6 hardtanh hardtanh_ leaky_relu leaky_relu_ hardswish "
+    "hardswish_ hardsigmoid clamp dropout dropout_ where masked_fill ReluBackward HardtanhBackward LeakyReluBackward MulBackward "
+    "DivBackward ClampBackward HardswishBackward HardsigmoidBackward NativeDropoutBackward MaskedFillBackward WhereBackward",
+    "layout": "contiguous clone CloneBackward",
+    "movement": "cat stack pad repeat roll CatBackward StackBackward RepeatBackward RollBackward ConstantPadNdBackward",
+    "free": "view reshape transpose permute t flatten unflatten squeeze unsqueeze expand chunk split select slice unbind detach "
+    "alias to ViewBackward UnsafeViewBackward ReshapeAliasBackward TransposeBackward PermuteBackward TBackward SqueezeBackward "
+    "UnsqueezeBackward ExpandBackward SplitBackward SelectBackward SliceBackward UnbindBackward AddBackward SubBackward "
+    "NegBackward",
+    "gather": "embedding index_select gather EmbeddingBackward IndexSelectBackward GatherBackward",
+}
 OTHER = "other"
 KINDS = (*_TYPES, OTHER)
 # What a kind is, by shapes: (as a rule, in the special case). A filter of one pixel is a matrix product; a reduction that keeps the
@@ -54,6 +80,8 @@ REFINED = tuple(name for names in _SPECIAL.values() for name in names)
 _CONVOLUTIONS = ("conv", "conv_input_grad", "conv_filter_grad", "depthwise", "depthwise_input_grad", "depthwise_filter_grad")
 HEAVY = tuple(name for kind in (*_CONVOLUTIONS, "matmul", "batch_matmul") for name in _SPECIAL.get(kind, (kind,)))
 _KIND_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
+_TORCH_KIND_OF = {name: kind for kind, names in _TORCH_TYPES.items() for name in names.split()}
+_TORCH = re.compile(r"(aten::(?P<operator>\w+)|(?P<function>\w+Backward)\d*)( (?P<filter>\w+))?")
 _ONEDNN = re.compile(r"_(Mkl(Native)?)?")
 EPILOGUES = frozenset(["BiasAdd", "Add", "AddV2", "Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"])
 
@@ -75,6 +103,10 @@ class TypedOp(NamedTuple):
 @functools.cache
 def kind_of(op_type: str) -> str:
     """Kind of an op type, one of `KINDS`; oneDNN's types and those that TensorFlow fuses count as what they begin with."""
+    torch = _TORCH.fullmatch(op_type)
+    if torch is not None:
+        kind = _TORCH_KIND_OF.get(torch["operator"] or torch["function"], OTHER)
+        return kind.replace("conv", "depthwise") if (torch["filter"] or "").startswith("depthwise") else kind
     plain = _ONEDNN.sub("", op_type, count=1) if op_type.startswith("_") else op_type
     return _KIND_OF.get(plain) or _KIND_OF.get(plain.removeprefix("Fused"), OTHER)
 

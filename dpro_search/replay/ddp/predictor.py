@@ -7,18 +7,27 @@ from typing import Any, Self
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.precision import NO_TORCH_TABLE
+from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp
 from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.transformations.module_precision import doubt_us, in_bfloat16
 from dpro_search.space.transformations.modules import recomputed, saved_bytes
+from dpro_search.space.transformations.precision import Ratios
 
 DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none
 
 
 class DdpPredictor(ProgramPredictor):
-    """Prices of plans, deterministic by seed: of a plan's `bucket_cap_bytes`, DDP's ``bucket_cap_mb``, and `recomputed_modules`.
+    """Prices of plans, deterministic by seed: of a plan's `bucket_cap_bytes`, DDP's ``bucket_cap_mb``, and of modules.
+
+    Parameters
+    ----------
+    ratios
+        What bfloat16 does to ops; None: not known, and plans with modules in bfloat16 are refused.
 
     Attributes
     ----------
@@ -28,7 +37,10 @@ class DdpPredictor(ProgramPredictor):
         What the predictions are made of.
     """
 
-    core_times = ("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us", "again_us", "backward_from_us")
+    core_times = (
+        *("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us"),
+        *("forward_from_us", "forward_us", "again_us", "backward_from_us", "backward_until_us"),
+    )
     _model_error = (0.05, 0.09)  # of docs/validation.md: nine in ten errors were smaller
     graph: DdpGraph
 
@@ -40,10 +52,19 @@ class DdpPredictor(ProgramPredictor):
         peak_rss_bytes: int | None = None,
         seed: int = 0,
         bucket_cap_bytes: int = DEFAULT_CAP_BYTES,
+        ratios: Ratios | None = None,
     ) -> None:
         super().__init__(graph, costs, cluster, peak_rss_bytes, seed)
+        self._ratios = ratios
         self._bucket_cap_bytes = bucket_cap_bytes
         self._first_bucket_bytes: int | None = None
+
+    @property
+    def ratios(self) -> Ratios:
+        """What bfloat16 does to ops; raises `InputError` if that is not known."""
+        if self._ratios is None:
+            raise InputError(f"bfloat16_modules: {NO_TORCH_TABLE}")
+        return self._ratios
 
     @classmethod
     def from_trace(
@@ -62,31 +83,43 @@ class DdpPredictor(ProgramPredictor):
         costs: CommCosts | None = None,
         cluster: ClusterSpec | None = None,
         first_bucket_bytes: int | None = None,
+        ratios: Ratios | None = None,
     ) -> Self:
-        """A predictor of a changed job; a new cluster, or size of the first bucket, holds in every prediction.
+        """A predictor of a changed job; a new cluster, size of the first bucket or ratios hold in every prediction.
 
         PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
         """
         changed = super().at(graph=graph, costs=costs, cluster=cluster)
         if first_bucket_bytes is not None:
             changed._first_bucket_bytes = first_bucket_bytes
+        changed._ratios = ratios or self._ratios
         return changed
 
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
-        refuse_unknown(plan, ("bucket_cap_bytes", "recomputed_modules"), "a DistributedDataParallel job")
+        refuse_unknown(plan, ("bucket_cap_bytes", "recomputed_modules", "bfloat16_modules"), "a DistributedDataParallel job")
         limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
         named = [limit for limit in limits if limit is not None]
-        graph = recomputed(self.graph, plan.recomputed_modules) if plan.recomputed_modules else self.graph
+        graph = self.graph
+        if plan.bfloat16_modules:
+            graph = in_bfloat16(graph, plan.bfloat16_modules, self.ratios)
+        if plan.recomputed_modules:
+            graph = recomputed(graph, plan.recomputed_modules)
         return apply_ddp(graph, self.costs, self.cluster, bucket_limits_bytes=named, cluster=cluster or self._wanted)
 
     def _memory_bytes(self, plan: Plan) -> int | None:
-        """The measured peak without what the plan saves; None where the recording does not tell that."""
+        """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16."""
+        if plan.bfloat16_modules:
+            return None
         saved = saved_bytes(self.graph, plan.recomputed_modules or ())
         peak = super()._memory_bytes(plan)
         return None if peak is None or saved is None else max(peak - saved, 0)
+
+    def _doubt_us(self, plan: Plan) -> float:
+        names = plan.bfloat16_modules or ()
+        return doubt_us(self.graph, names, self.ratios) if names else 0.0
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
         return self._first_bucket_bytes is None and super()._is_recorded(plan, cluster)

@@ -1,4 +1,4 @@
-"""Recomputation of a PyTorch job by module: activation checkpointing, as `torch.utils.checkpoint` does it."""
+"""Changes of a PyTorch job by module; and recomputation: activation checkpointing, as `torch.utils.checkpoint` does it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,50 @@ _MOST_RUNGS = 16
 NOT_RECORDED = "the job was recorded before modules were kept, or its model has none that can be named: record it again"
 
 
-class ModuleRecomputation(Transformation):
+class ModuleTransformation(Transformation):
+    """A field that names some of a model's modules, none a part of another, in the order in which they run.
+
+    Parameters
+    ----------
+    modules
+        All of the model, in that order.
+    candidates
+        Names of those that moves may take.
+    """
+
+    weight = 2.0
+
+    def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo], candidates: Sequence[str]) -> None:
+        super().__init__(job)
+        self._modules = tuple(modules)
+        self._candidates = tuple(candidates)
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        """One more module in place of its parts and of what it is a part of, or one less."""
+        if not self._candidates:
+            return plan
+        picked, chosen = self._candidates[rng.integers(len(self._candidates))], set(self._chosen(plan))
+        if picked in chosen:
+            return self._with(plan, chosen - {picked})
+        return self._with(plan, {name for name in chosen if not _nested(name, picked)} | {picked})
+
+    def simplest(self, plan: Plan) -> Plan:
+        return self._with(plan, set(self._chosen(plan)))
+
+    def _blocks(self) -> tuple[str, ...]:
+        """Candidates that are members of rows of blocks, none a part of another; all candidates where there is no such row."""
+        able = set(self._candidates)
+        return outermost([module.name for module in self._modules if module.member and module.name in able] or self._candidates)
+
+    def _chosen(self, plan: Plan) -> tuple[str, ...]:
+        return getattr(plan, self.fields[0]) or ()
+
+    def _with(self, plan: Plan, names: set[str]) -> Plan:
+        ordered = tuple(module.name for module in self._modules if module.name in names)
+        return msgspec.structs.replace(plan, **{self.fields[0]: ordered or None})
+
+
+class ModuleRecomputation(ModuleTransformation):
     """Modules whose forward pass runs a second time, before their backward pass; the first keeps only what goes in and out.
 
     Those that run first are worth most: the others are behind them in the backward pass, and nothing is left of these by then.
@@ -27,27 +70,12 @@ class ModuleRecomputation(Transformation):
 
     name = "recomputation"
     fields = ("recomputed_modules",)
-    weight = 2.0
 
     def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo]) -> None:
-        super().__init__(job)
-        self._modules = tuple(modules)
-        self._candidates = tuple(module.name for module in modules if not module.refusal and module.frees_bytes)
+        super().__init__(job, modules, [module.name for module in modules if not module.refusal and module.frees_bytes])
 
     def legal(self, plan: Plan) -> str | None:
         return refusal(self._modules, plan.recomputed_modules or ())
-
-    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        """One more module in place of its parts and of what it is a part of, or one less."""
-        if not self._candidates:
-            return plan
-        picked, chosen = self._candidates[rng.integers(len(self._candidates))], set(plan.recomputed_modules or ())
-        if picked in chosen:
-            return self._with(plan, chosen - {picked})
-        return self._with(plan, {name for name in chosen if not _nested(name, picked)} | {picked})
-
-    def simplest(self, plan: Plan) -> Plan:
-        return plan if plan.recomputed_modules is None else self._with(plan, set(plan.recomputed_modules))
 
     @cached_property
     def choice(self) -> Choice | None:
@@ -59,28 +87,23 @@ class ModuleRecomputation(Transformation):
         rungs = tuple({"recomputed_modules": blocks[:count]} for count in counts)
         return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "first": rungs})
 
-    def _blocks(self) -> tuple[str, ...]:
-        """Candidates that are members of rows of blocks, none a part of another; all candidates where there is no such row."""
-        able = set(self._candidates)
-        rows = [module.name for module in self._modules if module.member and module.name in able] or list(self._candidates)
-        return tuple(name for name in rows if not any(name.startswith(f"{other}.") for other in rows))
-
-    def _with(self, plan: Plan, names: set[str]) -> Plan:
-        ordered = tuple(module.name for module in self._modules if module.name in names)
-        return msgspec.structs.replace(plan, recomputed_modules=ordered or None)
-
 
 def refusal(modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:
     """Why modules of a recorded job cannot be computed again; None: they can."""
-    if names and not modules:
-        return f"recomputed_modules: {NOT_RECORDED}"
-    known = {module.name: module for module in modules}
-    for name in names:
-        if name not in known:
-            return f"recomputed_modules: the recorded model has no module '{name}' (it has '{modules[0].name}')"
-        if known[name].refusal:
-            return f"recomputed_modules: module '{name}' cannot be computed again: {known[name].refusal}"
+    if (why := unknown_module("recomputed_modules", modules, names)) is not None:
+        return why
+    for module in modules:
+        if module.name in names and module.refusal:
+            return f"recomputed_modules: module '{module.name}' cannot be computed again: {module.refusal}"
     return None
+
+
+def unknown_module(field: str, modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:
+    """Why a field of a plan cannot name some modules of a recorded job; None: they are known."""
+    if names and not modules:
+        return f"{field}: {NOT_RECORDED}"
+    missing = sorted(set(names) - {module.name for module in modules})
+    return f"{field}: the recorded model has no module '{missing[0]}' (it has '{modules[0].name}')" if missing else None
 
 
 def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
@@ -89,7 +112,7 @@ def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
     if why is not None:
         raise InputError(f"plan: {why}")
     ready_us, backward_us = graph.ready_us.copy(), graph.backward_us.copy()
-    for number in _numbers(graph.modules, names):
+    for number in numbers_of(graph.modules, names):
         again_us = graph.again_us[:, :, number]
         late = graph.ready_us > graph.backward_from_us[:, :, number, None]
         ready_us += np.where(late, again_us[:, :, None], 0.0)
@@ -121,7 +144,12 @@ def saved_bytes(graph: DdpGraph, names: Sequence[str]) -> int | None:
     return max(recorded) - max(kept - freed, *planned)
 
 
-def _numbers(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:
+def outermost(names: Sequence[str]) -> tuple[str, ...]:
+    """Those paths of which no other holds it."""
+    return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+
+
+def numbers_of(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:
     """Places of modules, in the order in which they run."""
     wanted = set(names)
     return [number for number, module in enumerate(modules) if module.name in wanted]

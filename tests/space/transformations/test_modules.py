@@ -128,5 +128,5 @@ def test_what_a_recording_or_ddp_does_not_have_is_refused(trace):
         plan_predictor(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):
         DdpPredictor.from_trace(old).predict(Plan(recomputed_modules=("0",)))
-    with pytest.raises(InputError, match="precision: a DistributedDataParallel job has plans for buckets and for recomputation"):
-        plan_predictor(trace, PlanOptions(compute=frozenset({"precision"})))
+    with pytest.raises(InputError, match="op-fusion: a DistributedDataParallel job has plans for buckets, precision and recomput"):
+        plan_predictor(trace, PlanOptions(compute=frozenset({"op-fusion"})))

@@ -1,9 +1,10 @@
-"""Recomputation by module in DistributedDataParallel jobs: predicted beside real runs in turn.
+"""Recomputation, or bfloat16, by module in DistributedDataParallel jobs: predicted beside real runs in turn.
 
-    python -m experiments.validation.recomputation DIR --python ENV/bin/python --workload bert [--batch 16] [--rounds 1]
+    python -m experiments.validation.modules DIR --python ENV/bin/python --workload bert [--batch 16] [--rounds 1]
+        [--change precision]
 
-Records the job into DIR where that was not done, runs it as recorded and with half, then all, of its rows of blocks computed again
-(A B C A B C), adds the runs to those that DIR holds, and prints the table of all. Nothing else may run on the machine meanwhile.
+Records the job into DIR where that was not done, runs it as recorded and with half, then all, of its rows of blocks changed (A B C
+A B C), adds the runs to those that DIR holds, and prints the table of all. Nothing else may run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
-from dpro_search.replay.ddp.predictor import DdpPredictor
-from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
 
 TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "torch_train.py"
 WARMUP = 4
+_RUNGS = {"recomputation": ("recomputed_modules", "first"), "precision": ("bfloat16_modules", "blocks")}
 
 
 class Measured(msgspec.Struct):
@@ -38,15 +40,14 @@ class Measured(msgspec.Struct):
     same_losses: str
 
 
-def plans(trace: Trace) -> dict[str, Plan]:
+def plans(prices: PlanPredictor, change: str) -> dict[str, Plan]:
     """The settings, by name."""
-    prices = plan_predictor(trace, PlanOptions(compute=frozenset({"recomputation"})))
-    rungs = next(choice for choice in prices.space.choices if choice.name == "recomputation").ways["first"]
-    blocks = rungs[-1]["recomputed_modules"]
+    field, way = _RUNGS[change]
+    blocks = next(choice for choice in prices.space.choices if choice.name == change).ways[way][-1][field]
     return {
         "as recorded": Plan(),
-        "half of the blocks": Plan(recomputed_modules=blocks[: len(blocks) // 2]),
-        "all blocks": Plan(recomputed_modules=blocks),
+        "half of the blocks": Plan(**{field: blocks[: len(blocks) // 2]}),
+        "all blocks": Plan(**{field: blocks}),
     }
 
 
@@ -58,6 +59,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--change", choices=sorted(_RUNGS), default="recomputation")
+    parser.add_argument("--precision-table", type=Path, default=BUNDLED_TORCH_TABLE)
     options = parser.parse_args()
     folder: Path = options.folder
     command = (
@@ -75,7 +78,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         record_ddp_job(spec, folder / "trace", schedule=Schedule(warmup=WARMUP, untraced=7, traced=6))
     trace = Trace.load(folder / "trace")
-    settings, job, path = plans(trace), RecordedJob.of(trace, command), folder / "runs.json"
+    prices = plan_predictor(trace, PlanOptions(compute=frozenset({options.change}), precision_table=options.precision_table))
+    settings, job, path = plans(prices, options.change), RecordedJob.of(trace, command), folder / f"{options.change}.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
     for _ in range(options.rounds):
         base = None
@@ -87,13 +91,12 @@ def main() -> None:
             columns = (times.iteration_us.tolist(), times.compute_cpu_us.tolist(), times.peak_rss_bytes, verdict.reason)
             runs.append(Measured(name, *columns))
             path.write_bytes(msgspec.json.encode(runs))
-    print(table(trace, settings, runs))
+    print(table(prices, settings, runs))
 
 
-def table(trace: Trace, settings: dict[str, Plan], runs: list[Measured]) -> str:
+def table(prices: PlanPredictor, settings: dict[str, Plan], runs: list[Measured]) -> str:
     """Predicted and measured step times and peaks, a line for each setting."""
-    predictor = DdpPredictor.from_trace(trace)
-    base = predictor.predict(Plan())
+    base = prices.predict(Plan())
     cpu_us = {name: [float(np.median(run.compute_cpu_us)) for run in runs if run.setting == name] for name in settings}
     heads = (
         "setting", "modules", "predicted, ms (interval)", "measured, ms", "error", "error of the ratio", "processor time, measured",
@@ -104,19 +107,19 @@ def table(trace: Trace, settings: dict[str, Plan], runs: list[Measured]) -> str:
     for name, plan in settings.items():
         if not medians[name]:
             continue
-        found, measured = predictor.predict(plan), float(np.median(medians[name]))
+        found, measured = prices.predict(plan), float(np.median(medians[name]))
         ratio = (found.iteration_us / base.iteration_us) / (measured / float(np.median(medians["as recorded"]))) - 1
         low, high = found.interval_us
         own = [run for run in runs if run.setting == name]
         cells = (
             name,
-            str(len(plan.recomputed_modules or ())),
+            str(len(plan.recomputed_modules or plan.bfloat16_modules or ())),
             f"{found.iteration_us / 1e3:.0f} ({low / 1e3:.0f}-{high / 1e3:.0f})",
             ", ".join(f"{us / 1e3:.0f}" for us in medians[name]),
             f"{(found.iteration_us / measured - 1) * 100:+.1f} %",
             f"{ratio * 100:+.1f} %",
             f"{np.median(cpu_us[name]) / np.median(cpu_us['as recorded']):.3f}",
-            f"{(found.peak_memory_bytes or 0) / 2**20:.0f}",
+            "-" if found.peak_memory_bytes is None else f"{found.peak_memory_bytes / 2**20:.0f}",
             ", ".join(f"{run.peak_rss_bytes / 2**20:.0f}" for run in own),
             own[-1].same_losses,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -111,14 +113,7 @@ def run_search(
         The disk cannot take the results, the storage cannot be reached, or no worker is left.
     """
     started_s = time.monotonic()
-    if trials < 1:
-        raise InputError(f"--trials must be at least 1, not {trials}")
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, not {workers}")
-    if engine not in get_args(Engine):
-        raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
-    if not objective.tensors:
-        raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
+    _check(objective, trials, workers, engine, trace)
     if quantile is not None:
         check_quantile(objective, quantile)
     space, guide = _space_of(objective), _guide_of(objective)
@@ -141,9 +136,7 @@ def run_search(
         return Island(sampler_for(space, sampler, (seed, number), guide, island=number), recorded)
 
     window = 1 if workers == 1 else 2 * workers
-    finished: list[FinishedTrial] = []
     found: Iterator[FinishedTrial]
-    stopped: Stopped = "finished"
     with _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
             crew: Crew
@@ -159,43 +152,87 @@ def run_search(
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
                 study = stack.enter_context(_shared_study(storage, info))
                 found = shared_trials(prices, own_chooser, study, trials, window)
-            for trial in found:
-                finished.append(trial)
-                if on_trial is not None:
-                    on_trial(trial)
-                if len(finished) == trials:
-                    break
-                if interrupted.is_set():
-                    stopped = "interrupted"
-                    break
-                if until_settled and len(finished) % _SETTLED_EVERY == 0 and is_settled(finished):
-                    stopped = "settled"
-                    break
-                if timeout_s is not None and time.monotonic() - started_s > timeout_s:
-                    stopped = "timeout"
-                    break
-            else:
-                stopped = "exhausted"
+            deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+            ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
+            finished, stopped = _until(ends, found, on_trial)
         if storage is not None:
             write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
-        baseline = finished[0].prediction
-        plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
-        if quantile is not None:
-            times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
-            plans, shares = by_quantile(plans, times_us, quantile)
-        result = SearchResult(
-            run=str(out),
-            trials=len(finished),
-            seconds=time.monotonic() - started_s,
-            stopped=stopped,
-            baseline=baseline,
-            plans=plans,
-            workers_lost=crew.lost,
-            front=pareto_front(finished, baseline),
-            beats=tuple(tuple(row) for row in shares.tolist()),
-        )
+        result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s)
         result.save()
     return result
+
+
+def _check(objective: Objective, trials: int, workers: int, engine: Engine, trace: str) -> None:
+    """Raise `InputError` for what no search can be made of."""
+    if trials < 1:
+        raise InputError(f"--trials must be at least 1, not {trials}")
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, not {workers}")
+    if engine not in get_args(Engine):
+        raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
+    if not objective.tensors:
+        raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ends:
+    """What ends a search that could go on; options as those of `run_search`."""
+
+    trials: int
+    deadline_s: float  # of the monotonic clock
+    until_settled: bool
+    interrupted: threading.Event
+
+    def reached(self, finished: Sequence[FinishedTrial]) -> Stopped | None:
+        """The first that these trials have come to."""
+        if len(finished) == self.trials:
+            return "finished"
+        if self.interrupted.is_set():
+            return "interrupted"
+        if self.until_settled and len(finished) % _SETTLED_EVERY == 0 and is_settled(finished):
+            return "settled"
+        return "timeout" if time.monotonic() > self.deadline_s else None
+
+
+def _until(
+    ends: _Ends, found: Iterable[FinishedTrial], on_trial: Callable[[FinishedTrial], None] | None
+) -> tuple[list[FinishedTrial], Stopped]:
+    """Trials as far as a search goes, and why it ended."""
+    finished: list[FinishedTrial] = []
+    for trial in found:
+        finished.append(trial)
+        if on_trial is not None:
+            on_trial(trial)
+        if (stopped := ends.reached(finished)) is not None:
+            return finished, stopped
+    return finished, "exhausted"
+
+
+def _result(
+    run: str,
+    objective: Objective,
+    finished: Sequence[FinishedTrial],
+    stopped: Stopped,
+    workers_lost: int,
+    quantile: float | None,
+    started_s: float,
+) -> SearchResult:
+    baseline = finished[0].prediction
+    plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
+    if quantile is not None:
+        times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
+        plans, shares = by_quantile(plans, times_us, quantile)
+    return SearchResult(
+        run=run,
+        trials=len(finished),
+        seconds=time.monotonic() - started_s,
+        stopped=stopped,
+        baseline=baseline,
+        plans=plans,
+        workers_lost=workers_lost,
+        front=pareto_front(finished, baseline),
+        beats=tuple(tuple(row) for row in shares.tolist()),
+    )
 
 
 def _space_of(objective: Objective) -> PlanSpace:

@@ -21,12 +21,12 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         A change that DDP does not have.
     """
     from dpro_search.cli._torch import replayed
-    from dpro_search.costmodel.precision import torch_model
+    from dpro_search.costmodel.precision import named_model
     from dpro_search.replay.ddp.predictor import DdpPredictor
 
     def with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -> tuple[DdpPredictor, Plan]:
         if plan.bfloat16_modules is not None:
-            predictor = predictor.at(ratios=torch_model(request.precision_table))
+            predictor = predictor.at(ratios=named_model(request.precision_table, "torch"))
         return _with_changes(predictor, plan, changes)
 
     return replayed(trace, request, DdpPredictor, with_changes)

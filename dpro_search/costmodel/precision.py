@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 TABLE_VERSION = 2
 BUNDLED_TABLE = Path(__file__).parent.parent / "samples" / "bfloat16-times.json.gz"
 BUNDLED_TORCH_TABLE = BUNDLED_TABLE.with_name("bfloat16-times-torch.json.gz")
-NO_TORCH_TABLE = "name a table of what bfloat16 does to PyTorch's ops on the job's processor (--precision-table)"
+_CALLED = {"tensorflow": ("TensorFlow", BUNDLED_TABLE), "torch": ("PyTorch", BUNDLED_TORCH_TABLE)}  # as a table's versions have it
 COVERAGE = 0.9
 # What a processor does for them: products have instructions of their own, arithmetic is converted on the way, moves save bytes.
 _FAMILIES = {
@@ -180,21 +181,6 @@ class PrecisionModel:
             cast_share=sum(cast.us for cast in casts) / changed_us if changed_us else 0.0,
         )
 
-    @staticmethod
-    def bundled(machine: str) -> PrecisionModel:
-        """What the package has measured on a machine's processor; no ratio for another one.
-
-        Parameters
-        ----------
-        machine
-            As `TraceMeta.machine` has it.
-        """
-        if BUNDLED_TABLE.is_file():
-            model = PrecisionModel.fit(PrecisionTable.load(BUNDLED_TABLE))
-            if _processor(model.machine) == _processor(machine):
-                return model
-        return PrecisionModel(machine=machine, logarithms=Pools.fit({}, {}), sizes={})
-
     def ratio(self, op_type: str, float32_us: float | None = None) -> tuple[float, float, float] | None:
         """Time in bfloat16 over that in float32, without casts, and its 90 % interval; None where nothing like it was measured."""
         family = family_of(op_type)
@@ -252,18 +238,27 @@ class PrecisionScore:
     known: float
 
 
-def torch_model(table: Path | None) -> PrecisionModel:
-    """The ratios of a table of PyTorch's ops; raises `InputError` if none is named, or one of another framework's ops."""
+def named_model(table: Path | None, framework: Literal["tensorflow", "torch"]) -> PrecisionModel:
+    """The ratios of a table that a user names; raises `InputError` if none is named, or one of another framework's ops."""
     if table is None:
-        raise InputError(f"precision: {NO_TORCH_TABLE}")
+        raise InputError(f"precision: {no_table(framework)}")
     measured = PrecisionTable.load(table)
-    if "torch" not in measured.versions:
-        raise InputError(f"{table}: the table is not of PyTorch's ops; {NO_TORCH_TABLE}")
-    return fit_torch(measured)
+    if framework not in measured.versions:
+        raise InputError(f"{table}: the table is not of {_CALLED[framework][0]}'s ops; {no_table(framework)}")
+    return fit_torch(measured) if framework == "torch" else PrecisionModel.fit(measured)
+
+
+def no_table(framework: Literal["tensorflow", "torch"]) -> str:
+    """What to do where it is not known what bfloat16 does to a framework's ops."""
+    name, bundled = _CALLED[framework]
+    return (
+        f"name a table of what bfloat16 does to {name}'s ops on the job's processor (--precision-table; "
+        f"that of an AMD EPYC with AVX512-BF16 is {bundled})"
+    )
 
 
 def fit_torch(table: PrecisionTable, *, without: str | None = None) -> PrecisionModel:
-    """The same of a table at hand. Models left out are predicted worse when ratios change with an op's time, so they do not."""
+    """The ratios of PyTorch's ops, which do not change with an op's time: models left out are predicted worse if they do."""
     return PrecisionModel.fit(table, without=without, by_size=False)
 
 
@@ -372,11 +367,6 @@ def _interval(pooled: Pooled, factor: float) -> tuple[float, float, float]:
     half = pooled.half_width(COVERAGE)
     centre, low, high = (math.exp(pooled.centre + side * half) * factor for side in (0, -1, 1))
     return centre, low, high
-
-
-def _processor(machine: str) -> str:
-    """The processor of a machine that is described as "processor, cores, system"."""
-    return machine.rsplit(", ", 2)[0]
 
 
 class _Version(msgspec.Struct):

@@ -20,7 +20,7 @@ from dpro_search.space.transformations.accumulation import Accumulation
 from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
 from dpro_search.space.transformations.op_fusion import OpFusion
-from dpro_search.space.transformations.precision import Precision, Ratios
+from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation
 
 _COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups")
@@ -143,7 +143,11 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
         return HorovodPlans(predictor)
     facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
     found: list[Transformation] = []
-    precision = Precision(facts, compute, _ratios(options)) if "precision" in wanted else None
+    precision = None
+    if "precision" in wanted:
+        from dpro_search.costmodel.precision import named_model
+
+        precision = Precision(facts, compute, named_model(options.precision_table, "tensorflow"))
     if "op-fusion" in wanted:
         from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
         from dpro_search.costmodel.learned.model_file import FusionModel
@@ -165,11 +169,3 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
 
 def _communication(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, **{name: None for name in plan.changes if name not in _COMMUNICATION})
-
-
-def _ratios(options: PlanOptions) -> Ratios:
-    from dpro_search.costmodel.precision import PrecisionModel, PrecisionTable
-
-    if options.precision_table is None:
-        raise InputError("precision: name a table of what bfloat16 does to ops on the job's processor (--precision-table)")
-    return PrecisionModel.fit(PrecisionTable.load(options.precision_table))

@@ -169,7 +169,7 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
 
 
 def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
-    from dpro_search.costmodel.precision import torch_model
+    from dpro_search.costmodel.precision import named_model
     from dpro_search.replay.ddp.predictor import DdpPredictor
     from dpro_search.space.transformations.module_precision import unpriced
     from dpro_search.space.transformations.modules import NOT_RECORDED
@@ -191,7 +191,7 @@ def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
             )
         if (why := unpriced(trace.modules)) is not None:
             raise InputError(f"precision: {why}")
-        predictor = predictor.at(ratios=torch_model(options.precision_table))
+        predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
     if options.memory_limit_bytes is not None and trace.modules:
         compute.add("recomputation")
     return DdpPlans(predictor, compute)

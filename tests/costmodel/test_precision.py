@@ -6,12 +6,14 @@ import pytest
 
 from dpro_search.costmodel.precision import (
     BUNDLED_TABLE,
+    BUNDLED_TORCH_TABLE,
     CastRow,
     PrecisionModel,
     PrecisionRow,
     PrecisionTable,
     WorkloadTime,
     left_out_scores,
+    named_model,
 )
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 from experiments.costmodel.precision import MeasuredOp, paired
@@ -146,8 +148,13 @@ def test_an_op_that_was_fused_in_one_precision_only_counts_with_its_scope():
     assert found.unchanged_us == 0.0
 
 
-def test_the_table_that_is_bundled_is_of_many_models_and_for_its_own_processor_only():
-    bundled = PrecisionTable.load(BUNDLED_TABLE)
-    assert len(bundled.workloads) >= 9
-    assert 0.3 < PrecisionModel.bundled(bundled.machine).ratio("_MklNativeFusedConv2D")[0] < 0.9
-    assert PrecisionModel.bundled("Some Other Processor, 8 cores, Linux 6.1").ratio("MatMul") is None
+def test_the_table_that_is_bundled_is_of_many_models():
+    assert len(PrecisionTable.load(BUNDLED_TABLE).workloads) >= 9
+    assert 0.3 < named_model(BUNDLED_TABLE, "tensorflow").ratio("_MklNativeFusedConv2D")[0] < 0.9
+
+
+def test_where_no_table_is_named_the_error_tells_of_the_one_that_there_is():
+    with pytest.raises(InputError, match=r"to TensorFlow's ops .* AMD EPYC with AVX512-BF16 is .*bfloat16-times\.json\.gz"):
+        named_model(None, "tensorflow")
+    with pytest.raises(InputError, match="the table is not of TensorFlow's ops"):
+        named_model(BUNDLED_TORCH_TABLE, "tensorflow")

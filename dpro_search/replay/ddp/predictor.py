@@ -7,7 +7,7 @@ from typing import Any, Self
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.horovod import CommCosts
-from dpro_search.costmodel.precision import NO_TORCH_TABLE
+from dpro_search.costmodel.precision import no_table
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.replay.ddp.program import ProgramPredictor
@@ -63,7 +63,7 @@ class DdpPredictor(ProgramPredictor):
     def ratios(self) -> Ratios:
         """What bfloat16 does to ops; raises `InputError` if that is not known."""
         if self._ratios is None:
-            raise InputError(f"bfloat16_modules: {NO_TORCH_TABLE}")
+            raise InputError(f"bfloat16_modules: {no_table('torch')}")
         return self._ratios
 
     @classmethod

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.modules import LoweredOp, LoweredOps, ModuleInfo
 from dpro_search.collect.torch_assemble import assemble_ddp
-from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, torch_model
+from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.replay.ddp.predictor import DdpPredictor
@@ -197,7 +197,7 @@ def test_what_a_recording_does_not_tell_is_refused(trace):
 
 
 def test_the_bundled_table_halves_products():
-    model = torch_model(BUNDLED_TORCH_TABLE)
+    model = named_model(BUNDLED_TORCH_TABLE, "torch")
     for op_type in ("aten::linear", "AddmmBackward0", "aten::conv2d", "ConvolutionBackward0 pointwise"):
         assert 0.25 < model.ratio(op_type)[0] < 0.75
     assert model.ratio("TBackward0") is None

@@ -252,8 +252,8 @@ def no_table(framework: Literal["tensorflow", "torch"]) -> str:
     """What to do where it is not known what bfloat16 does to a framework's ops."""
     name, bundled = _CALLED[framework]
     return (
-        f"name a table of what bfloat16 does to {name}'s ops on the job's processor (--precision-table; "
-        f"that of an AMD EPYC with AVX512-BF16 is {bundled})"
+        f"name a table of what bfloat16 does to {name}'s ops on the job's processor (--precision-table; the package has "
+        f"dpro_search/samples/{bundled.name}, of an AMD EPYC with AVX512-BF16)"
     )
 
 

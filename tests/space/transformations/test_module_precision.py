@@ -13,7 +13,7 @@ from dpro_search.collect.modules import LoweredOp, LoweredOps, ModuleInfo
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, named_model
 from dpro_search.errors import InputError
-from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
+from dpro_search.graph.ddp import DdpGraph
 from dpro_search.replay.ddp.predictor import DdpPredictor
 from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
 from dpro_search.space.plan import Plan
@@ -35,16 +35,6 @@ class Halves:
 
     def cast_us(self, elements):
         return 10.0
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return assemble_ddp(DATA / "ddp_blocks")
-
-
-@pytest.fixture(scope="module")
-def graph(trace) -> DdpGraph:
-    return build_ddp_graph(trace)
 
 
 def lowered(linear_us: float, other_us: float = 0.0, casts: int = 0) -> LoweredOps:
@@ -122,22 +112,26 @@ def named(graph: DdpGraph, ops: LoweredOps) -> DdpGraph:
     return replace(graph, modules=tuple(msgspec.structs.replace(one, lowered=ops) for one in graph.modules))
 
 
-def test_a_block_shortens_its_own_passes_in_proportion_and_all_that_comes_after_them(graph):
-    shorter = named(graph, lowered(1000.0))  # half of a forward pass of 1000 us, and of a backward pass of 2000 us
+def test_a_block_shortens_its_own_passes_in_proportion_and_all_that_comes_after_them(blocks_graph):
+    shorter = named(blocks_graph, lowered(1000.0))  # half of a forward pass of 1000 us, and of a backward pass of 2000 us
     changed = in_bfloat16(shorter, ("1",), Halves())
-    forward_us = graph.forward_us[:, :, 1] / 2
-    backward_us = (graph.backward_until_us - graph.backward_from_us)[:, :, 1] / 2
-    np.testing.assert_allclose(graph.backward_us - changed.backward_us, forward_us + backward_us)
+    forward_us = blocks_graph.forward_us[:, :, 1] / 2
+    backward_us = (blocks_graph.backward_until_us - blocks_graph.backward_from_us)[:, :, 1] / 2
+    np.testing.assert_allclose(blocks_graph.backward_us - changed.backward_us, forward_us + backward_us)
     np.testing.assert_allclose(changed.forward_us[:, :, 1], forward_us)
-    np.testing.assert_allclose(changed.forward_from_us[:, :, 1], graph.forward_from_us[:, :, 1])
-    last = [i for i, tensor in enumerate(graph.tensors) if tensor.name.startswith("3.")]  # ready before that block's backward pass
-    np.testing.assert_allclose((graph.ready_us - changed.ready_us)[:, :, last], np.repeat(forward_us[:, :, None], len(last), 2))
+    np.testing.assert_allclose(changed.forward_from_us[:, :, 1], blocks_graph.forward_from_us[:, :, 1])
+    last = [
+        i for i, tensor in enumerate(blocks_graph.tensors) if tensor.name.startswith("3.")
+    ]  # ready before that block's backward pass
+    np.testing.assert_allclose(
+        (blocks_graph.ready_us - changed.ready_us)[:, :, last], np.repeat(forward_us[:, :, None], len(last), 2)
+    )
 
 
-def test_a_block_in_bfloat16_that_is_computed_again_takes_its_shorter_time_again(graph):
-    changed = in_bfloat16(named(graph, lowered(1000.0)), ("1",), Halves())
+def test_a_block_in_bfloat16_that_is_computed_again_takes_its_shorter_time_again(blocks_graph):
+    changed = in_bfloat16(named(blocks_graph, lowered(1000.0)), ("1",), Halves())
     again_us = recomputed(changed, ("1",)).backward_us - changed.backward_us
-    np.testing.assert_allclose(again_us, graph.again_us[:, :, 1] / 2)
+    np.testing.assert_allclose(again_us, blocks_graph.again_us[:, :, 1] / 2)
 
 
 @settings(deadline=None, max_examples=30)
@@ -147,25 +141,25 @@ def test_a_block_in_bfloat16_that_is_computed_again_takes_its_shorter_time_again
     casts=st.integers(0, 200),
     again=st.sets(st.sampled_from("012")),
 )
-def test_core_times_stay_in_order_under_any_plan(graph, names, linear_us, casts, again):
-    changed = recomputed(in_bfloat16(named(graph, lowered(linear_us, casts=casts)), sorted(names), Halves()), sorted(again))
+def test_core_times_stay_in_order_under_any_plan(blocks_graph, names, linear_us, casts, again):
+    changed = recomputed(in_bfloat16(named(blocks_graph, lowered(linear_us, casts=casts)), sorted(names), Halves()), sorted(again))
     assert (changed.forward_us >= -1e-6).all()
     assert (changed.again_us >= -1e-6).all()
     assert (changed.backward_from_us <= changed.backward_until_us + 1e-6).all()
-    order = np.argsort(graph.ready_us, axis=2, kind="stable")
+    order = np.argsort(blocks_graph.ready_us, axis=2, kind="stable")
     assert (np.diff(np.take_along_axis(changed.ready_us, order, axis=2), axis=2) >= -1e-6).all()
     assert (changed.ready_us <= changed.backward_us[:, :, None] + 1e-6).all()
 
 
-def test_an_empty_plan_leaves_the_graph_as_it_is(graph):
-    same = in_bfloat16(graph, (), Halves())
+def test_an_empty_plan_leaves_the_graph_as_it_is(blocks_graph):
+    same = in_bfloat16(blocks_graph, (), Halves())
     for name in ("ready_us", "backward_us", "forward_post_us", "again_us", "backward_from_us"):
-        np.testing.assert_allclose(getattr(same, name), getattr(graph, name))
-    assert doubt_us(graph, (), Halves()) == 0.0
+        np.testing.assert_allclose(getattr(same, name), getattr(blocks_graph, name))
+    assert doubt_us(blocks_graph, (), Halves()) == 0.0
 
 
-def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(trace):
-    predictor = DdpPredictor.from_trace(trace).at(ratios=Halves())
+def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_trace):
+    predictor = DdpPredictor.from_trace(blocks_trace).at(ratios=Halves())
     sure, plan = predictor.at(graph=named(predictor.graph, lowered(1000.0))), Plan(bfloat16_modules=("0", "1"))
     doubtful = predictor.at(graph=named(predictor.graph, lowered(1000.0, other_us=50_000.0)))
     widths = [np.diff(one.predict(plan).interval_us)[0] for one in (sure, doubtful)]
@@ -174,24 +168,24 @@ def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(trace):
     assert sure.predict(plan).source == "extrapolated"
 
 
-def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch(trace):
-    assert plan_predictor(trace, PRECISION).space.fields == ("bucket_cap_bytes", "bfloat16_modules")
+def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch(blocks_trace):
+    assert plan_predictor(blocks_trace, PRECISION).space.fields == ("bucket_cap_bytes", "bfloat16_modules")
     both = replace(PRECISION, compute=frozenset({"precision", "recomputation"}))
-    assert plan_predictor(trace, both).space.fields == ("bucket_cap_bytes", "bfloat16_modules", "recomputed_modules")
+    assert plan_predictor(blocks_trace, both).space.fields == ("bucket_cap_bytes", "bfloat16_modules", "recomputed_modules")
     with pytest.raises(InputError, match="precision: name a table of what bfloat16 does to PyTorch's ops"):
-        plan_predictor(trace, PlanOptions(compute=frozenset({"precision"})))
+        plan_predictor(blocks_trace, PlanOptions(compute=frozenset({"precision"})))
     with pytest.raises(InputError, match="the table is not of PyTorch's ops"):
-        plan_predictor(trace, replace(PRECISION, precision_table=BUNDLED_TABLE))
+        plan_predictor(blocks_trace, replace(PRECISION, precision_table=BUNDLED_TABLE))
     with pytest.raises(InputError, match="no memory limit can be kept with it"):
-        plan_predictor(trace, replace(PRECISION, memory_limit_bytes=10**12))
+        plan_predictor(blocks_trace, replace(PRECISION, memory_limit_bytes=10**12))
     with pytest.raises(InputError, match="bfloat16_modules: name a table of what bfloat16 does to PyTorch's ops"):
-        DdpPredictor.from_trace(trace).predict(Plan(bfloat16_modules=("0",)))
+        DdpPredictor.from_trace(blocks_trace).predict(Plan(bfloat16_modules=("0",)))
 
 
-def test_what_a_recording_does_not_tell_is_refused(trace):
+def test_what_a_recording_does_not_tell_is_refused(blocks_trace):
     with pytest.raises(InputError, match="precision: the job was recorded before modules were kept"):
         plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PRECISION)
-    silent = replace(trace, modules=tuple(msgspec.structs.replace(one, lowered=None) for one in trace.modules))
+    silent = replace(blocks_trace, modules=tuple(msgspec.structs.replace(one, lowered=None) for one in blocks_trace.modules))
     with pytest.raises(InputError, match="precision: the recording does not tell which ops of its modules would run in bfloat16"):
         plan_predictor(silent, PRECISION)
 

@@ -10,7 +10,6 @@ import pytest
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.errors import InputError
-from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.replay.ddp.predictor import DdpPredictor
 from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
 from dpro_search.space.plan import Plan
@@ -19,16 +18,6 @@ from dpro_search.space.transformations.modules import ModuleRecomputation, recom
 
 DATA = Path(__file__).parents[2] / "data"
 RECOMPUTATION = PlanOptions(compute=frozenset({"recomputation"}))
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return assemble_ddp(DATA / "ddp_blocks")
-
-
-@pytest.fixture(scope="module")
-def graph(trace) -> DdpGraph:
-    return build_ddp_graph(trace)
 
 
 def module(name: str, frees_bytes: int = 1, behind_bytes: int = 0, refusal: str = "", *, member: bool = False) -> ModuleInfo:
@@ -82,25 +71,27 @@ def test_moves_stay_legal_and_reach_every_candidate():
     assert seen == {"encoder", "encoder.0", "encoder.0.attention", "encoder.1"}
 
 
-def test_a_block_runs_again_before_its_gradients_and_after_those_of_the_blocks_behind_it(graph):
-    changed = recomputed(graph, ("1",))
-    later = {tensor.name: (changed.ready_us - graph.ready_us)[:, :, i] for i, tensor in enumerate(graph.tensors)}
-    again_us = graph.again_us[:, :, 1]
+def test_a_block_runs_again_before_its_gradients_and_after_those_of_the_blocks_behind_it(blocks_graph):
+    changed = recomputed(blocks_graph, ("1",))
+    later = {tensor.name: (changed.ready_us - blocks_graph.ready_us)[:, :, i] for i, tensor in enumerate(blocks_graph.tensors)}
+    again_us = blocks_graph.again_us[:, :, 1]
     for name, us in later.items():
         np.testing.assert_allclose(us, again_us if name.startswith(("0.", "1.")) else 0.0)
-    np.testing.assert_allclose(changed.backward_us - graph.backward_us, again_us)
+    np.testing.assert_allclose(changed.backward_us - blocks_graph.backward_us, again_us)
 
 
-def test_what_runs_again_takes_its_time(trace):
-    predictor = DdpPredictor.from_trace(trace)
+def test_what_runs_again_takes_its_time(blocks_trace):
+    predictor = DdpPredictor.from_trace(blocks_trace)
     slow = predictor.at(graph=replace(predictor.graph, again_us=predictor.graph.again_us + 50_000.0))
     took_us = [slow.predict(Plan(recomputed_modules=names)).iteration_us for names in (None, ("0",), ("0", "1"))]
     assert took_us[0] + 50_000 < took_us[1] < took_us[2] - 50_000
 
 
-def test_the_peak_falls_by_what_is_freed_as_long_as_it_stays_at_the_end_of_the_forward_pass(graph):
-    wide = replace(graph, modules=(module("0", 100, 250), module("1", 100, 100), module("2", 50, 0)), tensors=graph.tensors[:0])
-    wide = replace(wide, ready_us=graph.ready_us[:, :, :0])
+def test_the_peak_falls_by_what_is_freed_as_long_as_it_stays_at_the_end_of_the_forward_pass(blocks_graph):
+    wide = replace(
+        blocks_graph, modules=(module("0", 100, 250), module("1", 100, 100), module("2", 50, 0)), tensors=blocks_graph.tensors[:0]
+    )
+    wide = replace(wide, ready_us=blocks_graph.ready_us[:, :, :0])
     assert saved_bytes(wide, ()) == 0
     assert saved_bytes(wide, ("0",)) == 100
     assert saved_bytes(wide, ("2",)) == 0  # it is whole again while all that lies before it is still there
@@ -110,23 +101,23 @@ def test_the_peak_falls_by_what_is_freed_as_long_as_it_stays_at_the_end_of_the_f
     assert saved_bytes(replace(wide, modules=unknown), ("0",)) is None
 
 
-def test_where_the_gradients_are_more_than_what_is_kept_nothing_is_saved(graph):
+def test_where_the_gradients_are_more_than_what_is_kept_nothing_is_saved(blocks_graph):
     # 64 kB are kept for the backward pass, at the end of which 104 kB of gradients are there.
-    assert saved_bytes(graph, ("0", "1", "2")) == 0
+    assert saved_bytes(blocks_graph, ("0", "1", "2")) == 0
 
 
-def test_a_search_knows_it_only_where_it_is_asked_for(trace):
-    assert plan_predictor(trace).space.fields == ("bucket_cap_bytes",)
-    assert plan_predictor(trace, RECOMPUTATION).space.fields == ("bucket_cap_bytes", "recomputed_modules")
-    limited = plan_predictor(trace, PlanOptions(memory_limit_bytes=10**12))
+def test_a_search_knows_it_only_where_it_is_asked_for(blocks_trace):
+    assert plan_predictor(blocks_trace).space.fields == ("bucket_cap_bytes",)
+    assert plan_predictor(blocks_trace, RECOMPUTATION).space.fields == ("bucket_cap_bytes", "recomputed_modules")
+    limited = plan_predictor(blocks_trace, PlanOptions(memory_limit_bytes=10**12))
     assert "recomputed_modules" in limited.space.fields
 
 
-def test_what_a_recording_or_ddp_does_not_have_is_refused(trace):
+def test_what_a_recording_or_ddp_does_not_have_is_refused(blocks_trace):
     old = assemble_ddp(DATA / "ddp_mlp")
     with pytest.raises(InputError, match="recomputation: the job was recorded before modules were kept"):
         plan_predictor(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):
         DdpPredictor.from_trace(old).predict(Plan(recomputed_modules=("0",)))
     with pytest.raises(InputError, match="op-fusion: a DistributedDataParallel job has plans for buckets, precision and recomput"):
-        plan_predictor(trace, PlanOptions(compute=frozenset({"op-fusion"})))
+        plan_predictor(blocks_trace, PlanOptions(compute=frozenset({"op-fusion"})))

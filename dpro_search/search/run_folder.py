@@ -31,6 +31,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 RUN_VERSION = 1
 _FLUSH_S = 0.5
+_FLUSH_BYTES = 2**18  # at once: so much stays in the processor's cache until it is written
 
 
 MOST_ISLANDS = 1024
@@ -110,7 +111,7 @@ class Journal:
     def append_line(self, line: bytes) -> None:
         """The same of what `line_of` made."""
         self._pending += line
-        if time.monotonic() - self._flushed_s >= _FLUSH_S:
+        if len(self._pending) >= _FLUSH_BYTES or time.monotonic() - self._flushed_s >= _FLUSH_S:
             self.flush()
 
     def fileno(self) -> int:

@@ -155,9 +155,9 @@ def run_search(
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
+            result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s)  # workers end meanwhile
         if storage is not None:
             write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
-        result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s)
         result.save()
     return result
 

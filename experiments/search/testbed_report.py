@@ -23,6 +23,7 @@ from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_case import AUTOTUNE, DEFAULT, GRID, PLAN, XLA, Case, Measured, Setup, open_case
 
+_LEAST_SETTINGS = 4  # of which an order says something
 GAIN_POINTS = 5.0  # that a plan's measured gain may be from the predicted one
 _FUSED = Plan(op_clusters=())  # what XLA does to the losses
 _NAMES = {DEFAULT: "default", AUTOTUNE: "autotune", XLA: "XLA auto", GRID: "best of grid", PLAN: "best plan"}
@@ -56,6 +57,25 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     losses: str
 
 
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """How predictions agree with the measured iterations of settings.
+
+    Attributes
+    ----------
+    settings
+        That ran, and have a prediction.
+    tau
+        Kendall's, of their order.
+    error_pct, largest_error_pct
+        Median and largest distance of a prediction from what was measured.
+    """
+
+    settings: int
+    tau: float
+    error_pct: float
+    largest_error_pct: float
+
+
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """A case.
 
@@ -63,8 +83,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     grid, grid_failed, grid_of
         Settings of the grid that ran, that failed, and that there are.
-    grid_tau
-        Kendall's tau between predicted and measured iterations of the grid; None where too little ran.
+    agreement
+        Of the grid with what is predicted; None where too little ran.
     as_fast_as_grid
         Whether the plan is not slower than the best of the grid by more than the noise; None while one of them has not run.
     slower_than_grid_pct, slower_than_grid_interval_pct
@@ -83,7 +103,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     grid: int
     grid_failed: int
     grid_of: int
-    grid_tau: float | None
+    agreement: Agreement | None
     as_fast_as_grid: bool | None
     slower_than_grid_pct: float | None
     slower_than_grid_interval_pct: tuple[float, float] | None
@@ -93,22 +113,30 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(folder: Path) -> str:
-    """Tables of all cases of a folder; each case's numbers go to its ``case.json``. Raises `InputError` if none has run."""
-    found = []
+    """Tables of all cases of a folder; each case's numbers go to its ``case.json``. Raises `InputError` if none has run.
+
+    A case whose grid alone has run is in the last table only.
+    """
+    found, grids = [], {}
     for path in sorted(folder.glob("*/setup.json")):
         case = open_case(path.parent)
+        if not case.grid() and all(run.failed for run in case.rounds(DEFAULT)):
+            continue
+        predict = _predict(case)
+        if (grid := agreement_of(list(case.grid().values()), predict)) is not None:
+            grids[case] = grid
         if all(run.failed for run in case.rounds(DEFAULT)):
             continue
-        result = compared(case)
+        result = compared(case, predict)
         (case.folder / "case.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
         found.append(result)
-    if not found:
+    if not found and not grids:
         raise InputError(f"{folder}: no case has run yet")
-    return "\n".join([*_summary(found), "", *_contenders(found)])
+    return "\n".join([*_summary(found), "", *_contenders(found), "", *_grids(grids)])
 
 
-def compared(case: Case) -> CaseResult:
-    """What a case's runs say, beside the predictions of its recording."""
+def _predict(case: Case) -> Predict:
+    """What the case's recording predicts."""
     predictor = plan_predictor(Trace.load(case.trace))
 
     def predict(plan: Plan) -> float | None:
@@ -117,6 +145,11 @@ def compared(case: Case) -> CaseResult:
         except InputError:
             return None
 
+    return predict
+
+
+def compared(case: Case, predict: Predict) -> CaseResult:
+    """What a case's runs say, beside the predictions of its recording."""
     runs = {contender.name: case.rounds(contender.name) for contender in case.contenders()}
     certain = SearchResult.load(case.search).plans[0].gain_certain
     return judged(case.setup, len(case.scheme.grid), runs, list(case.grid().values()), predict, gain_certain=certain)
@@ -159,7 +192,7 @@ def judged(
         grid=len(grid),
         grid_failed=sum(bool(point.failed) for point in grid),
         grid_of=grid_of,
-        grid_tau=_tau([point for point in grid if not point.failed], predict),
+        agreement=agreement_of(grid, predict),
         as_fast_as_grid=None if plan is None or best is None else plan.measured_us <= best.measured_us * (1 + noise_pct / 100),
         slower_than_grid_pct=slower_pct,
         slower_than_grid_interval_pct=slower_interval_pct,
@@ -193,12 +226,18 @@ def _gain_pct(speedup: float) -> float:
     return (1 - 1 / speedup) * 100
 
 
-def _tau(grid: Sequence[Measured], predict: Predict) -> float | None:
-    pairs = [(predicted, typical_us([point.times_us])) for point in grid if (predicted := predict(point.plan)) is not None]
-    if len(pairs) < 4:
+def agreement_of(grid: Sequence[Measured], predict: Predict) -> Agreement | None:
+    """How predictions agree with the settings that ran well; None for fewer than four, or where all take the same time."""
+    ran = [point for point in grid if not point.failed]
+    pairs = [(predicted, typical_us([point.times_us])) for point in ran if (predicted := predict(point.plan)) is not None]
+    if len(pairs) < _LEAST_SETTINGS:
         return None
-    found = float(kendalltau(*zip(*pairs, strict=True)).statistic)
-    return found if np.isfinite(found) else None
+    predicted_us, measured_us = np.array(pairs).T
+    tau = float(kendalltau(predicted_us, measured_us).statistic)
+    if not np.isfinite(tau):
+        return None
+    error_pct = abs(predicted_us / measured_us - 1) * 100
+    return Agreement(settings=len(pairs), tau=tau, error_pct=float(np.median(error_pct)), largest_error_pct=float(error_pct.max()))
 
 
 def _summary(results: Sequence[CaseResult]) -> list[str]:
@@ -236,8 +275,17 @@ def _contenders(results: Sequence[CaseResult]) -> list[str]:
             gains = "| " if row.name == DEFAULT else f"{_predicted(row)} | {_measured_gain(row)}"
             lines.append(f"| {of} | {_NAMES[row.name]} | {row.setting} | {runs} | {gains} | {row.losses} |")
         lines += [f"| {of} | {_NAMES[name]} | | | | | {why} |" for name, why in result.missing.items()]
-        if result.grid_tau is not None:
-            lines.append(f"| {of} | grid | order of {result.grid} settings: Kendall tau {result.grid_tau:.2f} | | | | |")
+    return lines
+
+
+def _grids(found: Mapping[Case, Agreement]) -> list[str]:
+    lines = [
+        "| job | workload | link | settings | predictions off by, median | at most | order (Kendall's tau) |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for case, grid in found.items():
+        of = f"{case.setup.scheme} | {case.setup.workload} | {case.setup.rate}"
+        lines.append(f"| {of} | {grid.settings} | {grid.error_pct:.1f} % | {grid.largest_error_pct:.1f} % | {grid.tau:.2f} |")
     return lines
 
 

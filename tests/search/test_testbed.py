@@ -58,11 +58,12 @@ def test_a_contender_that_trains_something_else_is_said_to():
     assert "agree" in rows(found)[DEFAULT].losses
 
 
-def test_the_grid_tells_whether_predictions_order_its_settings():
+def test_the_grid_tells_how_far_predictions_are_off_and_whether_they_order_its_settings():
     plans = {Plan(bigarray_bound=bound): 100.0 * bound for bound in (1, 2, 3, 4)}
-    grid = [run(us / 1e3, plan) for plan, us in plans.items()]
+    grid = [run(1.25 * us / 1e3, plan) for plan, us in plans.items()]
     found = judged(SETUP, 30, {DEFAULT: [run(400)]}, grid, {**plans, Plan(): 1.0}.get, gain_certain=False)
-    assert found.grid_tau == pytest.approx(1)
+    assert (found.agreement.tau, found.agreement.settings) == (pytest.approx(1), 4)
+    assert found.agreement.error_pct == found.agreement.largest_error_pct == pytest.approx(20)
 
 
 def test_what_the_autotuner_chose_is_the_row_with_the_highest_score():

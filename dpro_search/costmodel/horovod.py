@@ -5,6 +5,9 @@ A ring all-reduce of n bytes on p ranks takes ``alpha + n beta`` (Thakur et al. 
 backward), the communication's threads wait for the core at each of their wake-ups, for up to a tick of the scheduler; a few bytes
 need few wake-ups, and once the ring's segments no longer fit into the sockets' buffers there are more: ``alpha = a + b (1 -
 exp(-n / n0))``. In the tail of a step, executor threads only wake for what comes back, and one such wait is left.
+
+A shaped link is a token bucket: it saves up while it rests, between two transfers and during a transfer's latency, and then is
+ahead of its rate by that time, at most by its burst. So pauses shorter than the burst cost nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
+from dpro_search.collect.launch.link import burst_us
 from dpro_search.collect.trace import EventKind, Floats, Trace
+from dpro_search.costmodel.shaped_link import rested_us, spared_us
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import active_count
 from dpro_search.graph.dataflow import DataflowGraph
@@ -25,9 +30,10 @@ _GOODPUT = 1448 / 1514
 _QUIET_US = 50.0  # no agreement between two processes on one machine is faster
 _LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absolute, and relative to the wire's time
 _TURNS_SPREAD = 0.5  # the latter where a transfer takes the wire's time once or twice (`CommCosts.turns_busy`)
-# alpha_busy, alpha_more and alpha_tail on one-core ranks under Linux with 250 ticks a second (means over recordings of four models,
-# one of them without fusion), and for how many observations each stands.
-_USUAL_ALPHA_US, _USUAL_WEIGHT = (4200.0, 2000.0, 2700.0), 10
+# alpha_busy, alpha_more and alpha_tail on one-core ranks under Linux with 250 ticks a second, by the links' rate, and for how many
+# observations each stands. Means over recordings: of four models at 2 Gbit/s, one of them without fusion; of BERT, with three
+# thresholds, and VGG-16 at 500 Mbit/s, where the sockets' buffers last while a thread waits for the core.
+_USUAL_ALPHA_US, _USUAL_WEIGHT = {5e8: (4200.0, 0.0, 1400.0), 2e9: (4200.0, 2000.0, 2700.0)}, 10
 _USUAL_DISPATCH_US = 300.0
 _USUAL_COPY_US, _ENOUGH_COPIED_BYTES = 0.17e-3, 1e6  # per byte, and how much must have been copied to know better
 # MPI's transfers on a limited link take from once to twice their wire's time, as if one direction sometimes waited for the other.
@@ -63,6 +69,9 @@ class CommCosts:
         Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
     poll_share
         Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
+    burst_us
+        Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where links have no limit (and for MPI,
+        whose pauses are in the turns).
     turns_busy, turns_tail
         Wire times that a transfer of MPI takes on a limited link: 1 if both directions are used at once, 2 if one after the other.
     residual_pct
@@ -84,6 +93,7 @@ class CommCosts:
     collective_cpu_us: float
     residual_pct: float
     poll_share: float = 0.0
+    burst_us: float = 0.0
     turns_busy: float = 1.0
     turns_tail: float = 1.0
 
@@ -116,8 +126,13 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     begun_busy = (main_left_us > 0).astype(np.float64)
     share = np.clip(main_left_us / duration, 0.0, 1.0)
     wire = wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks)
+    ahead = 0.0 if polls(trace) else burst_us(trace.meta.rate_bps)
+    usual_us = usual_alpha_us(None if polls(trace) else trace.meta.rate_bps)
+    most_us = np.minimum(ahead, size * max(wire - cpu, 0.0))
+    rested = rested_us(spans["start_us"], spans["end_us"], size * wire, ahead)
+    unspared = duration + spared_us(size * wire, duration, rested, most_us)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit_transfer(
-        size, duration, begun_busy, share, wire, cpu, concurrency, _TURNS_SPREAD if polls(trace) else _TRANSFER_SPREAD
+        size, unspared, begun_busy, share, wire, cpu, concurrency, usual_us, _TURNS_SPREAD if polls(trace) else _TRANSFER_SPREAD
     )
     turns = (1.0, 1.0)
     if polls(trace):
@@ -126,7 +141,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         )
         turns = _turns(beta_busy, beta_tail, wire, saturation(size), share)
     latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail)
-    fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail)
+    fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail) - np.minimum(rested + latency, most_us)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
     negotiate_busy, negotiate_idle = _negotiations(trace, spans, busy)
     return CommCosts(
@@ -145,6 +160,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         collective_cpu_us=COLLECTIVE_CPU_US,
         residual_pct=float(np.std(by_step)) * 100,
         poll_share=polling_share(trace, graph.steps),
+        burst_us=ahead,
         turns_busy=turns[0],
         turns_tail=turns[1],
     )
@@ -155,8 +171,8 @@ def at_cluster(
 ) -> CommCosts:
     """The terms at another link rate and number of ranks; both are given as (rate in bit/s, ranks).
 
-    The wire's part of beta follows the formula; what busy ranks add to it, and the processors' part, stay per byte moved. Alpha and
-    negotiation grow with the number of messages in a row.
+    The wire's part of beta follows the formula; what busy ranks add to it, and the processors' part, stay per byte moved. Alpha
+    changes with the rate as its usual values do; it and negotiation grow with the number of messages in a row.
     """
     if recorded == wanted:
         return costs
@@ -171,17 +187,29 @@ def at_cluster(
         extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
     beta_tail = max(costs.turns_tail * new_wire, new_floor) + max(extra_tail, 0.0) * volume
     beta_busy = max(costs.turns_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
+    alpha = np.array([costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us])
+    if not costs.poll_share:
+        alpha = np.maximum(alpha + usual_alpha_us(wanted[0]) - usual_alpha_us(recorded[0]), 0.0)
+    alpha_busy, alpha_more, alpha_tail = (float(value) for value in alpha * messages)
     return replace(
         costs,
-        alpha_busy_us=costs.alpha_busy_us * messages,
-        alpha_more_us=costs.alpha_more_us * messages,
-        alpha_tail_us=costs.alpha_tail_us * messages,
+        alpha_busy_us=alpha_busy,
+        alpha_more_us=alpha_more,
+        alpha_tail_us=alpha_tail,
         beta_busy_us=max(beta_busy, beta_tail),
         beta_tail_us=beta_tail,
         negotiate_busy_us=costs.negotiate_busy_us * messages,
         negotiate_idle_us=costs.negotiate_idle_us * messages,
         cpu_us=cpu,
+        burst_us=0.0 if costs.poll_share else burst_us(wanted[0]),
     )
+
+
+def usual_alpha_us(rate_bps: float | None) -> Floats:
+    """(alpha busy, alpha more, alpha tail) where a recording does not tell, [3]; between known rates by the rate's logarithm."""
+    rates, known = np.log(list(_USUAL_ALPHA_US)), np.array(list(_USUAL_ALPHA_US.values()))
+    at = np.inf if rate_bps is None else np.log(rate_bps)
+    return np.array([np.interp(at, rates, column) for column in known.T])
 
 
 def saturation(size_bytes: Floats) -> Floats:
@@ -202,6 +230,7 @@ def fit_transfer(
     wire: float,
     cpu: float,
     concurrency: float,
+    usual_us: Floats,
     spread: float = _TRANSFER_SPREAD,
 ) -> tuple[float, float, float, float, float]:
     """(alpha busy, alpha more, alpha tail, beta busy, beta tail); beta cannot be below what wire and processors need.
@@ -218,6 +247,8 @@ def fit_transfer(
         Time per byte of the link and of the processors.
     concurrency
         Executor threads that compete with the communication's on a busy rank.
+    usual_us
+        Towards which the latencies lean (`usual_alpha_us`), [3].
     spread
         Standard deviation of a transfer, of what `wire` or `cpu` need.
     """
@@ -229,7 +260,7 @@ def fit_transfer(
     target = duration * weight
     # A trace of fused transfers holds few small ones, so that the latencies lean to their usual values.
     lean = np.eye(5)[:3] * np.sqrt(_USUAL_WEIGHT) / _LATENCY_SPREAD_US
-    design, target = np.vstack([design, lean]), np.append(target, lean @ np.array([*_USUAL_ALPHA_US, 0.0, 0.0]))
+    design, target = np.vstack([design, lean]), np.append(target, lean @ np.append(usual_us, (0.0, 0.0)))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
     start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
     scale = np.array([1e3, 1e3, 1e3, 1e-3, 1e-3])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sample import predictor, sample
 
 from dpro_search.collect.trace import EventKind
-from dpro_search.costmodel.horovod import at_cluster, fit_comm_costs, fit_transfer, saturation, wire_us_per_byte
+from dpro_search.costmodel.horovod import at_cluster, fit_comm_costs, fit_transfer, saturation, usual_alpha_us, wire_us_per_byte
 from dpro_search.errors import GraphError
 
 
@@ -34,7 +34,7 @@ def test_the_fit_finds_the_terms_it_was_made_from(alpha, alpha_tail, extra, seed
     latency = busy * (alpha + 2000 * saturation(size)) + (1 - busy) * alpha_tail
     exact = latency + size * (wire + busy * extra)
     busy_us, more_us, idle_us, beta_busy, beta_tail = fit_transfer(
-        size, exact * rng.normal(1, 0.01, size=200), busy, busy, wire, cpu, 1.5
+        size, exact * rng.normal(1, 0.01, size=200), busy, busy, wire, cpu, 1.5, usual_alpha_us(None)
     )
     assert busy_us + more_us == pytest.approx(alpha + 2000, rel=0.1)
     assert idle_us == pytest.approx(alpha_tail, abs=200)
@@ -44,8 +44,23 @@ def test_the_fit_finds_the_terms_it_was_made_from(alpha, alpha_tail, extra, seed
 
 def test_where_neither_link_nor_processors_are_known_the_tail_takes_what_was_seen_before_it():
     size, busy = np.full(20, 4e6), np.ones(20)
-    *_, beta_busy, beta_tail = fit_transfer(size, 6000 + 3e-3 * size, busy, busy, wire=0.0, cpu=0.0, concurrency=1.0)
+    *_, beta_busy, beta_tail = fit_transfer(size, 6000 + 3e-3 * size, busy, busy, 0.0, 0.0, 1.0, usual_alpha_us(None))
     assert 0 < beta_tail == beta_busy
+
+
+def test_usual_latencies_follow_the_rate_within_what_is_known():
+    slow, between, fast = (usual_alpha_us(rate) for rate in (5e8, 1e9, 2e9))
+    assert between == pytest.approx((slow + fast) / 2)
+    assert usual_alpha_us(1e8) == pytest.approx(slow)
+    assert usual_alpha_us(None) == pytest.approx(fast)
+
+
+def test_another_rate_changes_latencies_as_it_does_the_usual_ones_and_the_burst():
+    costs = predictor().costs
+    slower = at_cluster(costs, 1.5, (2e9, 2), (5e8, 2))
+    assert slower.alpha_tail_us == pytest.approx(costs.alpha_tail_us - 1300)
+    assert slower.burst_us == pytest.approx(4 * costs.burst_us)
+    assert at_cluster(costs, 1.5, (2e9, 2), (None, 2)).burst_us == 0
 
 
 def test_a_link_without_limit_takes_time_even_where_processors_are_not_known():

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from dpro_search.collect.launch.link import burst_bytes
 from dpro_search.errors import InputError, MissingCapabilityError
 
 # Linux's own congestion control: another choice of the machine would make its recordings differ from those of others. As a property
@@ -118,7 +119,7 @@ class ShapedHosts:
                 if rate_bps is None:
                     _run(*prefix, "qdisc", "del", "dev", device, "root", check=False)
                     continue
-                burst = max(128 * 1024, int(rate_bps / 8 * 0.0005))
+                burst = burst_bytes(rate_bps)
                 limit = 4 * 1024 * 1024 + burst
                 shape = ["tbf", "rate", f"{int(rate_bps)}bit", "burst", str(burst), "limit", str(limit)]
                 _run(*prefix, "qdisc", "replace", "dev", device, "root", *shape)

@@ -9,8 +9,9 @@ ranks, because each of its cycles begins with an agreement among all:
 
 A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and
 run one at a time. How long an agreement and a latency take is decided when they begin, by what the ranks do then. A post changes
-no speed, so it is no event: what was posted is looked up at the events, and its instant follows from the speed. Compiled with
-numba; the same function runs uncompiled as `simulate.py_func`.
+no speed, so it is no event: what was posted is looked up at the events, and its instant follows from the speed. A link that has
+rested is ahead of its rate by that time, at most by its burst, and the next transfers are spared it. Compiled with numba; the same
+function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
 ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, DISPATCH, BETA_BUSY, BETA_TAIL = range(6)
-IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE, POLL_SHARE = range(6, 15)
+IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE, POLL_SHARE, BURST = range(6, 16)
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -35,6 +36,7 @@ COMPUTE, CONTENTION, EXPOSED = range(3)
 
 _EPSILON = 1e-6
 _OVER = 1e-9  # what is left of a state that has ended
+_LEAST_BETA = 1e-5  # no memory is faster
 _NONE_LEFT = -1.0  # core time that is never left: there is no unit to post
 
 
@@ -190,6 +192,8 @@ def simulate(
     negotiation, latency = 1.0, 1.0
     groups, current, draw, collective = 0, 0, 0, 0
     size, tensors = 0.0, 0
+    sent_by = -costs[BURST]  # when the link would have sent all so far, had it not rested: it is ahead by what has passed since
+    spared_per_byte = 0.0
     speed_main, speed_update = np.zeros(ranks), np.zeros(ranks)
     active_on = np.zeros(cores)
     free_of = np.zeros(cores)
@@ -282,9 +286,12 @@ def simulate(
                 state, left = LATENCY, latency
                 continue
             if state == LATENCY:
+                sent_by = max(sent_by, now - costs[BURST])
+                spared_per_byte = (now - sent_by) / max(size, 1.0)
                 state, left = TRANSFER, size
                 continue
             if state == TRANSFER:
+                sent_by = min(sent_by + size * costs[BETA_TAIL], now)
                 state, left = COPY_OUT, size * costs[OUT_PER_BYTE] * crowd
                 continue
             if state == COPY_OUT:
@@ -328,6 +335,8 @@ def simulate(
                 main_runs |= main_left[r] > 0
                 active_on[core[r]] += alike[r]
         beta = costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]
+        if spared_per_byte > 0:
+            beta = max(beta - spared_per_byte, costs[CPU_PER_BYTE], _LEAST_BETA)
         if state == NEGOTIATE:
             taken = min(costs[CYCLE_CPU] / negotiation, 0.9)
         elif state in (COPY_IN, COPY_OUT):

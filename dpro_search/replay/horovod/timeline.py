@@ -85,6 +85,7 @@ def replay_horovod(
                 graph.fusion_threshold_bytes,
                 graph.cycle_us,
                 costs.poll_share,
+                costs.burst_us,
             ]
         ),
         costs.negotiate_busy_us,

@@ -58,6 +58,7 @@ def cost_terms(costs: CommCosts) -> tuple[Term, ...]:
         ("agreement, busy ranks", units.duration(agreement[0]), "median, from a cycle's start to what is sent"),
         ("agreement, idle ranks", units.duration(agreement[1]), "the same while no rank computes"),
         ("between collectives", units.duration(costs.dispatch_us), "callbacks and preparation"),
+        ("burst", units.duration(costs.burst_us), "by which a link that has rested is ahead of its rate, at most"),
         ("spread left over", units.percent(costs.residual_pct), "standard deviation of measured over fitted transfers of a step"),
     )
     return tuple(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows)
@@ -74,7 +75,8 @@ def store_terms(job: KvstoreJob | BytepsJob) -> tuple[Term, ...]:
             ("first part on a server", _per_byte(job.copy_us_per_byte), "copied"),
             ("further parts on a server", _per_byte(job.sum_us_per_byte), "added, each"),
             ("update", _per_byte(job.update_us_per_byte), "of the weights, once all parts are there"),
-            ("slice", units.duration(job.slice_us), "core time of a server for a slice of any size"),
+            ("slice", units.duration(job.slice_us), "core time of a server for the messages of a slice of any size"),
+            ("call of the optimizer", units.duration(job.update_call_us), "for each slice, where servers update"),
         ]
     else:
         rows += [

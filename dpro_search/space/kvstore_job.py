@@ -72,8 +72,8 @@ class KvstoreJob:
         Core time of a worker for each byte of a gradient, half when it is sent and half when it is back: copies and calls.
     copy_us_per_byte, sum_us_per_byte, update_us_per_byte
         Core time for each byte: of the first worker's part, of each further one, and of the update.
-    slice_us
-        Core time of a server for each slice, whatever its size: messages, and the optimizer's own work.
+    slice_us, update_call_us
+        Core time of a server for each slice, whatever its size: for its messages, and, where servers update, the optimizer's own.
     updates
         Tensors that a worker updates at once, where workers do.
     """
@@ -92,6 +92,7 @@ class KvstoreJob:
     sum_us_per_byte: float
     update_us_per_byte: float
     slice_us: float
+    update_call_us: float
     updates: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
@@ -104,6 +105,11 @@ class KvstoreJob:
         elements = np.round(self.tensor_bytes / self.element_bytes).astype(np.int64)
         parts = self.slicing.parts(self.key.tolist(), elements.tolist())
         return [[(server, part * float(size)) for server, part in row] for row, size in zip(parts, self.element_bytes, strict=True)]
+
+    @property
+    def served_slice_us(self) -> float:
+        """Core time of a server for a slice beside its bytes."""
+        return self.slice_us + (0.0 if self.slicing.priority else self.update_call_us)
 
     @property
     def server_bytes(self) -> Floats:
@@ -157,7 +163,7 @@ def process_loads(job: KvstoreJob) -> list[ProcessLoad]:
         for segments, beside_us in zip(job.workers, job.beside_us_per_byte, strict=True)
     ]
     count = np.bincount([server for row in job.slices for server, _ in row], minlength=len(job.server_core))
-    cores += (job.server_bytes * serving_us_per_byte(job) + count * job.slice_us).tolist()
+    cores += (job.server_bytes * serving_us_per_byte(job) + count * job.served_slice_us).tolist()
     return [
         ProcessLoad(
             core_us=float(core_us + 2 * size * job.comm_us_per_byte),
@@ -240,7 +246,9 @@ class _KvstoreGraph:
                 self._builder.add_op(core, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed])
             )
         last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
-        return self._builder.add_op(core, job.slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)
+        return self._builder.add_op(
+            core, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed
+        )
 
     def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
         """From a process to another: core time on both sides, and between them the way over their links."""

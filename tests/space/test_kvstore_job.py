@@ -40,6 +40,7 @@ def job(sizes, *, workers=2, servers=1, bound=10**9, slice_threshold=None, **fie
         "sum_us_per_byte": 0.0,
         "update_us_per_byte": 0.0,
         "slice_us": 0.0,
+        "update_call_us": 0.0,
         "updates": tuple((i,) for i in layers),
     }
     return KvstoreJob(
@@ -106,6 +107,13 @@ def test_each_slice_costs_the_server_something_whatever_its_size():
     assert iteration_us(many) > iteration_us(few)
 
 
+def test_with_priority_slices_servers_only_add_and_save_the_optimizer_s_own_time():
+    plain = job([MIB, MIB], slice_us=7.0, update_call_us=5.0)
+    adding = replace(plain, slicing=replace(plain.slicing, priority=True))
+    slices = sum(map(len, adding.slices))
+    assert sum(load.core_us for load in process_loads(adding)) == pytest.approx(2 * 20_000 + slices * 7.0)
+
+
 def test_all_core_time_is_kept():
     one = job(
         [MIB, MIB],
@@ -115,10 +123,11 @@ def test_all_core_time_is_kept():
         sum_us_per_byte=0.002,
         update_us_per_byte=0.003,
         slice_us=7.0,
+        update_call_us=5.0,
     )
     core_us = kvstore_graph(one).duration_us.sum()
     messages = 2 * 2 * 2 * MIB  # of two workers, both ways
-    server = 2 * MIB * (0.001 + 0.002 + 0.003) + 2 * 7.0
+    server = 2 * MIB * (0.001 + 0.002 + 0.003) + 2 * (7.0 + 5.0)
     assert core_us == pytest.approx(2 * 20_000 + messages * 2 * 0.001 + 2 * MIB * (0.004 + 0.005) + server)
     assert core_us == pytest.approx(sum(load.core_us for load in process_loads(one)))
 

@@ -74,6 +74,8 @@ class KvstoreJob:
         Core time for each byte: of the first worker's part, of each further one, and of the update.
     slice_us, update_call_us
         Core time of a server for each slice, whatever its size: for its messages, and, where servers update, the optimizer's own.
+    worker_call_us
+        Core time of a worker for each tensor's update beside its bytes, where workers update; 0 where the calls above hold it.
     updates
         Tensors that a worker updates at once, where workers do.
     """
@@ -93,6 +95,7 @@ class KvstoreJob:
     update_us_per_byte: float
     slice_us: float
     update_call_us: float
+    worker_call_us: float
     updates: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
@@ -156,7 +159,7 @@ def serving_us_per_byte(job: KvstoreJob) -> float:
 def process_loads(job: KvstoreJob) -> list[ProcessLoad]:
     """Load of each worker, then of each server."""
     total, workers = float(job.tensor_bytes.sum()), len(job.workers)
-    update_us = total * job.update_us_per_byte if job.slicing.priority else 0.0
+    update_us = total * job.update_us_per_byte + len(job.tensor_bytes) * job.worker_call_us if job.slicing.priority else 0.0
     moved = [total] * workers + (job.server_bytes * workers).tolist()
     cores = [
         sum(segment.work_us for segment in segments) + total * beside_us + update_us
@@ -219,7 +222,7 @@ class _KvstoreGraph:
             for number, tensors in enumerate(groups):
                 updated = self._builder.add_op(
                     self._core[worker],
-                    float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte,
+                    float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte + len(tensors) * job.worker_call_us,
                     name=f"update{number}@{worker}",
                     kind=OpKind.UPDATE,
                     after=[copied[tensor] for tensor in tensors],

@@ -22,8 +22,9 @@ from dpro_search.space.recorded_stores import consumers, first_users, untraced_u
 
 _UPDATE, _COPY = "_update", "CopyCPU2CPU"
 _OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # operators that serve the store, not the model
-# Of a server for a slice, where a recording holds their sum or one of them only (BERT with and without priority slices).
-_USUAL_SLICE_US, _USUAL_UPDATE_CALL_US = 130.0, 730.0
+# Core time of a server for a slice's messages and for a call of the optimizer, where a recording holds their sum or one of them,
+# and what share of a call a worker takes that spares it a server (BERT and ResNet-50, with and without priority slices).
+_USUAL_SLICE_US, _USUAL_UPDATE_CALL_US, _WORKER_CALLS = 200.0, 800.0, 0.3
 _AT_ONCE = 4  # tensors that an optimizer of MXNet updates at once (MXNET_OPTIMIZER_AGGREGATION_SIZE)
 _BACKWARD = " backward"
 _OPS = (EventKind.OP, EventKind.KERNEL)
@@ -69,13 +70,15 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         update_us_per_byte=update_us_per_byte,
         slice_us=0.0,
         update_call_us=0.0,
+        worker_call_us=0.0,
         updates=updates,
     )
     served_us = _served_slice_us(trace, job)
     if slicing.priority:
         return replace(job, slice_us=served_us, update_call_us=_USUAL_UPDATE_CALL_US)
     slice_us = min(served_us, _USUAL_SLICE_US)
-    return replace(job, slice_us=slice_us, update_call_us=served_us - slice_us)
+    call_us = served_us - slice_us
+    return replace(job, slice_us=slice_us, update_call_us=call_us, worker_call_us=_WORKER_CALLS * call_us)
 
 
 def _workers(trace: Trace) -> int:

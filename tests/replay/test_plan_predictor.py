@@ -65,6 +65,7 @@ def kvstore() -> KvstorePlans:
         update_us_per_byte=1e-4,
         slice_us=1.0,
         update_call_us=1.0,
+        worker_call_us=1.0,
         updates=tuple((i,) for i in layers),
     )
     tensors = [

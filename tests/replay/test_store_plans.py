@@ -56,6 +56,7 @@ def kvstore(sizes: list[int], rate: float | None) -> KvstorePlans:
         update_us_per_byte=0.0005,
         slice_us=40.0,
         update_call_us=30.0,
+        worker_call_us=1.0,
         updates=tuple((i,) for i in range(len(sizes))),
     )
     return KvstorePlans.of_job(job, tensors_of(sizes))

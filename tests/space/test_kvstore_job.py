@@ -41,6 +41,7 @@ def job(sizes, *, workers=2, servers=1, bound=10**9, slice_threshold=None, **fie
         "update_us_per_byte": 0.0,
         "slice_us": 0.0,
         "update_call_us": 0.0,
+        "worker_call_us": 0.0,
         "updates": tuple((i,) for i in layers),
     }
     return KvstoreJob(
@@ -107,11 +108,13 @@ def test_each_slice_costs_the_server_something_whatever_its_size():
     assert iteration_us(many) > iteration_us(few)
 
 
-def test_with_priority_slices_servers_only_add_and_save_the_optimizer_s_own_time():
-    plain = job([MIB, MIB], slice_us=7.0, update_call_us=5.0)
+def test_with_priority_slices_workers_call_the_optimizer_in_place_of_servers():
+    plain = job([MIB, MIB], slice_us=7.0, update_call_us=5.0, worker_call_us=2.0)
     adding = replace(plain, slicing=replace(plain.slicing, priority=True))
     slices = sum(map(len, adding.slices))
-    assert sum(load.core_us for load in process_loads(adding)) == pytest.approx(2 * 20_000 + slices * 7.0)
+    core_us = 2 * 20_000 + slices * 7.0 + 2 * 2 * 2.0
+    assert sum(load.core_us for load in process_loads(adding)) == pytest.approx(core_us)
+    assert kvstore_graph(adding).duration_us.sum() == pytest.approx(core_us)
 
 
 def test_all_core_time_is_kept():

@@ -70,8 +70,8 @@ class CommCosts:
     poll_share
         Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
     burst_us
-        Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where links have no limit (and for MPI,
-        whose pauses are in the turns).
+        Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where the recording's links were not
+        shaped, for only token buckets save up (and for MPI, whose pauses are in the turns).
     turns_busy, turns_tail
         Wire times that a transfer of MPI takes on a limited link: 1 if both directions are used at once, 2 if one after the other.
     residual_pct
@@ -172,7 +172,8 @@ def at_cluster(
     """The terms at another link rate and number of ranks; both are given as (rate in bit/s, ranks).
 
     The wire's part of beta follows the formula; what busy ranks add to it, and the processors' part, stay per byte moved. Alpha
-    changes with the rate as its usual values do; it and negotiation grow with the number of messages in a row.
+    changes with the rate as its usual values do, where the recording's links were shaped; it and negotiation grow with the number
+    of messages in a row.
     """
     if recorded == wanted:
         return costs
@@ -188,7 +189,7 @@ def at_cluster(
     beta_tail = max(costs.turns_tail * new_wire, new_floor) + max(extra_tail, 0.0) * volume
     beta_busy = max(costs.turns_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     alpha = np.array([costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us])
-    if not costs.poll_share:
+    if costs.burst_us:  # what is known of a rate was seen on shaped links
         alpha = np.maximum(alpha + usual_alpha_us(wanted[0]) - usual_alpha_us(recorded[0]), 0.0)
     alpha_busy, alpha_more, alpha_tail = (float(value) for value in alpha * messages)
     return replace(
@@ -201,7 +202,7 @@ def at_cluster(
         negotiate_busy_us=costs.negotiate_busy_us * messages,
         negotiate_idle_us=costs.negotiate_idle_us * messages,
         cpu_us=cpu,
-        burst_us=0.0 if costs.poll_share else burst_us(wanted[0]),
+        burst_us=burst_us(wanted[0]) if costs.burst_us else 0.0,  # a link of the kind that was recorded
     )
 
 

@@ -63,6 +63,12 @@ def test_another_rate_changes_latencies_as_it_does_the_usual_ones_and_the_burst(
     assert at_cluster(costs, 1.5, (2e9, 2), (None, 2)).burst_us == 0
 
 
+def test_a_job_that_ran_on_plain_links_is_predicted_for_plain_links():
+    plain = replace(predictor().costs, burst_us=0.0)
+    found = at_cluster(plain, 1.5, (None, 2), (5e8, 2))
+    assert (found.burst_us, found.alpha_tail_us) == (0, plain.alpha_tail_us)
+
+
 def test_a_link_without_limit_takes_time_even_where_processors_are_not_known():
     free = at_cluster(replace(predictor().costs, cpu_us=0.0, beta_tail_us=0.0), 1.5, (2e9, 2), (None, 2))
     assert 0 < free.beta_tail_us <= free.beta_busy_us

@@ -120,16 +120,16 @@ def report(folder: Path) -> str:
     found, grids = [], {}
     for path in sorted(folder.glob("*/setup.json")):
         case = open_case(path.parent)
-        if not case.grid() and all(run.failed for run in case.rounds(DEFAULT)):
-            continue
-        predict = _predict(case)
-        if (grid := agreement_of(list(case.grid().values()), predict)) is not None:
-            grids[case] = grid
-        if all(run.failed for run in case.rounds(DEFAULT)):
-            continue
-        result = compared(case, predict)
-        (case.folder / "case.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-        found.append(result)
+        if any(not run.failed for run in case.rounds(DEFAULT)):
+            result = compared(case, _predict(case))
+            (case.folder / "case.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+            found.append(result)
+            agreement = result.agreement
+        else:
+            grid = list(case.grid().values())
+            agreement = agreement_of(grid, _predict(case)) if grid else None
+        if agreement is not None:
+            grids[case] = agreement
     if not found and not grids:
         raise InputError(f"{folder}: no case has run yet")
     return "\n".join([*_summary(found), "", *_contenders(found), "", *_grids(grids)])

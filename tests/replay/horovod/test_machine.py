@@ -85,9 +85,8 @@ def test_a_link_that_has_rested_is_ahead_of_its_rate_by_its_burst():
 
 
 def test_a_latency_shorter_than_the_burst_is_hidden():
-    job = {"post_us": ((1000.0,),) * 2, "sizes": (1000.0,), "main_us": (1000.0, 1000.0)}
     wire = {"beta_busy_us": 1.0, "beta_tail_us": 1.0, "alpha_tail_us": 200.0, "alpha_busy_us": 200.0}
-    crowded = {**job, "post_us": ((1000.0,) * 4,) * 2, "sizes": (1000.0,) * 4, "fusion_threshold_bytes": 0.0}
+    crowded = {"post_us": ((1000.0,) * 4,) * 2, "sizes": (1000.0,) * 4, "fusion_threshold_bytes": 0.0}
     assert iteration_us(**crowded, costs=wire) == pytest.approx(5800, abs=60)
     assert iteration_us(**crowded, costs=wire | {"burst_us": 300.0}) == pytest.approx(5000 - 100, abs=60)
 
@@ -97,7 +96,7 @@ def test_in_the_long_run_no_link_is_faster_than_its_rate(burst_us, main_us, size
     posts = ((main_us,) * len(sizes),) * 2
     costs = {"beta_busy_us": 1.0, "beta_tail_us": 1.0, "burst_us": burst_us}
     job = graph(main_us=(main_us,) * 2, post_us=posts, sizes=tuple(sizes), costs=costs, fusion_threshold_bytes=0.0)
-    assert replay_horovod(job, iterations=64).iteration_us >= min(sum(sizes), 1e9) * 0.999
+    assert replay_horovod(job, iterations=64).iteration_us >= sum(sizes) * 0.999
 
 
 def test_communication_on_the_core_slows_the_compute_that_it_overlaps():

@@ -92,11 +92,12 @@ def test_a_latency_shorter_than_the_burst_is_hidden():
 
 
 @given(st.floats(0, 5000), st.floats(10, 3000), st.lists(st.floats(1, 2000), min_size=1, max_size=5))
-def test_in_the_long_run_no_link_is_faster_than_its_rate(burst_us, main_us, sizes):
+def test_a_link_is_ahead_of_its_rate_by_no_more_than_its_burst_however_long_it_sends(burst_us, main_us, sizes):
     posts = ((main_us,) * len(sizes),) * 2
     costs = {"beta_busy_us": 1.0, "beta_tail_us": 1.0, "burst_us": burst_us}
     job = graph(main_us=(main_us,) * 2, post_us=posts, sizes=tuple(sizes), costs=costs, fusion_threshold_bytes=0.0)
-    assert replay_horovod(job, iterations=64).iteration_us >= sum(sizes) * 0.999
+    took_us = replay_horovod(job, iterations=64).iterations_us.sum()
+    assert took_us >= 64 * sum(sizes) * (1 - 1e-6) - burst_us  # what was saved up is used once, in however many iterations
 
 
 def test_communication_on_the_core_slows_the_compute_that_it_overlaps():

@@ -248,6 +248,12 @@ def print_result(console: Console, result: SearchResult, servers: int = 0) -> No
             f"The recorded setting {result.baseline.infeasible} MiB. Best plan that fits:"
             f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the recorded speed."
         )
+    elif result.worth_measuring:
+        console.print(
+            f"No gain is certain. The best plan is predicted to be {best.speedup:.2f}x as fast, which the predictions' intervals"
+            " do not bear out: `dpro-search validate` measures it.",
+            style="yellow",
+        )
     elif not result.gain_certain:
         console.print(
             "Nothing to gain here: no plan is faster than the recorded setting by more than the predictions' intervals.",

@@ -278,6 +278,14 @@ def _predicted(search: Mapping[str, Any]) -> Verdict:
             sentence=f"The best plan is '{name}'. Run 'dpro-search validate' before relying on it.",
             tiles=tiles,
         )
+    if search["worth_measuring"]:
+        return Verdict(
+            tone="open",
+            badge=NOT_CERTAIN,
+            title=f"{units.ratio(best['speedup'])} is predicted, which only real runs can confirm",
+            sentence=f"The intervals of '{name}' and of the recorded setting overlap; 'dpro-search validate' tells.",
+            tiles=tiles,
+        )
     return Verdict(
         tone="open",
         badge=NOT_CERTAIN,

@@ -24,6 +24,7 @@ _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
     *("peak_memory_bytes", *Plan.__struct_fields__, "trial"),
 )
+WORTH_MEASURING = 1.03  # gains predicted to be smaller were noise in real runs, larger ones often true (docs/testbed.md)
 NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
 
 
@@ -95,6 +96,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return any(ranked.gain_certain for ranked in self.plans)
 
     @property
+    def worth_measuring(self) -> bool:
+        """Whether no gain is certain, but the best plan's is large enough that real runs should tell."""
+        return self.feasible and not self.gain_certain and self.plans[0].speedup >= WORTH_MEASURING
+
+    @property
     def feasible(self) -> bool:
         """Whether any plan that was priced keeps the limits."""
         return self.plans[0].prediction.infeasible is None
@@ -111,6 +117,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "best_us": self.plans[0].prediction.iteration_us,
             "speedup": self.plans[0].speedup,
             "gain_certain": self.gain_certain,
+            "worth_measuring": self.worth_measuring,
             "feasible": self.feasible,
             "workers_lost": self.workers_lost,
             "plans": [_row(ranked) for ranked in self.plans],

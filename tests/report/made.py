@@ -49,6 +49,7 @@ def search(*plans: dict[str, Any]) -> dict[str, Any]:
         "baseline_interval_us": (95e3, 105e3),
         "baseline_infeasible": None,
         "feasible": True,
+        "worth_measuring": False,
         "plans": list(plans),
     }
 

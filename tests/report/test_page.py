@@ -87,6 +87,13 @@ def test_predicted_intervals_that_overlap_are_not_a_certain_gain():
     assert "Not a certain gain" in Outline(render(facts)).text
 
 
+def test_a_large_gain_that_is_not_certain_is_to_be_measured():
+    search = made.search(made.plan(0, 80e3, certain=False)) | {"worth_measuring": True}
+    text = Outline(render(replace(made.facts(), search=search, trials=made.trials()))).text
+    assert "is predicted, which only real runs can confirm" in text
+    assert "Not a certain gain" in text
+
+
 def test_every_chart_has_a_name_and_a_table():
     outline = Outline(render(searched(validation=made.validation(1.3, beyond_noise=True))))
     assert all(svg.get("aria-label") or svg.get("aria-hidden") for svg in outline.named("svg") if svg.get("class") != "anchor")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from bus_objective import BusObjective, tensors_of
 from rich.console import Console
@@ -54,9 +55,20 @@ def test_the_result_fits_80_columns_and_says_where_it_is(tmp_path: Path) -> None
     assert "\x1b" not in text, "no colours where there is no terminal"
 
 
-def test_a_search_without_a_certain_gain_says_so(tmp_path: Path) -> None:
+def test_a_gain_that_is_large_but_not_certain_is_to_be_measured(tmp_path: Path) -> None:
     result = searched(tmp_path, UNFUSED, noise=0.9)
-    assert result.plans[0].speedup > 1
+    assert result.plans[0].speedup > 1.03
+    assert result.summary()["worth_measuring"]
+    text = " ".join(printed(result).split())
+    assert f"No gain is certain. The best plan is predicted to be {result.plans[0].speedup:.2f}x as fast" in text
+    assert "`dpro-search validate` measures it" in text
+
+
+def test_a_small_gain_that_is_not_certain_is_none(tmp_path: Path) -> None:
+    found = searched(tmp_path, UNFUSED, noise=0.9)
+    small = msgspec.structs.replace(found.plans[0], speedup=1.02)
+    result = msgspec.structs.replace(found, plans=(small, *found.plans[1:]))
+    assert not result.summary()["worth_measuring"]
     assert "Nothing to gain here" in printed(result)
 
 

@@ -53,8 +53,8 @@ def test_what_goes_wrong_in_a_task_is_said_here(cluster: Any) -> None:
     with RayPricer(Refusing(OBJECTIVE.tensors), 2) as pricer:
         prices = Prices(pricer)
         prices.request(Plan(cycle_time_us=776.0))
-        prices.request(Plan(cycle_time_us=777.0))
         assert prices.wait(Plan(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan(cycle_time_us=776.0))
+        prices.request(Plan(cycle_time_us=777.0))
         with pytest.raises(InputError, match="plan: no such tensor"):
             prices.wait(Plan(cycle_time_us=777.0))
 

@@ -76,6 +76,7 @@ class Run:
         rounds: int = 2,
         most_rounds: int | None = None,
         warmup: int = 5,
+        timeout_s: float | None = None,
         trace: str | Path | None = None,
     ) -> RealRuns:
         """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
@@ -88,6 +89,8 @@ class Run:
             How many plans.
         rounds, most_rounds, warmup
             Times that everything runs at least, and at most while a median is not known to 2 %; steps of each run to leave out.
+        timeout_s
+            How long a run may take; None: an hour, and for a plan's run five times what the recorded setting took, at least 300.
         trace
             Where the recording lies now, if it has moved.
 
@@ -96,17 +99,29 @@ class Run:
         InputError
             The job cannot be started here, or cannot follow a plan.
         JobError
-            A run failed, or its script does not follow a plan.
+            The recorded setting or every plan failed, or the script follows none of the plans.
         """
         from dpro_search.deploy.of_run import validate_run
 
         moved = None if trace is None else Path(trace)
         found, _ = validate_run(
-            self.folder, tuple(command), top=top, rounds=rounds, most_rounds=most_rounds, warmup=warmup, trace=moved
+            self.folder,
+            tuple(command),
+            top=top,
+            rounds=rounds,
+            most_rounds=most_rounds,
+            warmup=warmup,
+            timeout_s=timeout_s,
+            trace=moved,
         )
         facts = msgspec.to_builtins(found)
         return RealRuns(
-            baseline_us=found.baseline_us, noise_pct=found.noise_pct, plans=found.plans, refused=found.refused, facts=facts
+            baseline_us=found.baseline_us,
+            noise_pct=found.noise_pct,
+            plans=found.plans,
+            refused=found.refused,
+            failed=found.failed,
+            facts=facts,
         )
 
     def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:

@@ -11,7 +11,7 @@ from dpro_search.report.html import paragraph, table, tag, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.validate import MeasuredPlan, RefusedPlan
+    from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 
 _MOST_GAINS = 5  # that a notebook shows
 
@@ -96,6 +96,8 @@ class RealRuns:
         ``beyond_noise`` and ``losses``.
     refused
         Plans that train something else, with ``plan`` and ``losses``: they have no speed-up.
+    failed
+        Plans of which a run failed or did not end, with ``plan`` and ``reason``: they have none either.
     facts
         All that ``dpro-search validate --json`` prints.
     """
@@ -104,6 +106,7 @@ class RealRuns:
     noise_pct: float
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...]
+    failed: tuple[FailedPlan, ...]
     facts: Mapping[str, Any] = field(repr=False)
 
     def _repr_html_(self) -> str:
@@ -117,5 +120,8 @@ class RealRuns:
         for other in self.refused:
             told = "none: trains something else"
             rows.append((describe(other.plan), duration(other.predicted_us), duration(other.measured_us), told, ""))
+        for lost in self.failed:
+            measured = "" if lost.measured_us is None else duration(lost.measured_us)
+            rows.append((describe(lost.plan), duration(lost.predicted_us), measured, f"none: {lost.reason}", ""))
         caption = f"Real runs; noise floor {percent(self.noise_pct)}; ? = within it"
         return to_text(table(caption, ("plan", "predicted#", "measured#", "speed-up#", "95 %#"), rows))

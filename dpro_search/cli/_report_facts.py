@@ -199,8 +199,9 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = msgspec.to_builtins(validation)
-    plans = [row.plan for row in validation.plans] + [row.plan for row in validation.refused]
-    for row, plan in zip([*found["plans"], *found["refused"]], plans, strict=True):
+    kept = [row.plan for row in validation.plans]
+    kept += [row.plan for row in validation.refused] + [row.plan for row in validation.failed]
+    for row, plan in zip([*found["plans"], *found["refused"], *found["failed"]], kept, strict=True):
         row["name"] = names.get(plan) or describe(plan)
     return found
 

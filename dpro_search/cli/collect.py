@@ -42,6 +42,7 @@ def collect(
     warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip first.")] = 5,
     untraced: Annotated[int, typer.Option("--untraced", help="Steps to time then, without the profiler.")] = 8,
     traced: Annotated[int, typer.Option("--traced", help="Steps to profile then; later ones are timed again.")] = 11,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End the job if it takes longer.")] = 3600,
     keep_raw: Annotated[Path | None, typer.Option("--keep-raw", metavar="DIR", help="Leave the raw files here as well.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -76,7 +77,7 @@ def collect(
     if (framework, comm) not in recorders:
         known = ", ".join(f"--framework {f} --comm {c}" for f, c in recorders)
         raise InputError(f"--framework {framework} --comm {comm}: cannot be recorded; known are {known}")
-    spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts))
+    spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts), timeout_s=timeout)
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     with stderr_console().status(f"running {hosts} ranks of {command[0]}"):
         trace = recorders[framework, comm](

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from dpro_search.collect.job import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
     from dpro_search.search.calibration import Calibration
 
@@ -25,13 +26,22 @@ def validate(
         typer.Option("--most-rounds", metavar="N", help="At most, while a median is not known to 2 %.", show_default="--rounds"),
     ] = None,
     warmup: Annotated[int, typer.Option("--warmup", help="Steps of each run to leave out.")] = 5,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="End a run that takes longer.",
+            show_default="an hour; for a plan's run 5 times the recorded setting's, at least 300",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
 
     The job runs on hosts, links and cores like the recorded ones. Where a plan needs a line of the script, DPRO_SEARCH_PLAN names
     the folder with the plan's files (see 'dpro-search export'). If the script prints its losses, these are compared too: a plan
-    that trains something else gets no speed-up.
+    that trains something else gets no speed-up, nor does one of which a run fails or hangs; the others go on.
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
@@ -39,8 +49,13 @@ def validate(
 
     from dpro_search.cli._output import microseconds, print_json, stderr_console
     from dpro_search.deploy.of_run import validate_run
+    from dpro_search.errors import JobError
 
     console = stderr_console()
+
+    def tell(name: str, found: StepTimes | JobError) -> None:
+        console.print(f"{name}: {f'failed, {found}' if isinstance(found, JobError) else microseconds(found.median_us)}")
+
     with console.status(f"rounds of up to {top + 2} runs"):
         validation, calibration = validate_run(
             run,
@@ -50,7 +65,8 @@ def validate(
             rounds=rounds,
             most_rounds=most_rounds,
             warmup=warmup,
-            on_run=lambda name, times: console.print(f"{name}: {microseconds(times.median_us)}"),
+            timeout_s=timeout,
+            on_run=tell,
         )
     if as_json:
         print_json(msgspec.to_builtins(validation))
@@ -90,6 +106,9 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         )
     for refused in validation.refused:
         table.add_row(describe(refused.plan), microseconds(refused.predicted_us), microseconds(refused.measured_us), "", "none", "")
+    for failed in validation.failed:
+        measured = "" if failed.measured_us is None else microseconds(failed.measured_us)
+        table.add_row(describe(failed.plan), microseconds(failed.predicted_us), measured, "", "failed", "")
     console = stdout_console()
     console.print(table)
     console.print(f"Noise floor: {percent(validation.noise_pct)} (the recorded setting against itself).")
@@ -109,6 +128,9 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         console.print("? = within the noise: no difference is proved.")
     for refused in validation.refused:
         console.print(f"{describe(refused.plan)}: trains something else, so its speed-up is none: {refused.losses.reason}.")
+    for failed in validation.failed:
+        before = f" (run {failed.runs + 1} of it; it was not run again)" if failed.runs else ""
+        console.print(f"{describe(failed.plan)}: failed{before}: {failed.reason}", style="yellow")
     for sentence in dict.fromkeys(_said_of_losses(plan) for plan in validation.plans):
         console.print(sentence)
     console.print(f"dpro-search run --calibrate {run}: {calibration.said}", soft_wrap=True)

@@ -32,20 +32,19 @@ def record_byteps_job(
     shaped: bool = False,
     schedule: Schedule | None = None,
     keep_raw: Path | None = None,
-    timeout_s: float = 3600,
     logs: bool = False,
 ) -> Trace:
     """Run a job with the hook on and write its trace to the new folder `out`.
 
     The number of servers is DMLC_NUM_SERVER's, else that of the workers. Needs root: every worker gets a /dev/shm of its own.
-    Other parameters and errors are those of `collect.job.record_job`; a job that takes longer than `timeout_s` is ended. With
+    Other parameters and errors are those of `collect.job.record_job`. With
     `logs`, a build of BytePS that can also logs every message and every operation of a server, which costs some time.
     """
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
     _require(spec)
-    job = _job(spec, rate_bps, shaped, timeout_s, logs=logs)
+    job = _job(spec, rate_bps, shaped, logs=logs)
     with raw_folder(keep_raw) as raw:
         job.describe(raw, FORMAT)
         first = schedule.warmup + schedule.untraced
@@ -60,9 +59,7 @@ def record_byteps_job(
         return trace
 
 
-def time_byteps_job(
-    spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5, timeout_s: float = 3600
-) -> StepTimes:
+def time_byteps_job(spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5) -> StepTimes:
     """Run a job and measure its steps; the recorder only reads the clock.
 
     Raises
@@ -74,11 +71,11 @@ def time_byteps_job(
     """
     _require(spec)
     with raw_folder(None) as folder:
-        _job(spec, rate_bps, shaped, timeout_s).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"), one_device)
+        _job(spec, rate_bps, shaped).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"), one_device)
         return step_times([read_byteps_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)], warmup)
 
 
-def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float, *, logs: bool = False) -> ServerJob:
+def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, *, logs: bool = False) -> ServerJob:
     env = {**os.environ, **spec.env}
     server_env = (_TELL_NODE, *(_SERVER_LOGS if logs else ()))
     return ServerJob(
@@ -88,7 +85,6 @@ def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float, 
         command=spec.command,
         rate_bps=rate_bps,
         shaped=shaped,
-        timeout_s=timeout_s,
     )
 
 

@@ -23,18 +23,17 @@ def record_kvstore_job(
     shaped: bool = False,
     schedule: Schedule | None = None,
     keep_raw: Path | None = None,
-    timeout_s: float = 3600,
 ) -> Trace:
     """Run a job with the hook on and write its trace to the new folder `out`.
 
     The number of servers is DMLC_NUM_SERVER's, else that of the workers. Other parameters and errors are those of
-    `collect.job.record_job`; a job that takes longer than `timeout_s` is ended.
+    `collect.job.record_job`.
     """
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     schedule = schedule or Schedule()
     require_framework(spec.interpreter, ("mxnet",), "mxnet")
-    job = _job(spec, rate_bps, shaped, timeout_s)
+    job = _job(spec, rate_bps, shaped)
     with raw_folder(keep_raw) as raw:
         job.describe(raw, FORMAT)
         job.run(raw, schedule.hook("record"))
@@ -43,9 +42,7 @@ def record_kvstore_job(
         return trace
 
 
-def time_kvstore_job(
-    spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5, timeout_s: float = 3600
-) -> StepTimes:
+def time_kvstore_job(spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5) -> StepTimes:
     """Run a job and measure its steps; the recorder only reads the clock.
 
     Raises
@@ -54,11 +51,11 @@ def time_kvstore_job(
         The job failed, or ran too few steps.
     """
     with raw_folder(None) as folder:
-        _job(spec, rate_bps, shaped, timeout_s).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"))
+        _job(spec, rate_bps, shaped).run(folder, Schedule(warmup=max(warmup, 2)).hook("time"))
         return step_times([read_mxnet_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)], warmup)
 
 
-def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float) -> ServerJob:
+def _job(spec: JobSpec, rate_bps: float | None, shaped: bool) -> ServerJob:
     env = {**os.environ, **spec.env}
     return ServerJob(
         spec=spec,
@@ -67,5 +64,4 @@ def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, timeout_s: float) 
         command=spec.command,
         rate_bps=rate_bps,
         shaped=shaped,
-        timeout_s=timeout_s,
     )

@@ -18,7 +18,7 @@ from dpro_search.collect.mxnet_assemble import MxnetJobFile
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJob:
-    """Workers and servers, the links between them, and how long they may run.
+    """Workers and servers, and the links between them.
 
     Attributes
     ----------
@@ -34,7 +34,6 @@ class ServerJob:
     command: tuple[str, ...]
     rate_bps: float | None
     shaped: bool
-    timeout_s: float
 
     def describe(self, raw: Path, format_name: str) -> None:
         """Write ``job.json`` of a raw folder."""
@@ -64,5 +63,4 @@ class ServerJob:
                 hosts=hosts,
                 hook={**hook, "FRAMEWORK": "mxnet"},
                 worker_env=worker_env,
-                timeout_s=self.timeout_s,
             )

@@ -115,15 +115,22 @@ class RecordedJob:
             shaped=len(set(meta.hosts)) > 1,
         )
 
-    def run(self, plan: Plan, *, warmup: int) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """Run the job under a plan (the empty one: as recorded) and measure its steps.
+
+        Parameters
+        ----------
+        warmup
+            Steps that are left out.
+        timeout_s
+            How long it may run; None: as long as its `spec` says.
 
         Raises
         ------
         InputError
             The plan has a field that this kind of job cannot follow.
         JobError
-            The job failed, ran too few steps, or its script does not follow the plan.
+            The job failed, took too long, ran too few steps, or its script does not follow the plan.
         """
         with tempfile.TemporaryDirectory(prefix="dpro-search-plan-", ignore_cleanup_errors=True) as work:
             report = Path(work) / "report"
@@ -132,6 +139,8 @@ class RecordedJob:
             if plan != Plan():
                 exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.kind.targets), self.facts)
             spec = _with_env(self.spec, exported, report)
+            if timeout_s is not None:
+                spec = replace(spec, timeout_s=timeout_s)
             groups = {"expected_groups": plan.tensor_groups} if self.kind.time is time_job else {}
             times = self.kind.time(spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, **groups)
             _require_followed(exported, report)

@@ -16,7 +16,7 @@ from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
 from dpro_search.deploy.targets import JobFacts, Target, targets_for
 from dpro_search.deploy.validate import Validation, typical_us, validate
-from dpro_search.errors import DproSearchError, InputError
+from dpro_search.errors import DproSearchError, InputError, JobError
 from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
@@ -102,7 +102,8 @@ def validate_run(
     rounds: int = 2,
     most_rounds: int | None = None,
     warmup: int = 5,
-    on_run: Callable[[str, StepTimes], None] = lambda name, times: None,
+    timeout_s: float | None = None,
+    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; leaves ``validation.json`` and ``calibration.json`` in the run folder.
 
@@ -112,13 +113,15 @@ def validate_run(
         The training command of one rank; empty: the recorded one.
     trace
         Where the search's trace lies, if it has moved.
+    rounds, most_rounds, warmup, timeout_s, on_run
+        Of `validate.validate`.
 
     Raises
     ------
     InputError
         `run` is no finished search, or its job cannot be started here.
     JobError
-        A run failed, or its script does not follow a plan.
+        The recorded setting or every plan failed, or the script follows none of the plans.
     """
     result = SearchResult.load(run)
     info = read_run(run)
@@ -129,7 +132,16 @@ def validate_run(
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
     for plan, _ in plans:
         targets_for(plan, job.kind.targets)  # before anything runs
-    validation = validate(job, result.baseline, plans, rounds=rounds, most_rounds=most_rounds, warmup=warmup, on_run=on_run)
+    validation = validate(
+        job,
+        result.baseline,
+        plans,
+        rounds=rounds,
+        most_rounds=most_rounds,
+        warmup=warmup,
+        timeout_s=timeout_s,
+        on_run=on_run,
+    )
     recorded = recording.iterations_us()
     if len(recorded):
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))

@@ -2,11 +2,13 @@
 
 Runs are interleaved (A B C A, A B C A, ...): the recorded setting opens and closes each round, so that it is also compared with
 itself. Half the spread of its own runs is the noise floor; a speed-up inside it proves nothing. A plan whose losses are not the
-recorded setting's trains something else: its times are told, a speed-up is not.
+recorded setting's trains something else: its times are told, a speed-up is not. A plan with a run that failed, or did not end, is
+not run again and gets none either; the others go on.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,10 +20,11 @@ from dpro_search.collect.job import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
-from dpro_search.errors import InputError
+from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
 
 STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below which more rounds would tell nothing
+_PATIENCE, _LEAST_PATIENCE_S = 5, 300.0  # a plan's run may take so many times what the recorded setting took, and at least this
 _BOOTSTRAPS = 2000
 _TRIMMED = 0.2
 _RECORDED = -1
@@ -31,8 +34,8 @@ _CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 class Job(Protocol):
     """What is run; `jobs.RecordedJob` is one."""
 
-    def run(self, plan: Plan, *, warmup: int) -> Run:
-        """One run under a plan; the empty one is the recorded setting."""
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
+        """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,22 @@ class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
     losses: Equivalence
 
 
+class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan of which a run failed or did not end: no speed-up is told.
+
+    Attributes
+    ----------
+    runs, measured_us
+        Those that ended well before, and their typical iteration (None: there were none).
+    """
+
+    plan: Plan
+    predicted_us: float
+    reason: str
+    runs: int
+    measured_us: float | None
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """All that `validate` measured; times in us.
 
@@ -90,8 +109,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         Half the range of the recorded setting's own runs.
     stable
         Whether every typical iteration was known to `STABLE_PCT` at the end.
-    plans, refused
-        Plans that train the same, or of which that is not known; and those that do not.
+    plans, refused, failed
+        Plans that train the same, or of which that is not known; those that do not; and those of which a run failed.
     """
 
     baseline_us: float
@@ -104,6 +123,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     stable: bool = True
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
+    failed: tuple[FailedPlan, ...] = ()
 
     @property
     def changed_pct(self) -> float | None:
@@ -122,7 +142,8 @@ def validate(
     rounds: int = 2,
     most_rounds: int | None = None,
     warmup: int = 5,
-    on_run: Callable[[str, StepTimes], None] = lambda name, times: None,
+    timeout_s: float | None = None,
+    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> Validation:
     """Run everything for real and compare.
 
@@ -132,48 +153,114 @@ def validate(
         How often everything runs at least, and at most (None: as often) while some typical iteration is not known to `STABLE_PCT`.
     warmup
         Steps of each run that are left out.
+    timeout_s
+        How long a run may take. None: the recorded setting's as long as the job says, a plan's five times as long as the longest of
+        those took, and at least five minutes.
     on_run
-        Called after each run with its name (``recorded`` or ``plan N``) and its steps.
+        Called after each run with its name (``recorded`` or ``plan N``) and its steps, or why there are none.
 
     Raises
     ------
     InputError
         Fewer than two rounds, or a plan that this kind of job cannot follow.
     JobError
-        A run failed, or its script does not follow a plan.
+        A run of the recorded setting failed, or every plan's first one did (where the script does not follow it, for instance).
     """
     most_rounds = rounds if most_rounds is None else most_rounds
     if rounds < 2:
         raise InputError(f"--rounds {rounds}: at least 2, or the noise cannot be told")
     if most_rounds < rounds:
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
-    runs: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
-    done, stable = 0, False
-    while done < rounds or (done < most_rounds and not stable):
-        for number in (_RECORDED, *range(len(plans)), _RECORDED):
-            run = job.run(Plan() if number == _RECORDED else plans[number][0], warmup=warmup)
-            runs[number].append(run)
-            on_run("recorded" if number == _RECORDED else f"plan {number}", run.times)
+    turns = _Turns(job, [plan for plan, _ in plans], warmup, timeout_s, on_run)
+    done = 0
+    while done < rounds or (done < most_rounds and not turns.stable()):
+        turns.round()
         done += 1
-        stable = all(_stability_pct(_times(found)) <= STABLE_PCT for found in runs.values())
-    return _compared(baseline, plans, runs, done, stable)
+        if plans and len(turns.failures) == len(plans):
+            break
+    return _compared(baseline, plans, turns, done)
+
+
+class _Turns:
+    """Runs in turn, by the plan's number.
+
+    Attributes
+    ----------
+    ended
+        Runs that ended well.
+    failures
+        Why a plan is not run any more.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plans: Sequence[Plan],
+        warmup: int,
+        timeout_s: float | None,
+        on_run: Callable[[str, StepTimes | JobError], None],
+    ) -> None:
+        self._job, self._plans, self._warmup, self._timeout_s, self._on_run = job, plans, warmup, timeout_s, on_run
+        self._longest_s = 0.0  # of the recorded setting
+        self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
+        self.failures: dict[int, JobError] = {}
+
+    def round(self) -> None:
+        """Run the recorded setting, each plan that has not failed, and the recorded setting; errors are those of `validate`."""
+        for number in (_RECORDED, *range(len(self._plans)), _RECORDED):
+            if number == _RECORDED:
+                started = time.monotonic()
+                self._keep(number, self._job.run(Plan(), warmup=self._warmup, timeout_s=self._timeout_s))
+                self._longest_s = max(self._longest_s, time.monotonic() - started)
+            elif number not in self.failures:
+                self._try(number)
+
+    def stable(self) -> bool:
+        """Whether every typical iteration is known to `STABLE_PCT`."""
+        rows = [_times(found) for number, found in self.ended.items() if number not in self.failures]
+        return all(_stability_pct(row) <= STABLE_PCT for row in rows)
+
+    def _keep(self, number: int, run: Run) -> None:
+        self.ended[number].append(run)
+        self._on_run(_name(number), run.times)
+
+    def _try(self, number: int) -> None:
+        limit_s = self._timeout_s or max(_PATIENCE * self._longest_s, _LEAST_PATIENCE_S)
+        try:
+            self._keep(number, self._job.run(self._plans[number], warmup=self._warmup, timeout_s=limit_s))
+        except JobError as error:
+            self.failures[number] = error
+            self._on_run(_name(number), error)
+            if len(self.failures) == len(self._plans) and not any(map(self.ended.get, self.failures)):
+                raise self.failures[0] from None
+
+
+def _name(number: int) -> str:
+    return "recorded" if number == _RECORDED else f"plan {number}"
 
 
 def _compared(
-    baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], runs: dict[int, list[Run]], rounds: int, stable: bool
+    baseline: Prediction,
+    plans: Sequence[tuple[Plan, Prediction]],
+    turns: _Turns,
+    rounds: int,
 ) -> Validation:
+    runs = turns.ended
     base = _times(runs[_RECORDED])
     base_us = typical_us(base)
     noise_pct = noise_pct_of(base)
     measured: list[MeasuredPlan] = []
     refused: list[RefusedPlan] = []
+    failed: list[FailedPlan] = []
     for number, (plan, prediction) in enumerate(plans):
-        found = _times(runs[number])
+        found, expected_us = _times(runs[number]), prediction.iteration_us
+        if number in turns.failures:
+            reason, before_us = str(turns.failures[number]), typical_us(found) if found else None
+            failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
+            continue
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
         if losses.verdict == "different":
-            refused.append(
-                RefusedPlan(plan=plan, predicted_us=prediction.iteration_us, measured_us=typical_us(found), losses=losses)
-            )
+            refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
         else:
             measured.append(measured_plan(plan, prediction, baseline, found, base, noise_pct, losses))
     return Validation(
@@ -183,9 +270,10 @@ def _compared(
         baseline_breakdown_us=baseline.breakdown_us,
         noise_pct=noise_pct,
         rounds=rounds,
-        stable=stable,
+        stable=turns.stable(),
         plans=tuple(measured),
         refused=tuple(refused),
+        failed=tuple(failed),
     )
 
 

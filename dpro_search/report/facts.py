@@ -28,7 +28,7 @@ class Facts:
     trials
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
-        What `validate` prints with ``--json``; its plans, also the refused ones, have names as well. None: not validated.
+        What `validate` prints with ``--json``; its plans, also those refused or failed, have names as well. None: not validated.
     corrected_pct
         Mean error of the predictions of what was validated: as they were, and corrected by the other measurements; None: not known.
     timeline

@@ -44,6 +44,8 @@ def verdict(facts: Facts) -> Verdict:
         return _measured(facts.validation)
     if facts.validation is not None and facts.validation["refused"]:
         return _refused(facts.validation)
+    if facts.validation is not None and facts.validation["failed"]:
+        return _failed(facts.validation)
     return _predicted(facts.search)
 
 
@@ -96,10 +98,10 @@ class _Setting:
     @property
     def row(self) -> tuple[Element | str, ...]:
         """Its row of the table."""
-        ran = (_NONE, _NONE) if self.measured_us is None else (units.duration(self.measured_us), self.measured_gain)
+        measured = _NONE if self.measured_us is None else units.duration(self.measured_us)
         predicted = (units.duration(self.predicted_us), _interval(self.interval_us))
         gain = f"{self.gain} ({self.certain})" if self.certain else self.gain
-        return (name_of(self.name), *predicted, gain, self.memory or _NONE, *ran)
+        return (name_of(self.name), *predicted, gain, self.memory or _NONE, measured, self.measured_gain or _NONE)
 
 
 def plans_section(facts: Facts) -> Element | None:
@@ -107,7 +109,7 @@ def plans_section(facts: Facts) -> Element | None:
     search, validation = facts.search, facts.validation
     if search is None:
         return None
-    measured: Sequence[Mapping[str, Any]] = () if validation is None else [*validation["plans"], *validation["refused"]]
+    measured: Sequence[Mapping[str, Any]] = () if validation is None else _that_ran(validation)
     settings = [_recorded(search, validation), *(_planned(plan, measured) for plan in search["plans"] if plan["plan"])]
     columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
     key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
@@ -115,6 +117,10 @@ def plans_section(facts: Facts) -> Element | None:
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
     rows = table("Best plans", columns, [setting.row for setting in settings])
     return section("plans", "Best plans", figure(chart, caption, rows, legend(key)))
+
+
+def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [*validation["plans"], *validation["refused"], *validation["failed"]]
 
 
 def _recorded(search: Mapping[str, Any], validation: Mapping[str, Any] | None) -> _Setting:
@@ -125,7 +131,7 @@ def _recorded(search: Mapping[str, Any], validation: Mapping[str, Any] | None) -
         interval_us=search["baseline_interval_us"],
         gain=same,
         measured_us=None if validation is None else validation["baseline_us"],
-        measured_gain=same,
+        measured_gain="" if validation is None else same,
     )
 
 
@@ -144,7 +150,9 @@ def _planned(plan: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
 
 
 def _measured_gain(ran: Mapping[str, Any]) -> str:
-    """Of a plan that ran; a refused one has no speed-up."""
+    """Of a plan that ran; one that was refused or failed has no speed-up."""
+    if "reason" in ran:
+        return "none: a run failed"
     if "speedup_measured" not in ran:
         return "none: trains something else"
     return units.ratio(ran["speedup_measured"]) + ("" if ran["beyond_noise"] else " (within noise)")
@@ -182,7 +190,7 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
     runs = f"{units.count(len(ran), 'plan')} and the recorded setting ran in turn, in {units.count(validation['rounds'], 'round')}"
     noise = units.percent(validation["noise_pct"])
     inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
-    more = _said_of_losses(best) + _said_of_refused(validation)
+    more = _said_of_losses(best) + _said_of_others(validation)
     tiles = (
         ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
         (
@@ -232,13 +240,32 @@ def _refused(validation: Mapping[str, Any]) -> Verdict:
     )
 
 
+def _failed(validation: Mapping[str, Any]) -> Verdict:
+    """Of all plans that ran, none was run to the end."""
+    first = validation["failed"][0]
+    measured = _NONE if first["measured_us"] is None else units.duration(first["measured_us"])
+    return Verdict(
+        tone="open",
+        badge="No speed-up is told",
+        title="The plans' runs failed",
+        sentence=f"'{first['name']}': {first['reason']}.",
+        tiles=(
+            ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
+            ("Predicted", units.duration(first["predicted_us"]), "if it ran"),
+            ("Measured", measured, f"in {units.count(first['runs'], 'run')} before"),
+            ("Plans that failed", str(len(validation["failed"])), "of those that ran"),
+        ),
+    )
+
+
 def _said_of_losses(row: Mapping[str, Any]) -> str:
     return "" if row["losses"] is None else f" Losses: {row['losses']['reason']}."
 
 
-def _said_of_refused(validation: Mapping[str, Any]) -> str:
-    count = len(validation["refused"])
-    return f" {units.count(count, 'other plan')} trained something else and got no speed-up." if count else ""
+def _said_of_others(validation: Mapping[str, Any]) -> str:
+    refused, failed = len(validation["refused"]), len(validation["failed"])
+    said = f" {units.count(refused, 'other plan')} trained something else and got no speed-up." if refused else ""
+    return said + (f" {units.count(failed, 'other plan')} failed in a run and got none." if failed else "")
 
 
 def _predicted(search: Mapping[str, Any]) -> Verdict:

@@ -35,6 +35,7 @@ from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
 from dpro_search.deploy.jobs import RecordedJob, Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.validate import Job, Validation, validate
+from dpro_search.errors import JobError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
 from dpro_search.replay.plan_predictor import PlanOptions
@@ -114,7 +115,7 @@ class KeptRuns:
         self._job, self._folder, self._left = job, folder, most
         self._count = 0
 
-    def run(self, plan: Plan, *, warmup: int) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """The next run; raises `SystemExit` if the one that was kept is of another plan, or as many were made as it may make."""
         path = self._folder / f"{self._count}.json"
         self._count += 1
@@ -122,7 +123,7 @@ class KeptRuns:
             if self._left < 1:
                 raise SystemExit(f"{self._folder}: {self._count - 1} real runs are kept; the same command goes on behind them")
             self._left -= 1
-            found = self._job.run(plan, warmup=warmup)
+            found = self._job.run(plan, warmup=warmup, timeout_s=timeout_s)
             columns = {name: getattr(found.times, name).tolist() for name in _COLUMNS}
             kept = _KeptRun(plan=plan, losses=found.losses, peak_rss_bytes=found.times.peak_rss_bytes, **columns)
             write_file(path, msgspec.json.encode(kept))
@@ -247,8 +248,8 @@ def named_clusters(graph: DataflowGraph, space: PlanSpace, pattern: str) -> Plan
     return Plan(op_clusters=chosen)
 
 
-def _tell(name: str, times: StepTimes) -> None:
-    print(f"{name}: {times.median_us / 1e3:.1f} ms", flush=True)
+def _tell(name: str, found: StepTimes | JobError) -> None:
+    print(f"{name}: {f'failed, {found}' if isinstance(found, JobError) else f'{found.median_us / 1e3:.1f} ms'}", flush=True)
 
 
 def proof_of(

@@ -13,10 +13,8 @@ Resumable: what DIR holds is not run again, and `--seconds` ends between two run
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -150,8 +148,7 @@ def _measured(job: RecordedJob, plan: Plan, *, warmup: int, limit_s: float) -> M
     """One run; why there is none if it fails."""
     started, started_at = time.monotonic(), time.time()
     try:
-        with _within(limit_s):
-            run = job.run(plan, warmup=warmup)
+        run = job.run(plan, warmup=warmup, timeout_s=limit_s)
     except DproSearchError as error:
         return Measured(plan=plan, failed=str(error), seconds=time.monotonic() - started, started_at=started_at)
     return Measured(
@@ -161,22 +158,6 @@ def _measured(job: RecordedJob, plan: Plan, *, warmup: int, limit_s: float) -> M
         seconds=time.monotonic() - started,
         started_at=started_at,
     )
-
-
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raise `JobError` in the block once it takes longer; what it started is ended as for any other error."""
-
-    def expired(number: int, frame: object) -> None:
-        raise JobError(f"ended after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _dpro_search(*arguments: str) -> None:

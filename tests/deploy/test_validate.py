@@ -9,7 +9,7 @@ from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.of_run import measured_session
 from dpro_search.deploy.validate import measured_plan, validate
-from dpro_search.errors import InputError
+from dpro_search.errors import InputError, JobError
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan, Prediction
 
@@ -27,15 +27,18 @@ def prediction(us):
 
 
 class FakeJob:
-    """Iterations around the given medians; `spread` is that between runs; losses by plan."""
+    """Iterations around the given medians; `spread` is that between runs; losses by plan; `fails`: plans' runs by their number."""
 
-    def __init__(self, medians_us, spread=0.0, losses=None):
-        self.medians_us, self.spread, self.losses = medians_us, spread, losses or {}
-        self.ran = []
+    def __init__(self, medians_us, spread=0.0, losses=None, fails=()):
+        self.medians_us, self.spread, self.losses, self.fails = medians_us, spread, losses or {}, fails
+        self.ran, self.limits_s = [], []
         self._rng = np.random.default_rng(0)
 
-    def run(self, plan, *, warmup):
+    def run(self, plan, *, warmup, timeout_s):
         self.ran.append(plan)
+        self.limits_s.append(timeout_s)
+        if (plan, self.ran.count(plan)) in self.fails:
+            raise JobError(f"failed at {plan.cycle_time_us} us")
         centre = self.medians_us[plan] * (1 + self.spread * self._rng.normal())
         us = centre * (1 + 0.01 * self._rng.normal(size=30))
         times = StepTimes(iteration_us=us, compute_cpu_us=us, comm_cpu_us=us)
@@ -82,6 +85,47 @@ def test_a_plan_that_trains_something_else_gets_no_speed_up():
     assert [plan.plan for plan in found.plans] == [SLOW]
     session = measured_session(found, prediction(4e5))
     assert [point.plan for point in (session.recorded, *session.changed)] == [Plan(), SLOW]
+
+
+def test_a_plan_that_fails_is_not_run_again_and_the_others_go_on():
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 2)])
+    said = []
+    found = validated(job, rounds=3, on_run=lambda *what: said.append(what))
+    assert job.ran == [Plan(), FAST, SLOW, Plan(), Plan(), FAST, SLOW, Plan(), Plan(), SLOW, Plan()]
+    (failed,) = found.failed
+    assert (failed.plan, failed.runs, failed.reason) == (FAST, 1, "failed at 1.0 us")
+    assert failed.measured_us == pytest.approx(3e5, rel=0.02)
+    assert [plan.plan for plan in found.plans] == [SLOW]
+    assert [name for name, what in said if isinstance(what, JobError)] == ["plan 0"]
+    assert [point.plan for point in measured_session(found, prediction(4e5)).changed] == [SLOW]
+
+
+def test_rounds_end_where_no_plan_is_left():
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1), (SLOW, 2)])
+    found = validated(job, rounds=5)
+    assert found.rounds == 2
+    assert [(plan.runs, plan.measured_us is None) for plan in found.failed] == [(0, True), (1, False)]
+
+
+@pytest.mark.parametrize(("fails", "said"), [([(FAST, 1), (SLOW, 1)], "at 1.0"), ([(Plan(), 2)], "at None")])
+def test_nothing_is_told_where_every_plan_or_the_recorded_setting_fails(fails, said):
+    with pytest.raises(JobError, match=said):
+        validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=fails))
+
+
+def test_a_plan_is_not_waited_for_much_longer_than_the_recorded_setting_took(monkeypatch):
+    job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    now_s = iter([0, 100, 1000, 1050] * 2)  # the recorded setting's runs took 100 and 50 s
+    monkeypatch.setattr("time.monotonic", lambda: next(now_s))
+    validated(job)
+    assert job.limits_s[:4] == [None, 500, 500, None]
+    short = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    now_s = iter([0, 2] * 4)
+    validated(short)
+    assert short.limits_s[:4] == [None, 300, 300, None]
+    now_s = iter([0, 2] * 4)
+    validated(short, timeout_s=40)
+    assert set(short.limits_s[-8:]) == {40}
 
 
 def test_a_script_that_prints_no_losses_is_told_so():

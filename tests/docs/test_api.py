@@ -13,7 +13,7 @@ import dpro_search
 from dpro_search import api
 from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.deploy.losses import Equivalence
-from dpro_search.deploy.validate import MeasuredPlan, RefusedPlan
+from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 
@@ -111,9 +111,11 @@ def test_real_runs_are_a_table_that_says_what_trains_something_else():
         beyond_noise=True,
     )
     refused = RefusedPlan(plan=plan, predicted_us=80e3, measured_us=40e3, losses=other)
-    shown = api.RealRuns(
-        baseline_us=100e3, noise_pct=1.0, plans=(ran,), refused=(refused,), facts={"baseline_predicted_us": 101e3}
-    )._repr_html_()
+    failed = FailedPlan(plan=plan, predicted_us=80e3, reason="rank 1 ended with code 3", runs=0, measured_us=None)
+    facts = {"baseline_predicted_us": 101e3}
+    runs = api.RealRuns(baseline_us=100e3, noise_pct=1.0, plans=(ran,), refused=(refused,), failed=(failed,), facts=facts)
+    shown = runs._repr_html_()
     ElementTree.fromstring(shown)
     assert "1.23" in shown
     assert "none: trains something else" in shown
+    assert "none: rank 1 ended with code 3" in shown

@@ -21,13 +21,13 @@ TENSORS = 6
 
 
 def spec(python: str, steps: int = 14, **env: str) -> JobSpec:
-    return JobSpec(command=(python, str(JOB), str(steps)), ranks=2, cores=default_cores(2), env=env)
+    return JobSpec(command=(python, str(JOB), str(steps)), ranks=2, cores=default_cores(2), env=env, timeout_s=120)
 
 
 def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
     schedule = Schedule(warmup=3, untraced=4, traced=3)
     partitions = {"BYTEPS_PARTITION_BYTES": "8192", "DMLC_NUM_SERVER": "1"}
-    trace = record_byteps_job(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule, timeout_s=120)
+    trace = record_byteps_job(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule)
     assert (trace.meta.format, trace.meta.ranks, len(trace.tensors)) == ("mxnet-byteps", 3, TENSORS)
     comm = trace.events.select(trace.events.kind == EventKind.COMM)
     assert len(comm) == 2 * TENSORS * 3
@@ -36,7 +36,7 @@ def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
 
 
 def test_a_job_can_be_timed(byteps_python):
-    times = time_byteps_job(spec(byteps_python, steps=10), warmup=3, timeout_s=120)
+    times = time_byteps_job(spec(byteps_python, steps=10), warmup=3)
     assert len(times.iteration_us) == 6
     assert (times.iteration_us > 0).all()
     assert np.isfinite(times.median_us)
@@ -45,5 +45,5 @@ def test_a_job_can_be_timed(byteps_python):
 def test_a_job_that_fails_is_reported(byteps_python, tmp_path):
     broken = JobSpec(command=(byteps_python, "-c", "raise SystemExit('on its own')"), ranks=2, cores=default_cores(2))
     with pytest.raises(JobError, match="on its own"):
-        record_byteps_job(broken, tmp_path / "trace", timeout_s=60)
+        record_byteps_job(broken, tmp_path / "trace")
     assert not (tmp_path / "trace").exists()

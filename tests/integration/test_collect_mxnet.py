@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ TENSORS = 12
 
 
 def spec(python: str, *how: object, **env: str) -> JobSpec:
-    return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2), env=env)
+    return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2), env=env, timeout_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_the_verbs_know_such_a_trace(recorded, verb):
 
 
 def test_networks_that_are_not_hybridized_are_recorded_alike(mxnet_python, tmp_path):
-    trace = record_kvstore_job(spec(mxnet_python, "imperative"), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    trace = record_kvstore_job(spec(mxnet_python, "imperative"), tmp_path / "t", schedule=SCHEDULE)
     assert len(trace.tensors) == TENSORS
     assert all(tensor.size_bytes for tensor in trace.tensors)
 
@@ -145,14 +146,14 @@ def test_the_recorder_changes_no_number(mxnet_python, recorded):
 
 
 def test_a_job_is_timed_without_the_profiler(mxnet_python):
-    times = time_kvstore_job(spec(mxnet_python, "plain", DMLC_NUM_SERVER="1"), warmup=3, timeout_s=60)
+    times = time_kvstore_job(spec(mxnet_python, "plain", DMLC_NUM_SERVER="1"), warmup=3)
     assert len(times.iteration_us) == 10
     assert (times.comm_cpu_us > 0).any()
 
 
 def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
     many = spec(mxnet_python, "plain", DMLC_NUM_SERVER="3")
-    trace = record_kvstore_job(many, tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    trace = record_kvstore_job(many, tmp_path / "t", schedule=SCHEDULE)
     servers = trace.meta.ranks - 2
     assert servers + sum("has no key" in warning for warning in trace.meta.warnings) == 3
 
@@ -167,20 +168,20 @@ def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
 )
 def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, said):
     with pytest.raises(kind, match=said):
-        record_kvstore_job(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+        record_kvstore_job(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE)
     assert not (tmp_path / "t").exists()
 
 
 def test_a_job_that_hangs_is_ended_with_its_servers(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
-    with pytest.raises(JobError, match=r"took longer than 15 s and was ended; see .*rank0/log"):
-        record_kvstore_job(spec(mxnet_python, "hangs"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw, timeout_s=15)
+    with pytest.raises(JobError, match=r"took longer than 15 s .* and was ended; rank 0 said last: begun"):
+        record_kvstore_job(replace(spec(mxnet_python, "hangs"), timeout_s=15), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
     assert processes_in(raw) == []
 
 
 def test_priority_slices_are_recorded_and_replayed(mxnet_python, tmp_path):
     knobs = {"DMLC_PS_VAN_TYPE": "p3", "MXNET_KVSTORE_SLICE_THRESHOLD": "1000"}
-    trace = record_kvstore_job(spec(mxnet_python, "p3", **knobs), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    trace = record_kvstore_job(spec(mxnet_python, "p3", **knobs), tmp_path / "t", schedule=SCHEDULE)
     job = recorded_kvstore_job(trace)
     assert job.slicing.priority
     assert sorted(tensor for group in job.updates for tensor in group) == list(range(TENSORS))
@@ -192,7 +193,7 @@ def test_priority_slices_are_recorded_and_replayed(mxnet_python, tmp_path):
 
 
 def test_a_network_of_two_inputs_is_known_by_its_graph(mxnet_python, tmp_path):
-    trace = record_kvstore_job(spec(mxnet_python, "two-inputs"), tmp_path / "t", schedule=SCHEDULE, timeout_s=60)
+    trace = record_kvstore_job(spec(mxnet_python, "two-inputs"), tmp_path / "t", schedule=SCHEDULE)
     assert [op for graph in trace.graphs[:1] for op in graph.op].count("FullyConnected") == 2
     assert all(tensor.size_bytes for tensor in trace.tensors)
 
@@ -200,7 +201,7 @@ def test_a_network_of_two_inputs_is_known_by_its_graph(mxnet_python, tmp_path):
 def test_a_server_that_dies_is_one_line_and_leaves_nothing_behind(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
     with pytest.raises(JobError, match=r"^server\d ended with code -9: ") as raised:
-        record_kvstore_job(spec(mxnet_python, "kills-a-server"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw, timeout_s=60)
+        record_kvstore_job(spec(mxnet_python, "kills-a-server"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "t").exists()
     assert processes_in(raw) == []

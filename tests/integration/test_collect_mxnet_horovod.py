@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def of_folder(folder: Path) -> list[str]:
 def test_a_job_that_hangs_is_ended_with_all_its_processes(mxnet_python, tmp_path):
     out = tmp_path.resolve() / "raw"
     with pytest.raises(JobError, match="took longer than 12 s"):
-        run_mpi_job(spec(mxnet_python, "hangs"), out, timeout_s=12)
+        run_mpi_job(replace(spec(mxnet_python, "hangs"), timeout_s=12), out)
     deadline = time.monotonic() + 10  # the kernel ends ranks when mpirun is gone, which takes a moment on a busy machine
     while of_folder(out) and time.monotonic() < deadline:
         time.sleep(0.1)

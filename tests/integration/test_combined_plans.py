@@ -53,7 +53,7 @@ def run(python: str, out: Path, plan: Path | None = None) -> Finished:
     if plan is not None:
         env["DPRO_SEARCH_PLAN"] = str(plan)
         env |= dict(line.split("=", 1) for file in plan.glob("*.env") for line in file.read_text().splitlines())
-    run_job(JobSpec(command=(python, str(JOB)), ranks=2, cores=default_cores(2), env=env), out, timeout_s=300)
+    run_job(JobSpec(command=(python, str(JOB)), ranks=2, cores=default_cores(2), env=env, timeout_s=300), out)
     timeline = read_horovod_timeline(out / "timeline.json")
     collectives = defaultdict(set)
     for i in np.flatnonzero(timeline.phase == Phase.TRANSFER):

@@ -49,7 +49,7 @@ def run(python: str, how: str, out: Path, plan: Path | None = None) -> Finished:
     env = {"HOROVOD_TIMELINE": str(timeline), "PYTHONPATH": f"{HOOKS}:{plan}" if plan else str(HOOKS)}
     if plan:
         env |= dict(line.split("=", 1) for line in (plan / "horovod.env").read_text().splitlines())
-    run_job(JobSpec(command=(python, str(JOB), how, str(out)), ranks=2, env=env), out, timeout_s=300)
+    run_job(JobSpec(command=(python, str(JOB), how, str(out)), ranks=2, env=env, timeout_s=300), out)
     return Finished([json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)], timeline)
 
 

@@ -16,14 +16,16 @@ from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.targets import JobFacts
+from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
 from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, Prediction
 
 pytestmark = pytest.mark.integration
 
 WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
 TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
+KVSTORE_JOB = Path(__file__).with_name("kvstore_job.py")
 HOROVOD_JOB = Path(__file__).with_name("planned_horovod_job.py")
 
 
@@ -196,6 +198,17 @@ def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstor
     found = verdict(kvstore_job, plan, kvstore_base)
     assert found.compared == 8
     assert found.verdict == "same", found.reason
+
+
+def test_a_plan_whose_run_hangs_is_ended_and_the_others_are_measured(mxnet_python):
+    hangs = job("mxnet-kvstore", (mxnet_python, KVSTORE_JOB, "hangs-with-a-bound"), "mxnet", DMLC_NUM_SERVER="1")
+    expected = Prediction(iteration_us=1e4, interval_us=(9e3, 1.1e4), breakdown_us={}, peak_memory_bytes=None, source="recorded")
+    plans = [(Plan(bigarray_bound=1000), expected), (Plan(servers=2), expected)]
+    found = validate(hangs, expected, plans, warmup=2, timeout_s=15)
+    (failed,) = found.failed
+    assert "took longer than 15 s" in failed.reason
+    assert failed.reason.endswith("begun")
+    assert [row.plan for row in found.plans] == [Plan(servers=2)]
 
 
 def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):

@@ -69,6 +69,7 @@ def validation(speedup: float, *, beyond_noise: bool) -> dict[str, Any]:
         "rounds": 2,
         "plans": [row],
         "refused": [],
+        "failed": [],
     }
 
 

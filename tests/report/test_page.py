@@ -181,6 +181,22 @@ def test_a_plan_that_trains_something_else_is_no_gain():
     assert "1 other plan trained something else" in text
 
 
+def test_a_plan_that_failed_in_a_run_is_no_gain():
+    reason = "the job took longer than 300 s (--timeout) and was ended"
+    failed = {"name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "reason": reason}
+    ran = made.validation(1.3, beyond_noise=True)
+    for before in ({"runs": 1, "measured_us": 50e3}, {"runs": 0, "measured_us": None}):
+        text = Outline(render(searched(validation=ran | {"plans": [], "failed": [failed | before]}))).text
+        assert "The plans' runs failed" in text
+        assert reason in text
+        assert "none: a run failed" in text
+        assert "faster than recorded" not in text
+    beside = ran | {"failed": [failed | {"plan": {"fusion_threshold_bytes": 2}, "runs": 0, "measured_us": None}]}
+    text = Outline(render(searched(validation=beside))).text
+    assert "1.30\u00d7 faster than recorded" in text
+    assert "1 other plan failed in a run" in text
+
+
 def test_where_nothing_keeps_the_memory_limit_that_is_said():
     nearest = made.plan(0, 80e3, certain=False) | {"infeasible": "needs 900 MiB, and may have 100"}
     found = made.search(nearest) | {"feasible": False, "baseline_infeasible": "needs 1200 MiB, and may have 100"}

@@ -22,7 +22,7 @@ _PACKAGES = {
     "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
     "setpriv": "install util-linux",
 }
-Launch = Callable[[JobSpec, Path, ShapedHosts, float], None]
+Launch = Callable[[JobSpec, Path, ShapedHosts], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,33 +87,38 @@ class Backend:
 
         Raises `JobError` if one failed or they took longer than `timeout_s`.
         """
-        env = {"OMP_NUM_THREADS": "1", **self.env}
-        spec = JobSpec(command=(python, str(_WORKER), self.name, str(folder)), ranks=ranks, cores=default_cores(ranks), env=env)
-        self.launch(spec, folder, hosts, timeout_s)
+        spec = JobSpec(
+            command=(python, str(_WORKER), self.name, str(folder)),
+            ranks=ranks,
+            cores=default_cores(ranks),
+            env={"OMP_NUM_THREADS": "1", **self.env},
+            timeout_s=timeout_s,
+        )
+        self.launch(spec, folder, hosts)
 
 
-def _launch_gloo(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+def _launch_gloo(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
     shared = {
         "WORLD_SIZE": str(spec.ranks),
         "MASTER_ADDR": hosts.address(0),
         "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": "eth0",
     }
-    run_ranks(spec, folder, [{**shared, "RANK": str(rank)} for rank in range(spec.ranks)], hosts=hosts, timeout_s=timeout_s)
+    run_ranks(spec, folder, [{**shared, "RANK": str(rank)} for rank in range(spec.ranks)], hosts=hosts)
 
 
-def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
-    run_mpi_job(spec, folder, hosts=hosts, timeout_s=timeout_s)
+def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
+    run_mpi_job(spec, folder, hosts=hosts)
 
 
-def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
-    run_with_servers(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts, timeout_s=timeout_s)
+def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
+    run_with_servers(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts)
 
 
-def _launch_byteps(spec: JobSpec, folder: Path, hosts: ShapedHosts, timeout_s: float) -> None:
+def _launch_byteps(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
     alone = replace(spec, command=(spec.interpreter, "-c", WITH_OWN_SHM, *spec.command))
     servers = ServerSpec(count=spec.ranks, code=SERVER_CODE)
-    run_with_servers(alone, folder, servers, hosts=hosts, worker_env=one_device, timeout_s=timeout_s)
+    run_with_servers(alone, folder, servers, hosts=hosts, worker_env=one_device)
 
 
 _FORCED = {

@@ -40,7 +40,6 @@ def run_mpi_job(
     *,
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
-    timeout_s: float = 3600,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a job under mpirun to its end; output of rank r goes to ``out/rank{r}/log``, mpirun's own to ``out/mpirun.log``.
@@ -50,7 +49,7 @@ def run_mpi_job(
     Raises
     ------
     JobError
-        A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
+        A rank failed or the job took longer than its spec allows; the last lines of its output are in the message.
     MissingCapabilityError
         OpenMPI is not installed.
     """
@@ -80,7 +79,7 @@ def run_mpi_job(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
-            wait_for([process], out, timeout_s, on_poll, lambda _, code: _failure(out, code))
+            wait_for([process], out, spec.timeout_s, on_poll, lambda _, code: _failure(out, code))
         finally:
             end_process(process)
 

@@ -79,7 +79,6 @@ def run_with_servers(
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
     worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {},
-    timeout_s: float = 3600,
 ) -> None:
     """Run workers, scheduler and servers to their end.
 
@@ -97,7 +96,8 @@ def run_with_servers(
     Raises
     ------
     JobError
-        A process failed (where a server did, it is named, not the workers that miss it), or the job took longer than `timeout_s`.
+        A process failed (where a server did, it is named, not the workers that miss it), or the job took longer than its spec
+        allows.
     """
     scheduler_host = spec.ranks
     root = {
@@ -117,7 +117,7 @@ def run_with_servers(
     ]
     with _beside(spec, servers, out, parts, root, hosts) as check:
         try:
-            run_ranks(spec, out, workers, hosts=hosts, hook=hook, timeout_s=timeout_s, on_poll=check)
+            run_ranks(spec, out, workers, hosts=hosts, hook=hook, on_poll=check)
         except JobError:
             check()
             raise

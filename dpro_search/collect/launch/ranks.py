@@ -33,18 +33,23 @@ class JobSpec:
         Core of each rank; empty: not pinned.
     env
         Variables on top of this process's environment, equal for all ranks.
+    timeout_s
+        How long it may run; then it is ended.
     """
 
     command: tuple[str, ...]
     ranks: int = 2
     cores: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 3600
 
     def __post_init__(self) -> None:
         if not self.command:
             raise InputError("no command given: write it after '--', like '-- python train.py'")
         if self.ranks < 1:
             raise InputError(f"--hosts {self.ranks}: at least 1")
+        if not self.timeout_s > 0:
+            raise InputError(f"--timeout {self.timeout_s:g}: more than 0 seconds")
 
     @property
     def interpreter(self) -> str:
@@ -80,7 +85,6 @@ def run_job(
     *,
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
-    timeout_s: float = 3600,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a Horovod job to its end; output of rank r goes to ``out/rank{r}/log``.
@@ -93,7 +97,7 @@ def run_job(
     Raises
     ------
     JobError
-        A rank failed or the job took longer than `timeout_s`; the last lines of its output are in the message.
+        A rank failed or the job took longer than its spec allows; the last lines of its output are in the message.
     """
     interpreter = spec.interpreter
     names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
@@ -112,7 +116,7 @@ def run_job(
         if not port:
             raise JobError(f"{interpreter}: the rendezvous server did not start: {server.stderr.read().strip()[-300:]}")
         env = [_horovod_env(rank, spec.ranks, hosts, port) for rank in range(spec.ranks)]
-        run_ranks(spec, out, env, hosts=hosts, hook=hook, timeout_s=timeout_s, on_poll=on_poll)
+        run_ranks(spec, out, env, hosts=hosts, hook=hook, on_poll=on_poll)
     finally:
         assert server.stdin is not None
         server.stdin.close()
@@ -126,7 +130,6 @@ def run_ranks(
     *,
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
-    timeout_s: float = 3600,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the ranks of a job of any framework to their end; `rank_env` is what each rank's environment has of its own.
@@ -155,7 +158,7 @@ def run_ranks(
         wait_for(
             processes,
             out,
-            timeout_s,
+            spec.timeout_s,
             on_poll,
             lambda rank, code: JobError(f"rank {rank} ended with code {code}: {log_tail(out / f'rank{rank}' / 'log')}"),
         )
@@ -213,14 +216,16 @@ def wait_for(
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
-            raise JobError(f"the job took longer than {timeout_s:.0f} s and was ended; see {out}/rank0/log")
+            last = log_tail(out / "rank0" / "log")
+            raise JobError(f"the job took longer than {timeout_s:.0f} s (--timeout) and was ended; rank 0 said last: {last}")
         on_poll()
         time.sleep(0.1)
 
 
 def log_tail(log: Path) -> str:
     """The last lines of a log, as one."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_TAIL_LINES:])[-400:] or "no output"
 
 

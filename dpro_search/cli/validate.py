@@ -47,6 +47,7 @@ def validate(
     """
     import msgspec
 
+    from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, stderr_console
     from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
@@ -54,7 +55,8 @@ def validate(
     console = stderr_console()
 
     def tell(name: str, found: StepTimes | JobError) -> None:
-        console.print(f"{name}: {f'failed, {found}' if isinstance(found, JobError) else microseconds(found.median_us)}")
+        said = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
+        console.print(f"{name}: {said}", markup=False, soft_wrap=True)
 
     with console.status(f"rounds of up to {top + 2} runs"):
         validation, calibration = validate_run(
@@ -78,6 +80,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     from rich import box
     from rich.table import Table
 
+    from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, percent, stdout_console
     from dpro_search.cli.run import describe
 
@@ -129,8 +132,8 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     for refused in validation.refused:
         console.print(f"{describe(refused.plan)}: trains something else, so its speed-up is none: {refused.losses.reason}.")
     for failed in validation.failed:
-        before = f" (run {failed.runs + 1} of it; it was not run again)" if failed.runs else ""
-        console.print(f"{describe(failed.plan)}: failed{before}: {failed.reason}", style="yellow")
+        said = f"{describe(failed.plan)}: failed in run {failed.runs + 1}: {visible(failed.reason)}"
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     for sentence in dict.fromkeys(_said_of_losses(plan) for plan in validation.plans):
         console.print(sentence)
     console.print(f"dpro-search run --calibrate {run}: {calibration.said}", soft_wrap=True)

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
@@ -154,6 +155,7 @@ def _measured(job: RecordedJob, plan: Plan, *, warmup: int, limit_s: float) -> M
     return Measured(
         plan=plan,
         iteration_us=tuple(run.times.iteration_us.tolist()),
+        cpu_us=tuple((run.times.compute_cpu_us + run.times.comm_cpu_us).tolist()),
         losses=tuple((str(loss.value), loss.resolution) for loss in run.losses),
         seconds=time.monotonic() - started,
         started_at=started_at,
@@ -172,6 +174,7 @@ def _write(path: Path, run: Measured, name: str) -> None:
     path.with_suffix(".tmp").write_bytes(msgspec.json.encode(run))
     path.with_suffix(".tmp").replace(path)
     what = run.failed or f"{typical_us([run.times_us]) / 1e3:.1f} ms"
+    what += f", {np.median(run.cpu_us) / 1e3:.1f} ms of a core" if run.cpu_us else ""
     print(f"{name:9} {what}  {msgspec.json.encode(run.plan).decode()[:100]}  ({run.seconds:.0f} s)", flush=True)
 
 

@@ -54,6 +54,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     iteration_us
         Steps behind the warm-up.
+    cpu_us
+        CPU time in each of them, mean over the ranks that train: tells a slow processor from waiting. Empty: not known.
     losses
         As (value, half a unit of the last digit).
     failed
@@ -65,6 +67,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan = Plan()
     env: dict[str, str] = {}
     iteration_us: tuple[float, ...] = ()
+    cpu_us: tuple[float, ...] = ()
     losses: tuple[tuple[str, float], ...] = ()
     failed: str = ""
     seconds: float = 0.0

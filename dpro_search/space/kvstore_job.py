@@ -5,6 +5,9 @@ server, which follows from its key; a larger one is cut into a slice for each se
 the other ones, updates the weights once all are there, and sends them to all workers; an operator of the next step starts when its
 weights are back. Messages between two processes follow each other; those of different pairs share the hosts' links.
 
+Servers wait for all workers' gradients: a step takes what its slowest worker needs, whichever that is, and core time is of such a
+step. Means alone would have the cores of a job that they bound always busy, and real ones are 87 to 101 % busy.
+
 With priority slices, servers only add, and each worker updates a few tensors at once when all of them are back. The priority itself
 has no place here: ps-lite orders messages by it while its sending thread is behind, which hands them to ZeroMQ's queues at once.
 """
@@ -78,6 +81,8 @@ class KvstoreJob:
         Core time of a worker for each tensor's update beside its bytes, where workers update; 0 where the calls above hold it.
     updates
         Tensors that a worker updates at once, where workers do.
+    slowest
+        Core time of a step's slowest worker over the workers' mean: the times above are means.
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -97,6 +102,7 @@ class KvstoreJob:
     update_call_us: float
     worker_call_us: float
     updates: tuple[tuple[int, ...], ...]
+    slowest: float = 1.0
 
     def __post_init__(self) -> None:
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
@@ -220,8 +226,8 @@ class _KvstoreGraph:
             }
             groups = job.updates if job.slicing.priority else ()
             for number, tensors in enumerate(groups):
-                updated = self._builder.add_op(
-                    self._core[worker],
+                updated = self._work(
+                    worker,
                     float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte + len(tensors) * job.worker_call_us,
                     name=f"update{number}@{worker}",
                     kind=OpKind.UPDATE,
@@ -236,28 +242,24 @@ class _KvstoreGraph:
         """What a worker does for a gradient before it is sent, or once it is back."""
         job = self._job
         cost_us = float(job.tensor_bytes[tensor]) * job.beside_us_per_byte[worker] / 2
-        return self._builder.add_op(self._core[worker], cost_us, name=name, kind=OpKind.COMM, after=after)
+        return self._work(worker, cost_us, name=name, kind=OpKind.COMM, after=after)
 
     def _served(self, what: str, server: int, size: float, sent: Sequence[int]) -> int:
         """Push, sum and update (or copy) a slice that the workers send after these ops; returns the last."""
-        job, core = self._job, self._core[len(self._job.workers) + server]
+        job, process = self._job, len(self._job.workers) + server
         summed = []
         mean_us = (job.copy_us_per_byte + (len(sent) - 1) * job.sum_us_per_byte) / len(sent)
         for worker, made in enumerate(sent):
-            pushed = self._message(f"{what}.push@{worker}", worker, len(job.workers) + server, size, [made])
-            summed.append(
-                self._builder.add_op(core, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed])
-            )
+            pushed = self._message(f"{what}.push@{worker}", worker, process, size, [made])
+            summed.append(self._work(process, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed]))
         last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
-        return self._builder.add_op(
-            core, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed
-        )
+        return self._work(process, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)
 
     def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
         """From a process to another: core time on both sides, and between them the way over their links."""
         job, builder = self._job, self._builder
         cpu_us = size * job.comm_us_per_byte
-        sent = builder.add_op(self._core[sender], cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
+        sent = self._work(sender, cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
         if job.bytes_per_us is not None:
             sent = builder.add_op(
                 self._send[sender][receiver],
@@ -268,14 +270,17 @@ class _KvstoreGraph:
                 flow_bytes=size,
                 links=(self._out[sender], self._into[receiver]),
             )
-        return builder.add_op(self._core[receiver], cpu_us, name=f"{name}.receive", kind=OpKind.COMM, after=[sent])
+        return self._work(receiver, cpu_us, name=f"{name}.receive", kind=OpKind.COMM, after=[sent])
+
+    def _work(self, process: int, mean_us: float, *, name: str, kind: OpKind, after: Sequence[int]) -> int:
+        """Core time of a process, in a step's slowest."""
+        return self._builder.add_op(self._core[process], mean_us * self._job.slowest, name=name, kind=kind, after=after)
 
     def _compute(self) -> tuple[list[dict[int, int]], list[dict[int, int]]]:
         """Of each worker, the op that makes each tensor's gradient and the op that wants its weights."""
         ready: list[dict[int, int]] = []
         wanted: list[dict[int, int]] = []
         for worker, segments in enumerate(self._job.workers):
-            device = self._core[worker]
             makes: dict[int, int] = {}
             uses: dict[int, int] = {}
             ops: list[int] = []
@@ -284,7 +289,7 @@ class _KvstoreGraph:
                 pieces = max(int(np.ceil(segment.work_us / _QUANTUM_US)), 1)
                 for piece in range(pieces):
                     name = f"segment{number}.{piece}@{worker}"
-                    ops.append(self._builder.add_op(device, segment.work_us / pieces, kind=segment.kind, name=name, after=ops[-1:]))
+                    ops.append(self._work(worker, segment.work_us / pieces, kind=segment.kind, name=name, after=ops[-1:]))
                 uses |= dict.fromkeys(segment.uses, ops[first])
                 makes |= dict.fromkeys(segment.makes, ops[-1])
             self._builder.carry(ops[-1], ops[0])

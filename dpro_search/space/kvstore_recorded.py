@@ -18,7 +18,7 @@ from dpro_search.collect.trace import EventKind, Events, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
-from dpro_search.space.recorded_stores import consumers, first_users, untraced_us
+from dpro_search.space.recorded_stores import consumers, first_users, slowest_worker, untraced_us
 
 _UPDATE, _COPY = "_update", "CopyCPU2CPU"
 _OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # operators that serve the store, not the model
@@ -72,6 +72,7 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         update_call_us=0.0,
         worker_call_us=0.0,
         updates=updates,
+        slowest=slowest_worker(trace, workers),
     )
     served_us = _served_slice_us(trace, job)
     if slicing.priority:

@@ -17,15 +17,36 @@ def untraced_us(trace: Trace, rank: int, column: Floats) -> float:
 
     The lowest and highest fifth of the steps do not count: a step may hold work of the job's start, or have lent some to the next.
     """
+    used_us = _untraced(trace, rank, column)
+    return float(trim_mean(used_us, _TRIMMED)) if len(used_us) else 0.0
+
+
+def slowest_worker(trace: Trace, workers: int) -> float:
+    """Core time of the slowest worker of a step over the workers' mean, a mean over steps without the profiler.
+
+    Each worker's steps count as shares of its own median: not what one always needs more than others, but what it needs at times.
+    Without two workers, or without steps of all, 1.
+    """
+    rows = [_untraced(trace, rank, trace.steps.compute_cpu_us + trace.steps.comm_cpu_us) for rank in range(workers)]
+    steps = min(map(len, rows), default=0)
+    if not steps or not all(row[:steps].all() for row in rows):
+        return 1.0
+    shares = np.array([row[:steps] / np.median(row[:steps]) for row in rows])
+    return float(trim_mean(shares.max(axis=0) / shares.mean(axis=0), _TRIMMED))
+
+
+def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:
+    """A column's values of a rank's steps without the profiler, else of all its steps, [steps]."""
     mine = trace.steps.select(trace.steps.rank == rank)
-    used_us = column[trace.steps.rank == rank]
+    used_us: Floats = column[trace.steps.rank == rank]
     if not len(mine):
-        return 0.0
+        return used_us
     settled = mine.index >= SETTLING_STEPS
     # The engine runs behind the script: two steps after the profiler's have what is left of its work, or lack what is not yet done.
     after = np.convolve(mine.traced, np.ones(3))[: len(mine)] > 0
     chosen = next((mask for mask in (settled & ~after, ~mine.traced) if mask.any()), np.ones(len(mine), np.bool_))
-    return float(trim_mean(used_us[chosen], _TRIMMED))
+    used_us = used_us[chosen]
+    return used_us
 
 
 def consumers(trace: Trace) -> dict[str, list[int]]:

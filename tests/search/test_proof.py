@@ -86,7 +86,7 @@ class Breaking:
     def __init__(self, most: int) -> None:
         self.most, self.ran = most, 0
 
-    def run(self, plan: Plan, *, warmup: int) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         if self.ran == self.most:
             raise KeyboardInterrupt
         self.ran += 1

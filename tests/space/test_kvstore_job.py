@@ -135,6 +135,15 @@ def test_all_core_time_is_kept():
     assert core_us == pytest.approx(sum(load.core_us for load in process_loads(one)))
 
 
+def test_a_step_is_as_long_as_its_slowest_worker_needs_where_processors_are_the_limit():
+    mean = job([MIB], copy_us_per_byte=0.005)
+    slowest = replace(mean, slowest=1.1)
+    assert iteration_us(slowest) == pytest.approx(1.1 * iteration_us(mean))
+    assert process_loads(slowest) == process_loads(mean)  # means, as they were recorded
+    slow_link = job([400] * 4, bytes_per_us=0.002)
+    assert iteration_us(replace(slow_link, slowest=1.1)) < 1.01 * iteration_us(slow_link)
+
+
 def test_with_priority_slices_the_servers_only_add_and_every_worker_updates():
     one = job([MIB, MIB], slice_threshold=MIB, copy_us_per_byte=0.001, sum_us_per_byte=0.002, update_us_per_byte=0.003)
     graph = kvstore_graph(one)

@@ -45,8 +45,8 @@ def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:
     # The engine runs behind the script: two steps after the profiler's have what is left of its work, or lack what is not yet done.
     after = np.convolve(mine.traced, np.ones(3))[: len(mine)] > 0
     chosen = next((mask for mask in (settled & ~after, ~mine.traced) if mask.any()), np.ones(len(mine), np.bool_))
-    used_us = used_us[chosen]
-    return used_us
+    found: Floats = used_us[chosen]
+    return found
 
 
 def consumers(trace: Trace) -> dict[str, list[int]]:

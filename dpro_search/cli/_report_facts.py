@@ -199,10 +199,9 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = msgspec.to_builtins(validation)
-    kept = [row.plan for row in validation.plans]
-    kept += [row.plan for row in validation.refused] + [row.plan for row in validation.failed]
-    for row, plan in zip([*found["plans"], *found["refused"], *found["failed"]], kept, strict=True):
-        row["name"] = names.get(plan) or describe(plan)
+    for key in ("plans", "refused", "failed"):
+        for row, ran in zip(found[key], getattr(validation, key), strict=True):
+            row["name"] = names.get(ran.plan) or describe(ran.plan)
     return found
 
 

@@ -239,12 +239,7 @@ def _name(number: int) -> str:
     return "recorded" if number == _RECORDED else f"plan {number}"
 
 
-def _compared(
-    baseline: Prediction,
-    plans: Sequence[tuple[Plan, Prediction]],
-    turns: _Turns,
-    rounds: int,
-) -> Validation:
+def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], turns: _Turns, rounds: int) -> Validation:
     runs = turns.ended
     base = _times(runs[_RECORDED])
     base_us = typical_us(base)

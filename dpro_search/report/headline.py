@@ -224,38 +224,36 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
 
 
 def _refused(validation: Mapping[str, Any]) -> Verdict:
-    """All plans that ran compute something else."""
+    """All plans that ran compute something else, or failed."""
     first = validation["refused"][0]
-    return Verdict(
-        tone="open",
-        badge="No speed-up is told",
-        title="What ran trains something else",
-        sentence=f"'{first['name']}': {first['losses']['reason']}. A run that computes something else proves no gain.",
-        tiles=(
-            ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
-            ("Predicted", units.duration(first["predicted_us"]), "for the same training"),
-            ("Measured", units.duration(first["measured_us"]), "of another training"),
-            ("Plans refused", str(len(validation["refused"])), "of those that ran"),
-        ),
+    return _untold(
+        validation,
+        "What ran trains something else",
+        f"'{first['name']}': {first['losses']['reason']}. A run that computes something else proves no gain.",
+        ("Predicted", units.duration(first["predicted_us"]), "for the same training"),
+        ("Measured", units.duration(first["measured_us"]), "of another training"),
+        ("Plans refused", str(len(validation["refused"])), "of those that ran"),
     )
 
 
 def _failed(validation: Mapping[str, Any]) -> Verdict:
-    """Of all plans that ran, none was run to the end."""
+    """All plans failed in one of their runs."""
     first = validation["failed"][0]
     measured = _NONE if first["measured_us"] is None else units.duration(first["measured_us"])
-    return Verdict(
-        tone="open",
-        badge="No speed-up is told",
-        title="The plans' runs failed",
-        sentence=f"'{first['name']}': {first['reason']}.",
-        tiles=(
-            ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
-            ("Predicted", units.duration(first["predicted_us"]), "if it ran"),
-            ("Measured", measured, f"in {units.count(first['runs'], 'run')} before"),
-            ("Plans that failed", str(len(validation["failed"])), "of those that ran"),
-        ),
+    return _untold(
+        validation,
+        "The plans' runs failed",
+        f"'{first['name']}': {first['reason']}.",
+        ("Predicted", units.duration(first["predicted_us"]), "if it ran"),
+        ("Measured", measured, f"in {units.count(first['runs'], 'run')} before"),
+        ("Plans that failed", str(len(validation["failed"])), "of those that ran"),
     )
+
+
+def _untold(validation: Mapping[str, Any], title: str, sentence: str, *tiles: tuple[str, str, str]) -> Verdict:
+    """Of real runs that tell no speed-up."""
+    recorded = ("Recorded setting", units.duration(validation["baseline_us"]), "measured")
+    return Verdict(tone="open", badge="No speed-up is told", title=title, sentence=sentence, tiles=(recorded, *tiles))
 
 
 def _said_of_losses(row: Mapping[str, Any]) -> str:

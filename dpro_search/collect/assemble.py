@@ -31,6 +31,7 @@ from dpro_search.collect.horovod_phases import (
     idle_cycle_cpu_us,
     phase_events,
     read_job,
+    settings_with_groups,
     timeline_dropped,
     with_collectives,
 )
@@ -121,7 +122,7 @@ def assemble(raw: Path) -> Trace:
             hosts=hosts,
             cores=tuple(rank.hook.core for rank in found),
             rate_bps=job.rate_bps,
-            settings=job.settings,
+            settings=settings_with_groups(job, tensors),
             clock=clock,
             versions=found[0].hook.versions,
             knobs=job.knobs,

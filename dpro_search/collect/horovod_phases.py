@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,10 @@ import numpy as np
 
 from dpro_search.collect.assembly import event_columns, joined, read_json, step_of
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
-from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps
+from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps, TensorInfo
 
 NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
+EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 _KIND_OF_PHASE = {
     Phase.NEGOTIATE: EventKind.NEGOTIATE,
@@ -40,6 +42,17 @@ class JobFile(msgspec.Struct, kw_only=True):
     recorded_at: str
     rate_bps: float | None = None
     knobs: dict[str, str] = {}
+
+
+def settings_with_groups(job: JobFile, tensors: Sequence[TensorInfo]) -> CommSettings:
+    """The job's knobs, with the tensors that share an op as exact groups if Horovod may not fuse them with others."""
+    if EXACT_GROUPS not in job.knobs:
+        return job.settings
+    members: dict[str, list[str]] = {}
+    for tensor in tensors:
+        members.setdefault(tensor.node, []).append(tensor.name)
+    groups = tuple(tuple(names) for names in members.values() if len(names) > 1)
+    return msgspec.structs.replace(job.settings, groups=groups) if groups else job.settings
 
 
 def read_job(path: Path) -> JobFile:

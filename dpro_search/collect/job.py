@@ -17,7 +17,7 @@ import numpy as np
 from dpro_search.collect._files import write_file
 from dpro_search.collect.assemble import HookFile, assemble, read_hook
 from dpro_search.collect.assembly import RankFile
-from dpro_search.collect.horovod_phases import JobFile
+from dpro_search.collect.horovod_phases import EXACT_GROUPS, JobFile
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_job
@@ -103,6 +103,11 @@ def controller_of(env: Mapping[str, str]) -> str:
     if name not in _LAUNCHERS:
         raise InputError(f"HOROVOD_CONTROLLER={name}: known are {', '.join(_LAUNCHERS)}")
     return name
+
+
+def _exact_groups(env: Mapping[str, str]) -> dict[str, str]:
+    """The variable that keeps Horovod from fusing groups with other tensors, where it is set."""
+    return {EXACT_GROUPS: env[EXACT_GROUPS]} if env.get(EXACT_GROUPS, "0") != "0" else {}
 
 
 def _launched(spec: JobSpec) -> tuple[JobSpec, Callable[..., None]]:
@@ -197,7 +202,7 @@ def record_horovod(
             machine=machine(),
             recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             rate_bps=rate_bps,
-            knobs={"HOROVOD_CONTROLLER": controller_of(spec.env)},
+            knobs={"HOROVOD_CONTROLLER": controller_of(spec.env), **_exact_groups({**os.environ, **spec.env})},
         )
         write_file(raw / "job.json", msgspec.json.encode(job))
         with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:

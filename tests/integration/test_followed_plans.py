@@ -8,16 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.job import Schedule
+from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
+from dpro_search.deploy.horovod import export_horovod, horovod_environment
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.targets import JobFacts
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
+from dpro_search.replay import Predictor
 from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
 from dpro_search.space.plan import Plan, Prediction
 
@@ -27,6 +29,7 @@ WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
 TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
 KVSTORE_JOB = Path(__file__).with_name("kvstore_job.py")
 HOROVOD_JOB = Path(__file__).with_name("planned_horovod_job.py")
+GROUPED = (("left", 0, 0), ("right", 3, 18))  # layers of that job, and the numbers of their kernels
 
 
 def job(kind, command, framework, **env):
@@ -71,6 +74,19 @@ def test_ranks_that_compute_ops_again_agree_on_their_tensors(tensorflow_python):
     found = verdict(plain, Plan(recomputed_ops=again), plain.run(Plan(), warmup=2))
     assert found.compared == 20
     assert found.verdict == "same", found.reason
+
+
+def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(tensorflow_python, tmp_path):
+    groups = tuple((f"block_{i}/{layer}_{i}/kernel#{n}", f"block_{i}/{layer}_{i}/bias#{n + 1}") for layer, i, n in GROUPED)
+    export_horovod(Plan(tensor_groups=groups), tmp_path / "plan")
+    env = horovod_environment(Plan(tensor_groups=groups)) | {"DPRO_SEARCH_PLAN": str(tmp_path / "plan"), "OMP_NUM_THREADS": "1"}
+    spec = JobSpec(command=(tensorflow_python, str(HOROVOD_JOB)), ranks=2, cores=default_cores(2), env=env)
+    trace = record_job(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=5, traced=6))
+    assert {frozenset(group) for group in trace.meta.settings.groups} == set(map(frozenset, groups))
+    assert RecordedJob.of(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    recorded = Predictor.from_trace(trace).job(Plan())
+    assert recorded.exact_groups
+    assert len(recorded.unit_bytes) == len(trace.tensors) - len(groups)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ Grouping = tuple[tuple[str, ...], ...]
 _COOL_SHARE = 0.1  # of the hottest weight, for groups from which nothing is expected
 
 
-def contiguous_groups(tensors: Sequence[TensorInfo], count: int) -> Grouping:
+def contiguous_groups(tensors: Sequence[TensorInfo], count: int, *, tapered: bool = False) -> Grouping:
     """Cut a sequence of tensors into `count` runs of about equal bytes.
 
     Parameters
@@ -27,6 +27,9 @@ def contiguous_groups(tensors: Sequence[TensorInfo], count: int) -> Grouping:
         In the order in which they become ready.
     count
         Number of groups, 1 to len(tensors).
+    tapered
+        The first and the last of several are to have half as many bytes: the first can be sent earlier, and less is waited for
+        at the end.
 
     Raises
     ------
@@ -35,15 +38,20 @@ def contiguous_groups(tensors: Sequence[TensorInfo], count: int) -> Grouping:
 
     Notes
     -----
-    Cut k lies where the bytes so far are nearest to k/count of all bytes, moved as little as needed for no group to be empty.
+    Cut k lies where the bytes so far are nearest to the first k shares of all bytes, moved as little as needed for no group to be
+    empty.
     """
     if not 1 <= count <= len(tensors):
         raise ValueError(f"{len(tensors)} tensors cannot make {count} groups")
+    shares = np.full(count, 2)
+    if tapered:
+        shares[[0, -1]] = 1
+    until = np.cumsum(shares)
     so_far_bytes = np.cumsum([0] + [tensor.size_bytes for tensor in tensors])
     cuts = [0]
     for k in range(1, count):
         first, last = cuts[-1] + 1, len(tensors) - (count - k)
-        distance = np.abs(so_far_bytes[first : last + 1] - so_far_bytes[-1] * k / count)
+        distance = np.abs(so_far_bytes[first : last + 1] - so_far_bytes[-1] * until[k - 1] / until[-1])
         cuts.append(first + int(np.argmin(distance)))
     cuts.append(len(tensors))
     return tuple(tuple(t.name for t in tensors[a:b]) for a, b in itertools.pairwise(cuts))

@@ -49,7 +49,7 @@ def names_in(groups: Grouping) -> list[str]:
 def test_contiguous_groups_keep_order_and_have_the_wanted_count(sizes_bytes: list[int], data: st.DataObject) -> None:
     tensors = tensors_of(sizes_bytes)
     count = data.draw(st.integers(1, len(tensors)))
-    groups = contiguous_groups(tensors, count)
+    groups = contiguous_groups(tensors, count, tapered=data.draw(st.booleans()))
     assert len(groups) == count
     assert all(groups)
     assert [name for group in groups for name in group] == [tensor.name for tensor in tensors]
@@ -59,6 +59,12 @@ def test_contiguous_groups_keep_order_and_have_the_wanted_count(sizes_bytes: lis
 def test_contiguous_groups_of_equal_tensors_are_equal(count: int, each: int, size_bytes: int) -> None:
     groups = contiguous_groups(tensors_of([size_bytes] * (count * each)), count)
     assert {len(group) for group in groups} == {each}
+
+
+@given(st.integers(2, 10), st.integers(1, 4), st.integers(1, 10**6))
+def test_tapered_groups_of_equal_tensors_are_half_as_large_at_the_ends(count: int, half: int, size_bytes: int) -> None:
+    groups = contiguous_groups(tensors_of([size_bytes] * (2 * half * (count - 1))), count, tapered=True)
+    assert [len(group) for group in groups] == [half, *[2 * half] * (count - 2), half]
 
 
 @given(sizes.filter(lambda s: sum(s) > 0), st.data())

@@ -74,7 +74,11 @@ class TensorFusion(Transformation):
             ways["threshold"] = ladder("fusion_threshold_bytes", thresholds)
         most = min(MOST_GROUPS, len(self.job.tensors))
         counts = sorted({int(count) for count in np.geomspace(1, most, 20).round()})
-        ways["groups"] = ladder("tensor_groups", [contiguous_groups(self.job.tensors, count) for count in counts])
+        equal = [contiguous_groups(self.job.tensors, count) for count in counts]
+        ways["groups"] = ladder("tensor_groups", equal)
+        tapered = [contiguous_groups(self.job.tensors, count, tapered=True) for count in counts]
+        if others := [cut for cut in tapered if cut not in equal]:
+            ways["tapered groups"] = ladder("tensor_groups", others)
         return Choice(name=self.name, fields=self.fields, ways=ways)
 
     def _with(self, plan: Plan, groups: Grouping) -> Plan:

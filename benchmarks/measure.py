@@ -16,6 +16,7 @@ import numpy as np
 class Measured:
     """Seconds of several rounds."""
 
+    rounds: tuple[float, ...]
     median: float
     least: float
     spread_pct: float  # from the first to the third quartile, over the median
@@ -35,7 +36,7 @@ def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 def _summary(values: list[float]) -> Measured:
     first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
-    return Measured(median=float(median), least=min(values), spread_pct=float((third - first) / median * 100))
+    return Measured(rounds=tuple(values), median=float(median), least=min(values), spread_pct=float((third - first) / median * 100))
 
 
 def machine() -> str:

@@ -6,7 +6,7 @@ run         ``dpro-search run --trials 500`` as a process of its own: seconds fr
 ring        Metropolis steps a second on ResNet-50's 161 gradients, 16 workers, ring all-reduces message by message
 ablation    the same job without coarsened view, symmetry or partial replay, at tensor and at op level
 workers     trials a second with 1 and 2 workers, in turn, of three jobs whose plans take ever longer to price; and of two searches
-            at once that have nothing to do with each other, which is what the machine has to give
+            at once that have nothing to do with each other, which is what the machine has to give. Speed-ups are round by round
 any         a small Horovod job, all plans of which are priced: how much slower than the best are what samplers find in 500 trials
 contiguous  likewise with more tensors, against the best plan that fuses only neighbours; a sampler may find a better one
 small       likewise for the ring: any grouping of 9 tensors, neighbours among 12
@@ -53,7 +53,7 @@ from dpro_search.space.plan import Plan
 PARTS = ("run", "ring", "ablation", "workers", "any", "contiguous", "small", "serial")
 TRIALS = 500
 SEEDS = 5
-ROUNDS = 3
+ROUNDS = 9
 TENSORS = {"any": 5, "contiguous": 8}  # 52 and 128 groupings, times 182 cycle times
 SMALL = {"any": 9, "contiguous": 12}  # 21,147 and 2,048 groupings
 SHARED_CORES = (16, 5)  # ranks and cores of a job whose replay is slow: ranks that share cores unevenly do not behave alike
@@ -124,13 +124,20 @@ def workers(objective: Objective, trials: int) -> dict[str, Any]:
 
     seconds = in_turn({"1": lambda: run(1), "2": lambda: run(2), "two searches": run_two}, ROUNDS)
     found = {"1": 1, "2": 1, "two searches": 2}
-    rate = {name: found[name] * trials / value.median for name, value in seconds.items()}
+
+    def speedup(name: str) -> list[float]:
+        """Round by round: first quartile, median, third quartile."""
+        ratios = [found[name] * one / time for one, time in zip(seconds["1"].rounds, seconds[name].rounds, strict=True)]
+        return np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+
+    quartiles = {name: speedup(name) for name in ("2", "two searches")}
     return {
         "trials": trials,
-        "trials_per_s": rate,
+        "trials_per_s": {name: found[name] * trials / value.median for name, value in seconds.items()},
         "spread_pct": {name: value.spread_pct for name, value in seconds.items()},
-        "speedup_2_workers": rate["2"] / rate["1"],
-        "speedup_two_searches": rate["two searches"] / rate["1"],
+        "speedup_2_workers": quartiles["2"][1],
+        "speedup_two_searches": quartiles["two searches"][1],
+        "speedup_quartiles": quartiles,
     }
 
 
@@ -338,7 +345,8 @@ def _table(result: dict[str, Any]) -> str:
     for name, row in result.get("workers", {}).items():
         rates = ", ".join(f"{count}: {rate:.1f}" for count, rate in row["trials_per_s"].items())
         lines.append(
-            f"{name}: trials/s by workers {rates}; {row['speedup_2_workers']:.2f}x, two searches {row['speedup_two_searches']:.2f}x"
+            f"{name}: trials/s by workers {rates}; {_between(row['speedup_quartiles']['2'])},"
+            f" two searches {_between(row['speedup_quartiles']['two searches'])}"
         )
     for case in result.get("gap_cases", []):
         gaps = ", ".join(f"{name} {value['median']:.2f} ({value['worst']:.2f})" for name, value in case["gap_pct"].items())
@@ -346,6 +354,11 @@ def _table(result: dict[str, Any]) -> str:
         title = f"{case['job']}, {case['tensors']} tensors, {case['groupings']} groupings{counted}"
         lines.append(f"{title}: gap in %, median (worst): {gaps}; recorded {case['recorded_gap_pct']:.2f}")
     return "\n".join([*lines, f"machine: {result['machine']}"])
+
+
+def _between(quartiles: list[float]) -> str:
+    first, median, third = quartiles
+    return f"{median:.2f}x ({first:.2f}-{third:.2f})"
 
 
 if __name__ == "__main__":

@@ -153,6 +153,7 @@ class Recording:
         memory_limit_bytes: int | None = None,
         cluster_model: str | Path | None = None,
         precision_table: str | Path | None = None,
+        all_reduce_model: str | Path | None = None,
         calibrate: str | Path | None = None,
         quantile: float | None = None,
         workers: int = 1,
@@ -179,6 +180,9 @@ class Recording:
             Memory that a rank may take; plans recompute or accumulate to fit.
         cluster_model, precision_table
             What fused ops take (a folder that ``dpro-search fit`` wrote; None: the bundled one), and what bfloat16 does to ops.
+        all_reduce_model
+            What Open MPI's all-reduces take by each algorithm (a folder that ``dpro-search fit`` wrote): plans of a Horovod job on
+            MPI may then choose algorithms by size.
         calibrate
             A run folder: predictions are corrected by what real runs measured of it.
         quantile
@@ -228,6 +232,7 @@ class Recording:
             memory_limit_bytes=memory_limit_bytes,
             cluster_model=None if cluster_model is None else Path(cluster_model),
             precision_table=None if precision_table is None else Path(precision_table),
+            all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
         )
         asked = SearchRequest.of(self.folder, self.trace, options, None if calibrate is None else Path(calibrate))
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)

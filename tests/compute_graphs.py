@@ -118,4 +118,4 @@ def space_of(graph: DataflowGraph, *, factor: float = 0.5, lossy: bool = True) -
         Accumulation(facts, compute, allow_lossy=lossy),
         Compression(facts, compute, copy_us_per_byte=0.001, allow_lossy=lossy),
     )
-    return compute, horovod_space(graph.tensors, RECORDED, compute=transformations)
+    return compute, horovod_space(graph.tensors, RECORDED, others=transformations)

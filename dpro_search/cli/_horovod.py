@@ -95,14 +95,20 @@ def _write_ops(trace: Trace, predictor: Predictor, request: ReplayRequest) -> No
 
 def _plans(trace: Trace, request: ReplayRequest, predictor: Predictor, plan: Plan) -> HorovodPlans:
     """Prices of plans that may have any field: what a plan asks for is predicted, not proposed."""
+    from dpro_search.errors import InputError
     from dpro_search.replay.horovod_plans import horovod_plans
     from dpro_search.replay.plan_predictor import PlanOptions
 
+    if plan.allreduce_algorithms is not None and request.all_reduce_model is None:
+        raise InputError(
+            "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on Open MPI"
+        )
     options = PlanOptions(
         compute=frozenset(_COMPUTE[name] for name in plan.changes if name in _COMPUTE),
         allow_lossy=any(name in plan.changes for name in ("compression", "micro_batches")),
         cluster_model=request.cluster_model,
         precision_table=request.precision_table,
+        all_reduce_model=request.all_reduce_model,
     )
     return horovod_plans(trace, options, predictor)
 

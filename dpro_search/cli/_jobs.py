@@ -27,6 +27,7 @@ class ReplayRequest:
     timeline: Path | None = None
     cluster_model: Path | None = None  # what fused ops take; None: the package's model
     precision_table: Path | None = None  # what bfloat16 does to ops
+    all_reduce_model: Path | None = None  # what Open MPI's algorithms take
 
     @property
     def compares(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from dpro_search.cli.run import describe
@@ -50,7 +51,8 @@ def _collectives(trace: Trace, recorded: Sequence[Group], best: Plan | None) -> 
     if best is not None and best.tensor_groups is not None:
         found[describe(best)] = planned_groups(trace.tensors, best.tensor_groups)
     elif best is not None and (best.fusion_threshold_bytes is not None or best.cycle_time_us is not None):
-        planned = replayed_groups(Predictor.from_trace(trace), best)
+        # Algorithms, of which only the search's model knows, hardly change which groups form.
+        planned = replayed_groups(Predictor.from_trace(trace), msgspec.structs.replace(best, allreduce_algorithms=None))
         if planned:
             found[describe(best)] = planned
             note = "The plan sets a limit; these groups formed under it in a replayed iteration, and vary from one to the next."

@@ -52,6 +52,10 @@ def replay(
     precision_table: Annotated[
         Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops, for plans with such ops.")
     ] = None,
+    all_reduce_model: Annotated[
+        Path | None,
+        typer.Option("--all-reduce-model", metavar="DIR", help="What Open MPI's algorithms take, for plans that name some."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the iteration time of a trace, as recorded or changed.
@@ -74,6 +78,7 @@ def replay(
         timeline=timeline,
         cluster_model=cluster_model,
         precision_table=precision_table,
+        all_reduce_model=all_reduce_model,
     )
     if request.compares and request.changed:
         raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")

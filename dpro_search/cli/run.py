@@ -81,6 +81,12 @@ def run(
     precision_table: Annotated[
         Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops; for --with precision.")
     ] = None,
+    all_reduce_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--all-reduce-model", metavar="DIR", help="Also choose Open MPI's algorithm by size (from 'fit'; Horovod on MPI)."
+        ),
+    ] = None,
     calibrate: Annotated[
         Path | None, typer.Option("--calibrate", metavar="RUN", help="Correct predictions by what 'validate' measured of that run.")
     ] = None,
@@ -129,6 +135,7 @@ def run(
         memory_limit_bytes=memory_limit,
         cluster_model=cluster_model,
         precision_table=precision_table,
+        all_reduce_model=all_reduce_model,
     )
     recording = Trace.load(folder)
     asked = SearchRequest.of(folder, recording, options, calibrate)
@@ -322,6 +329,10 @@ def describe(plan: Plan) -> str:
         words.append(f"fusion {size(plan.fusion_threshold_bytes)}" if plan.fusion_threshold_bytes else "no fusion")
     if plan.cycle_time_us is not None:
         words.append(f"cycle {microseconds(plan.cycle_time_us)}")
+    if plan.allreduce_algorithms is not None:
+        first, *others = plan.allreduce_algorithms
+        named = [first[1], *(f"from {size(start)} {algorithm}" for start, algorithm in others)]
+        words.append(f"all-reduces by {', '.join(named)}")
     if plan.bucket_cap_bytes is not None:
         words.append(f"buckets of {size(plan.bucket_cap_bytes)}")
     if plan.servers is not None:

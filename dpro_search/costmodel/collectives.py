@@ -9,11 +9,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
+
+MpiAlgorithm = Literal[
+    "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner"
+]  # what Open MPI can be told
 
 
 class Algorithm(enum.StrEnum):

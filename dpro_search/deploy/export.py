@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.targets import JobFacts, Part, Target, more_servers, parts_of, step_files
+from dpro_search.deploy.targets import FOLDER, JobFacts, Part, Target, more_servers, parts_of, step_files
 from dpro_search.space.plan import Plan, Prediction
 
 _START = {
@@ -65,7 +65,7 @@ def export_plan(
     MissingCapabilityError
         The disk cannot take it.
     """
-    parts = parts_of(plan, targets, facts)
+    parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts).items()}
     contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target == Target.HOROVOD}
     step: dict[str, object] = {}
     for part in parts.values():
@@ -82,6 +82,11 @@ def export_plan(
     return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(usage), env=env)
 
 
+def _in_folder(part: Part, folder: Path) -> Part:
+    """A part whose variables name the folder where they mean it."""
+    return replace(part, env={key: value.replace(FOLDER, str(folder.resolve())) for key, value in part.env.items()})
+
+
 def _lines(env: Mapping[str, str]) -> bytes:
     return "".join(f"{key}={value}\n" for key, value in env.items()).encode()
 
@@ -92,7 +97,7 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target == Target.HOROVOD)
     set_env = f"env $(cat {files}) " if files else ""
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
-    uses_files = any(part.files or part.step for part in parts.values())
+    uses_files = any(part.step or any(name.endswith(".py") for name in part.files) for part in parts.values())
     everywhere = " (scheduler and servers too)" if files and {Target.MXNET, Target.BYTEPS} & set(parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
     return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]

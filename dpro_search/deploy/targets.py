@@ -12,6 +12,7 @@ import msgspec
 
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
@@ -20,6 +21,20 @@ from dpro_search.space.transformations.module_precision import refusal as precis
 from dpro_search.space.transformations.modules import refusal
 
 GROUPS_VERSION = 1
+FOLDER = "{folder}"
+_RULES = "allreduce.rules"
+_TUNED = {
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    "OMPI_MCA_coll_tuned_dynamic_rules_filename": f"{FOLDER}/{_RULES}",
+}
+_TUNED_ALLREDUCE = 2  # its number among Open MPI's collectives
+_TUNED_ALGORITHMS: Mapping[MpiAlgorithm, int] = {
+    "nonoverlapping": 2,
+    "recursive-doubling": 3,
+    "ring": 4,
+    "segmented-ring": 5,
+    "rabenseifner": 6,
+}
 _DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
 _MIB = 2**20
 
@@ -37,7 +52,7 @@ class Target(StrEnum):
 
 
 FIELDS: Mapping[Target, tuple[str, ...]] = {
-    Target.HOROVOD: ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "compression"),
+    Target.HOROVOD: ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms", "compression"),
     Target.XLA: ("op_clusters",),
     Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
     Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
@@ -80,6 +95,8 @@ class JobFacts:
         The model's modules that a plan can name; empty: not known.
     servers
         Recorded parameter servers; 0: none, or not known.
+    on_mpi
+        Whether Horovod communicates by MPI; None: not known.
     """
 
     framework: str | None = None
@@ -89,6 +106,7 @@ class JobFacts:
     op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     modules: Sequence[ModuleInfo] = ()
     servers: int = 0
+    on_mpi: bool | None = None
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:
@@ -100,8 +118,14 @@ class JobFacts:
             for i, (name, kind) in enumerate(zip(graph.name, graph.op, strict=True)):
                 types[name] = kind
                 inputs[name] = [graph.name[k] for k in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]]]
+        controller = trace.meta.knobs.get("HOROVOD_CONTROLLER")
         return JobFacts(
-            framework=trace.meta.framework, tensors=trace.tensors, op_types=types, op_inputs=inputs, modules=trace.modules
+            framework=trace.meta.framework,
+            tensors=trace.tensors,
+            op_types=types,
+            op_inputs=inputs,
+            modules=trace.modules,
+            on_mpi=None if controller is None else controller == "mpi",
         )
 
 
@@ -112,7 +136,7 @@ class Part:
     Attributes
     ----------
     env
-        Variables of every process of the job.
+        Variables of every process of the job; `FOLDER` in a value stands for the path of the folder that is written.
     files
         Content by name.
     step
@@ -214,17 +238,36 @@ def _horovod(plan: Plan, facts: JobFacts) -> Part:
         raise InputError(f"tensor_groups: Horovod's trainer of {facts.framework} makes groups by number only (num_groups)")
     files: dict[str, bytes] = {}
     script: list[str] = []
+    if plan.allreduce_algorithms is not None:
+        if facts.on_mpi is False:
+            raise InputError("allreduce_algorithms: the job communicates by Gloo, which has one algorithm; start it on MPI")
+        env |= _TUNED
+        files[_RULES] = _rules(plan.allreduce_algorithms)
+        script.append(f"Horovod must communicate by Open MPI, and `{_RULES}` lie at the same path on all hosts.")
     if plan.compression not in (None, "fp16"):
         raise InputError(f"compression: Horovod has fp16, not {plan.compression}")
     by_tape = plan.tensor_groups is not None or (plan.compression is not None and facts.framework in (None, "tensorflow"))
     if by_tape:
         content = {"version": GROUPS_VERSION, "groups": plan.tensor_groups or (), "compression": plan.compression}
-        files = {"groups.json": _json(content), "tape.py": _helper("tape.py")}
+        files |= {"groups.json": _json(content), "tape.py": _helper("tape.py")}
         script.append(_TAPE if plan.micro_batches is None else _AVERAGES)
     elif plan.compression is not None:
-        files = _trainer_files({"compression": plan.compression})
-        script = [_TRAINER]
+        files |= _trainer_files({"compression": plan.compression})
+        script.append(_TRAINER)
     return Part(env=env, files=files, script=tuple(script))
+
+
+def _rules(ranges: Sequence[tuple[int, MpiAlgorithm]]) -> bytes:
+    """Open MPI's file of rules (coll/tuned, as 4.x reads it): one collective, any number of ranks, a line for each range."""
+    lines = [
+        "1  # collective",
+        f"{_TUNED_ALLREDUCE}  # all-reduce",
+        "1  # number of ranks",
+        "1  # or more",
+        f"{len(ranges)}  # ranges: from how many bytes, algorithm, fan-out and segment of its choice",
+        *(f"{start} {_TUNED_ALGORITHMS[algorithm]} 0 0" for start, algorithm in ranges),
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _xla(plan: Plan, facts: JobFacts) -> Part:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from dpro_search.collect.trace import CommSettings, Floats, Trace
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
+from dpro_search.graph.share import polls
 from dpro_search.replay.exchanges import Exchange, horovod_exchanges
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor
 from dpro_search.replay.predictor import Predictor
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
+from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
 from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation
 
-_COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups")
+if TYPE_CHECKING:
+    from dpro_search.costmodel.communication_model import CommunicationModel
+
+_COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
 _REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute
 
 
@@ -37,7 +43,8 @@ class HorovodPlans(PlanPredictor):
     compute
         The recorded step op by op; only needed with transformations.
     transformations
-        What plans may do beyond fusing tensors and setting the cycle.
+        What plans may do beyond fusing tensors and setting the cycle. Algorithms of all-reduces are among what plans may choose
+        where the predictor knows what they take.
     """
 
     recorded: CommSettings
@@ -48,7 +55,10 @@ class HorovodPlans(PlanPredictor):
         self.predictor = predictor
         self.tensors = predictor.tensors
         self.recorded = predictor.recorded
-        self.space = horovod_space(predictor.tensors, predictor.recorded, compute=transformations)
+        if predictor.all_reduces is not None:
+            facts = horovod_facts(predictor.tensors, predictor.recorded)
+            transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
+        self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations)
         self._compute = compute
         self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
 
@@ -134,6 +144,8 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
         The options ask for what the recording does not have.
     """
     predictor = predictor or Predictor.from_trace(trace)
+    if options.all_reduce_model is not None:
+        predictor = predictor.at(all_reduces=_all_reduces(trace, options.all_reduce_model))
     wanted = set(options.compute)
     if wanted and trace.meta.framework != "tensorflow":
         raise InputError(f"{min(wanted)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
@@ -165,6 +177,15 @@ def horovod_plans(trace: Trace, options: PlanOptions, predictor: Predictor | Non
     if options.allow_lossy:
         found.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
     return HorovodPlans(predictor, compute, tuple(found))
+
+
+def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
+    """What Open MPI's algorithms take; raises `InputError` if the job is on something else."""
+    from dpro_search.costmodel.communication_model import CommunicationModel
+
+    if not polls(trace):
+        raise InputError("the all-reduce model is for jobs on Open MPI, and this one was recorded on Gloo, which has one algorithm")
+    return CommunicationModel.load(folder)
 
 
 def _communication(plan: Plan) -> Plan:

@@ -41,6 +41,9 @@ class PlanOptions:
     cluster_model, precision_table
         What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16 does to ops: a table of
         `costmodel.precision`, which "precision" needs.
+    all_reduce_model
+        What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
+        choose among them. None: all-reduces are as recorded.
     """
 
     compute: frozenset[str] = frozenset()
@@ -48,6 +51,7 @@ class PlanOptions:
     memory_limit_bytes: int | None = None
     cluster_model: Path | None = None
     precision_table: Path | None = None
+    all_reduce_model: Path | None = None
 
     def __post_init__(self) -> None:
         unknown = self.compute.difference(COMPUTE)
@@ -150,6 +154,8 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         from dpro_search.replay.horovod_plans import horovod_plans
 
         return horovod_plans(trace, options)
+    if options.all_reduce_model is not None:
+        raise InputError(f"the all-reduce model is for Horovod jobs on Open MPI, and this trace ({trace.meta.format}) is of none")
     if trace.meta.format == "pytorch-ddp":
         return _ddp_plans(trace, options)
     if options.compute or options.allow_lossy:

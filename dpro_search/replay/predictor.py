@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from dpro_search.space.apply import HorovodJobs
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
+
+if TYPE_CHECKING:
+    from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+    from dpro_search.costmodel.communication_model import CommunicationModel
 
 _POLLING_ERROR = (0.13, 0.15)  # of jobs on MPI, likewise
 
@@ -31,6 +36,8 @@ class Predictor(JobPredictor):
         The knobs of the recording.
     graph, costs, cluster
         What the predictions are made of.
+    all_reduces
+        What all-reduces by other algorithms take, for plans that name some; None: not known.
     """
 
     _model_error = (0.05, 0.08)  # of docs/validation.md: nine in ten errors were smaller
@@ -43,8 +50,10 @@ class Predictor(JobPredictor):
         cluster: ClusterSpec,
         peak_rss_bytes: int | None = None,
         seed: int = 0,
+        all_reduces: CommunicationModel | None = None,
     ) -> None:
         super().__init__(cluster, peak_rss_bytes, seed)
+        self.all_reduces = all_reduces
         if costs.poll_share:
             self._model_error = _POLLING_ERROR
         self.graph = graph
@@ -71,10 +80,23 @@ class Predictor(JobPredictor):
         )
 
     def at(
-        self, *, graph: DataflowGraph | None = None, costs: CommCosts | None = None, cluster: ClusterSpec | None = None
+        self,
+        *,
+        graph: DataflowGraph | None = None,
+        costs: CommCosts | None = None,
+        cluster: ClusterSpec | None = None,
+        all_reduces: CommunicationModel | None = None,
     ) -> Predictor:
         """A predictor of a changed job; a new cluster takes the place of the recorded one in every prediction."""
-        changed = Predictor(graph or self.graph, costs or self.costs, self.recorded, self.cluster, self._peak_rss_bytes, self._seed)
+        changed = Predictor(
+            graph or self.graph,
+            costs or self.costs,
+            self.recorded,
+            self.cluster,
+            self._peak_rss_bytes,
+            self._seed,
+            all_reduces or self.all_reduces,
+        )
         changed._wanted = cluster or self._wanted
         return changed
 
@@ -82,8 +104,17 @@ class Predictor(JobPredictor):
         """The job under a plan."""
         where = cluster or self.wanted_cluster
         if where not in self._jobs:
-            self._jobs[where] = HorovodJobs(self.graph, self.costs, (self.recorded, self.cluster), where)
+            choice = None if self.all_reduces is None else self.all_reduce_choice(where)
+            self._jobs[where] = HorovodJobs(self.graph, self.costs, (self.recorded, self.cluster), where, choice)
         return self._jobs[where].under(plan)
+
+    def all_reduce_choice(self, cluster: ClusterSpec | None = None) -> AllReduceChoice:
+        """What `all_reduces`, which must be known, say of a cluster; raises `InputError` if they say nothing."""
+        from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+
+        assert self.all_reduces is not None
+        where = cluster or self.wanted_cluster
+        return AllReduceChoice.of(self.all_reduces, where.ranks, where.rate_bps, len(set(where.cores)))
 
     def timeline(
         self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32

@@ -195,11 +195,15 @@ def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
 def knobs_of(plan: Plan | Mapping[str, object]) -> Knobs:
     """What a plan (or recorded values of its fields) sets, by field: groupings by how many groups they have."""
     values = {name: getattr(plan, name) for name in plan.changes} if isinstance(plan, Plan) else plan
-    return {
-        name: value if isinstance(value, bool | str) else float(len(value)) if isinstance(value, tuple) else float(value)  # type: ignore[arg-type]
-        for name, value in values.items()
-        if value is not None
-    }
+    return {name: _knob(name, value) for name, value in values.items() if value is not None}
+
+
+def _knob(name: str, value: object) -> bool | float | str:
+    if isinstance(value, bool | str):
+        return value
+    if name == "allreduce_algorithms":
+        return str(value)
+    return float(len(value)) if isinstance(value, tuple) else float(value)  # type: ignore[arg-type]
 
 
 def similarity(one: Knobs, other: Knobs) -> float:

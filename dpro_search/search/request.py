@@ -107,7 +107,11 @@ def _named(options: PlanOptions) -> dict[str, str]:
         found["allow_lossy"] = "yes"
     if options.memory_limit_bytes is not None:
         found["memory_limit_bytes"] = str(options.memory_limit_bytes)
-    files = {"cluster_model": options.cluster_model, "precision_table": options.precision_table}
+    files = {
+        "cluster_model": options.cluster_model,
+        "precision_table": options.precision_table,
+        "all_reduce_model": options.all_reduce_model,
+    }
     return found | {name: _digest_of_files(path) for name, path in files.items() if path is not None}
 
 

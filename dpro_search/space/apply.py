@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Floats, Ints
@@ -13,6 +15,9 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.units import posts_of_units, releases_of_units
+
+if TYPE_CHECKING:
+    from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
 
 
 def apply(
@@ -38,6 +43,11 @@ class HorovodJobs:
     """The jobs that plans make of one recorded step on one cluster: what does not depend on the plan is prepared once.
 
     What a plan changes is the unit of each tensor, an array of numbers; all that follows from it is compiled (`units.py`).
+
+    Parameters
+    ----------
+    choice
+        What all-reduces by other algorithms take on the cluster; None: plans that name algorithms are refused.
     """
 
     def __init__(
@@ -46,9 +56,11 @@ class HorovodJobs:
         costs: CommCosts,
         recorded: tuple[CommSettings, ClusterSpec],
         cluster: ClusterSpec | None = None,
+        choice: AllReduceChoice | None = None,
     ) -> None:
         self._settings, recorded_cluster = recorded
         cluster = cluster or recorded_cluster
+        self._choice, self._shaped = choice, cluster.rate_bps is not None
         profile = np.arange(cluster.ranks) % graph.ranks
         self._classes = alike(profile, np.array(cluster.cores))
         profiles = [graph.profiles[number] for number in profile[self._classes.first_rank]]
@@ -77,6 +89,13 @@ class HorovodJobs:
         owner, work_us, ptr, unit = releases_of_units(*self._releases, unit_of, len(self._classes.core), units)
         exact = plan.tensor_groups is not None or (plan.fusion_threshold_bytes is None and settings.groups is not None)
         threshold = settings.fusion_threshold_bytes if plan.fusion_threshold_bytes is None else plan.fusion_threshold_bytes
+        slower: dict[str, Floats] = {}
+        if plan.allreduce_algorithms is not None:
+            if self._choice is None:
+                raise InputError("plan: allreduce_algorithms: nothing is known of what other algorithms take")
+            turns = (self._comm.turns_busy, self._comm.turns_tail) if self._shaped else (1.0, 1.0)
+            (edges, busy), (_, tail) = (self._choice.ratios(plan.allreduce_algorithms, each) for each in turns)
+            slower = {"ratio_from_bytes": edges, "ratio": np.stack([busy, tail])}
         return HorovodJob(
             class_of_rank=self._classes.class_of_rank,
             core=self._classes.core,
@@ -95,6 +114,7 @@ class HorovodJobs:
             exact_groups=exact,
             cycle_us=settings.cycle_time_us if plan.cycle_time_us is None else plan.cycle_time_us,
             comm=self._comm,
+            **slower,
         )
 
     def _units(self, plan: Plan) -> Ints:

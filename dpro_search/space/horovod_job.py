@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.horovod import CommCosts
@@ -35,6 +37,9 @@ class HorovodJob:
         Horovod's knobs; exact groups do not fuse with anything.
     comm
         What communication costs on this cluster.
+    ratio_from_bytes, ratio
+        What all-reduces of at least so many bytes take over that, ascending from 0, [ranges], while a main stream runs and in the
+        tail, [2, ranges].
     """
 
     class_of_rank: Ints
@@ -54,6 +59,8 @@ class HorovodJob:
     exact_groups: bool
     cycle_us: float
     comm: CommCosts
+    ratio_from_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    ratio: Floats = field(default_factory=lambda: np.ones((2, 1)))
 
     @property
     def ranks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from dpro_search.collect._files import DAMAGED
+from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.errors import InputError
 
 PLAN_VERSION = 1
@@ -31,6 +33,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Horovod: largest fused collective (0: no fusion), and shortest distance between two wake-ups of the communication thread.
     tensor_groups
         Exact tensor fusion: names of the tensors of each group. A tensor in no group goes alone, when it is ready.
+    allreduce_algorithms
+        Horovod on Open MPI: how all-reduces of at least so many bytes add up, (bytes, algorithm) from the smallest on, which is 0.
     bucket_cap_bytes
         PyTorch DDP: size of a gradient bucket.
     servers, bigarray_bound, p3, slice_threshold
@@ -57,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     fusion_threshold_bytes: int | None = None
     cycle_time_us: float | None = None
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
+    allreduce_algorithms: tuple[tuple[int, MpiAlgorithm], ...] | None = None
     bucket_cap_bytes: int | None = None
     servers: int | None = None
     bigarray_bound: int | None = None
@@ -85,6 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be > 0, not {value}")
+        _check_ranges("allreduce_algorithms", self.allreduce_algorithms)
         _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
         _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)
         for name, member in _NAME_SETS.items():
@@ -148,6 +154,14 @@ def _check_disjoint(field: str, member: str, whole: str, groups: tuple[tuple[str
         raise InputError(f"{field}: {member} '{twice}' is in two {whole}s")
     if any(not group for group in groups or ()):
         raise InputError(f"{field}: a {whole} is empty")
+
+
+def _check_ranges(field: str, ranges: tuple[tuple[int, str], ...] | None) -> None:
+    if ranges is None:
+        return
+    starts = [start for start, _ in ranges]
+    if not starts or starts[0] != 0 or any(one >= other for one, other in itertools.pairwise(starts)) or starts[-1] > MOST:
+        raise InputError(f"{field}: sizes must begin at 0 and grow, like [[0, 'ring'], [65536, 'rabenseifner']], not {starts}")
 
 
 def _check_not_nested(field: str, paths: tuple[str, ...]) -> None:

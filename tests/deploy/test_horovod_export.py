@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.deploy.targets import JobFacts, Target
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan
 
@@ -43,6 +45,32 @@ def test_a_plan_without_groups_needs_no_change_of_the_script(tmp_path: Path) -> 
 def test_groups_are_written_as_the_plan_has_them(tmp_path: Path) -> None:
     export_horovod(GROUPED, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "groups.json").read_text())["groups"] == [["a#0", "c#2"], ["b#1"]]
+
+
+def test_algorithms_are_rules_of_open_mpi(tmp_path: Path) -> None:
+    plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (65536, "rabenseifner")), cycle_time_us=5000)
+    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
+    rules = tmp_path / "out" / "allreduce.rules"
+    numbers = [line.split("#")[0].split() for line in rules.read_text().splitlines()]
+    assert numbers == [["1"], ["2"], ["1"], ["1"], ["2"], ["0", "3", "0", "0"], ["65536", "6", "0", "0"]]
+    assert exported.env == {
+        "HOROVOD_CYCLE_TIME": "5",
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_dynamic_rules_filename": str(rules.resolve()),
+    }
+    assert "PYTHONPATH" not in exported.usage
+
+
+def test_algorithms_beside_groups_and_compression_are_written_too(tmp_path: Path) -> None:
+    plan = Plan(allreduce_algorithms=((0, "ring"),), tensor_groups=GROUPED.tensor_groups, compression="fp16")
+    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
+    assert {"allreduce.rules", "groups.json", "tape.py"} <= set(exported.files)
+
+
+def test_algorithms_for_a_job_on_gloo_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="which has one algorithm"):
+        export_plan(Plan(allreduce_algorithms=((0, "ring"),)), tmp_path / "out", (Target.HOROVOD,), JobFacts(on_mpi=False))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_exported_plan_is_the_plan(tmp_path: Path) -> None:

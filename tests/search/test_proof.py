@@ -123,7 +123,7 @@ def test_runs_of_another_plan_are_not_taken(tmp_path):
 def space() -> PlanSpace:
     facts = horovod_facts(GRAPH.tensors, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0))
     fusion = OpFusion(facts, ComputeGraph(GRAPH), Factor(GRAPH))
-    return horovod_space(GRAPH.tensors, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0), compute=(fusion,))
+    return horovod_space(GRAPH.tensors, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0), others=(fusion,))
 
 
 def test_ops_are_clustered_by_what_the_pattern_names():

@@ -90,6 +90,8 @@ def replay_horovod(
         ),
         costs.negotiate_busy_us,
         costs.negotiate_idle_us,
+        graph.ratio_from_bytes,
+        graph.ratio,
         sample_of,
         draws,
         buffer,

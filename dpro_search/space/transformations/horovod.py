@@ -24,10 +24,10 @@ def horovod_facts(tensors: Sequence[TensorInfo], recorded: CommSettings) -> JobF
     return JobFacts(name="a Horovod job", tensors=tuple(tensors), values=values)
 
 
-def horovod_space(tensors: Sequence[TensorInfo], recorded: CommSettings, *, compute: Sequence[Transformation] = ()) -> PlanSpace:
-    """The plans of a Horovod job: tensor fusion and cycle time, and what transformations of compute bring."""
+def horovod_space(tensors: Sequence[TensorInfo], recorded: CommSettings, *, others: Sequence[Transformation] = ()) -> PlanSpace:
+    """The plans of a Horovod job: tensor fusion and cycle time, and what other transformations bring."""
     job = horovod_facts(tensors, recorded)
     fusion, cycle = TensorFusion(job), CycleTime(job)
     # Groups of a recording cannot be undone by a threshold, so that the defaults are no plan then.
     defaults = () if recorded.groups is not None else (cycle.simplest(fusion.simplest(HOROVOD_DEFAULT)),)
-    return PlanSpace(job, (fusion, cycle, *compute), [plan for plan in defaults if plan != Plan()])
+    return PlanSpace(job, (fusion, cycle, *others), [plan for plan in defaults if plan != Plan()])

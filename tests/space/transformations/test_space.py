@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings
+from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.transformations import (
@@ -20,14 +21,24 @@ from dpro_search.space.transformations import (
     PlanSpace,
     ServerCount,
     TensorPartition,
+    horovod_facts,
     horovod_space,
 )
+from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
 
 TENSORS = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000])
 
 
 def horovod() -> PlanSpace:
     return horovod_space(TENSORS, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0))
+
+
+def mpi() -> PlanSpace:
+    """Horovod on Open MPI, where small all-reduces are faster by doubling, large ones by the ring."""
+    recorded = CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0)
+    ratio = {"recursive-doubling": np.array([0.8, 1.0, 1.5]), "ring": np.array([1.6, 1.1, 0.9])}
+    known = AllReduceChoice(from_bytes=np.array([0.0, 2.0**16, 1.5e6]), ratio=ratio)
+    return horovod_space(TENSORS, recorded, others=(AllReduceAlgorithms(horovod_facts(TENSORS, recorded), known),))
 
 
 def ddp() -> PlanSpace:
@@ -46,7 +57,7 @@ def byteps() -> PlanSpace:
     return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job)))
 
 
-SPACES = {"horovod": horovod, "ddp": ddp, "kvstore": kvstore, "p3": lambda: kvstore(p3=True), "byteps": byteps}
+SPACES = {"horovod": horovod, "mpi": mpi, "ddp": ddp, "kvstore": kvstore, "p3": lambda: kvstore(p3=True), "byteps": byteps}
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -129,3 +140,15 @@ def test_the_shared_refusal_names_the_field_and_what_there_is() -> None:
     with pytest.raises(InputError, match="plan: a thing has no credit; it knows servers"):
         refuse_unknown(Plan(credit=1), ("servers",), "a thing")
     refuse_unknown(Plan(servers=1), ("servers",), "a thing")
+
+
+def test_the_fastest_algorithm_by_size_is_among_the_choices():
+    choice = next(choice for choice in mpi().choices if choice.name == "all-reduce")
+    assert choice.put(Plan(), "fastest", 0) == Plan(allreduce_algorithms=((0, "recursive-doubling"), (1_500_000, "ring")))
+
+
+def test_an_algorithm_of_which_nothing_is_known_is_refused():
+    with pytest.raises(InputError, match="nothing is known of rabenseifner, only of recursive-doubling, ring"):
+        mpi().check(Plan(allreduce_algorithms=((0, "rabenseifner"),)))
+    with pytest.raises(InputError, match="a Horovod job has no allreduce_algorithms"):
+        horovod().check(Plan(allreduce_algorithms=((0, "ring"),)))

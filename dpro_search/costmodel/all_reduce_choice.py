@@ -1,0 +1,115 @@
+"""What all-reduces by an algorithm of one's choice take, over what they take by the one that the library chooses.
+
+Both are predicted for all-reduces by themselves, from a table that was measured on the library ('dpro-search fit --collect comm');
+their ratio, size by size, is what a recorded job's all-reduces are changed by.
+
+In jobs, rings of two ranks take their wire's time once to twice, as one direction waits for the other (`CommCosts.turns_busy`); by
+themselves, mostly once. A single exchange of all bytes, and a reduce before a broadcast, hardly do: on links of 2 Gbit/s, 1 to 4 MiB,
+nine rounds of a ring took 1.03 to 1.54 times the wire's time, three of recursive doubling 1.03 to 1.10.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.collectives import MpiAlgorithm, Points
+from dpro_search.errors import InputError
+
+if TYPE_CHECKING:
+    from dpro_search.costmodel.communication_model import CommunicationModel
+
+_BACKEND, _OWN = "mpi", "default"
+_WITHOUT_TURNS: tuple[MpiAlgorithm, ...] = ("recursive-doubling", "nonoverlapping")  # of two ranks
+_OCTAVES, _STEPS = (10, 28), 4  # 1 KiB to 256 MiB, and sizes in an octave
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceChoice:
+    """Algorithms that can be told to a library, on one cluster.
+
+    Attributes
+    ----------
+    from_bytes
+        Sizes at which ratios change, ascending from 0, [sizes].
+    ratio
+        What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
+    without_turns
+        Algorithms that are known not to have a direction wait for the other.
+    """
+
+    from_bytes: Floats
+    ratio: Mapping[MpiAlgorithm, Floats]
+    without_turns: tuple[MpiAlgorithm, ...] = ()
+
+    @staticmethod
+    def of(model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int) -> AllReduceChoice:
+        """What a model of Open MPI's algorithms says of a cluster, whose ranks share so many cores.
+
+        Raises
+        ------
+        InputError
+            The model does not know what Open MPI chooses by itself, or no other algorithm, or says nothing of such a cluster.
+        """
+        others = [algorithm for algorithm in get_args(MpiAlgorithm) if f"{_BACKEND} {algorithm}" in model.regressors]
+        if f"{_BACKEND} {_OWN}" not in model.regressors or not others:
+            raise InputError(
+                f"the model knows {', '.join(model.regressors)}: to choose an algorithm, it must know what Open MPI takes by its"
+                " own choice and by others; measure both with 'dpro-search fit --collect comm --backends mpi'"
+            )
+        low, high = _OCTAVES
+        sizes = np.exp2(np.arange(low, high + 1 / _STEPS, 1 / _STEPS))
+        points = Points(
+            size_bytes=sizes,
+            ranks=np.array(ranks),
+            link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
+            cores=np.array(cores),
+        )
+        own_us = model.predict(f"{_BACKEND} {_OWN}", points).us
+        ratio = {algorithm: model.predict(f"{_BACKEND} {algorithm}", points).us / own_us for algorithm in others}
+        if not all(np.isfinite(values).all() for values in ratio.values()):
+            raise InputError(f"the model says nothing of {ranks} ranks at this rate: measure all-reduces there")
+        edges = sizes * 2 ** (-0.5 / _STEPS)  # each size stands for those around it
+        return AllReduceChoice(
+            from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio, without_turns=_WITHOUT_TURNS if ranks == 2 else ()
+        )
+
+    @property
+    def algorithms(self) -> tuple[MpiAlgorithm, ...]:
+        """Those that are known."""
+        return tuple(self.ratio)
+
+    def ratios(self, ranges: Sequence[tuple[int, MpiAlgorithm]], turns: float = 1.0) -> tuple[Floats, Floats]:
+        """(bytes, ratio) from 0 bytes on, where all-reduces of at least so many bytes are by the algorithms of `ranges`.
+
+        Parameters
+        ----------
+        turns
+            Wire times that a transfer of the job takes by the library's own choice.
+
+        Raises
+        ------
+        InputError
+            An algorithm is not known.
+        """
+        unknown = next((algorithm for _, algorithm in ranges if algorithm not in self.ratio), None)
+        if unknown is not None:
+            raise InputError(f"plan: allreduce_algorithms: nothing is known of {unknown}, only of {', '.join(self.ratio)}")
+        starts = np.array([start for start, _ in ranges], dtype=np.float64)
+        edges = np.union1d(self.from_bytes, starts)
+        size = np.searchsorted(self.from_bytes, edges, side="right") - 1
+        chosen = np.searchsorted(starts, edges, side="right") - 1
+        by_range = np.stack([self.ratio[name] / (turns if name in self.without_turns else 1.0) for _, name in ranges])
+        found: Floats = by_range[chosen, size]
+        return edges, found
+
+    def fastest(self) -> tuple[tuple[int, MpiAlgorithm], ...]:
+        """The ranges of sizes in which each algorithm is the fastest."""
+        winner = np.stack(list(self.ratio.values())).argmin(axis=0)
+        first = [0, *(i for i, (one, other) in enumerate(itertools.pairwise(winner.tolist()), start=1) if one != other)]
+        return tuple((round(float(self.from_bytes[i])), self.algorithms[winner[i]]) for i in first)

@@ -1,0 +1,130 @@
+"""Whether other algorithms of Open MPI's all-reduce do to a real job what is predicted: tables, a recording, and runs in turn.
+
+    python -m experiments.validation.all_reduce_algorithms run DIR --python ENV/bin/python [--workload vgg16] [--rate 2gbit]
+        [--ranks 2] [--rounds 3] [--steps 14]
+    python -m experiments.validation.all_reduce_algorithms table DIR
+
+TensorFlow with Horovod on MPI. Its all-reduces are first measured by themselves, by each algorithm, on as many shaped hosts with
+the same links; the job is recorded with Open MPI's own choice; then it runs as recorded, with each algorithm for all sizes, and
+with whichever is the fastest by itself, size by size. Needs root; nothing else may run on the machine. Resumable: what DIR holds
+is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.communication.collector import CommRequest, collect_communication
+from dpro_search.collect.communication.table import read_comm_table
+from dpro_search.collect.job import Schedule, record_job
+from dpro_search.collect.launch.netns import parse_rate
+from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.collectives import MpiAlgorithm
+from dpro_search.costmodel.communication_model import CommunicationModel
+from dpro_search.costmodel.communication_points import table_series
+from dpro_search.deploy.jobs import RecordedJob
+from dpro_search.deploy.validate import typical_us
+from dpro_search.replay.horovod_plans import HorovodPlans
+from dpro_search.replay.predictor import Predictor
+from dpro_search.space.plan import Plan
+
+_TRAIN = Path(__file__).parents[1] / "workloads" / "train.py"
+_WARMUP = 4
+_LONGEST_S = 0.6  # of an all-reduce that is measured by itself
+RECORDED, FASTEST = "as recorded", "fastest by size"
+
+
+def main() -> None:
+    """Run, or print what was run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--python", help="interpreter of TensorFlow's environment")
+    parser.add_argument("--workload", default="vgg16")
+    parser.add_argument("--rate", default="2gbit")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=14)
+    options = parser.parse_args()
+    if options.action == "run":
+        if options.python is None:
+            parser.error("run needs --python")
+        _measure(options)
+    print("\n".join(table(options.folder)))
+
+
+def _measure(options: argparse.Namespace) -> None:
+    folder, rate_bps = options.folder, parse_rate(options.rate)
+    request = CommRequest(backends=("mpi",), ranks=(options.ranks,), rates_bps=(rate_bps,), longest_s=_LONGEST_S)
+    collect_communication(request, _all_reduces(folder))
+    trace = folder / "trace"
+    if not trace.exists():
+        command = (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", "28")
+        cores = tuple(rank % 2 for rank in range(options.ranks))
+        env = {"OMP_NUM_THREADS": "1", "HOROVOD_CONTROLLER": "mpi"}
+        spec = JobSpec(command=command, ranks=options.ranks, cores=cores, env=env)
+        record_job(spec, trace, rate_bps=rate_bps, shaped=True, schedule=Schedule(warmup=5, untraced=12, traced=8))
+    job = RecordedJob.of(
+        Trace.load(trace), (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", str(options.steps))
+    )
+    for number in range(options.rounds):
+        for name, plan in _plans(_prices(folder)).items():
+            path = folder / "runs" / f"{name.replace(' ', '-')}.{number}.json"
+            if not path.exists():
+                times = job.run(plan, warmup=_WARMUP).times
+                write_file(path, msgspec.json.encode(times.iteration_us.tolist()))
+                print(f"{name:24} {typical_us([times.iteration_us]) / 1e3:8.1f} ms", flush=True)
+
+
+def table(folder: Path) -> list[str]:
+    """Every setting, predicted and measured."""
+    prices = _prices(folder)
+    recorded_us = prices.predict(Plan()).iteration_us
+    base_us = float(np.median(list(_runs(folder, RECORDED))))
+    lines = [
+        "| algorithm | predicted, ms | measured, ms | error | against as recorded: predicted | measured |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for name, plan in _plans(prices).items():
+        predicted_us, runs_us = prices.predict(plan).iteration_us, list(_runs(folder, name))
+        typical = float(np.median(runs_us))
+        listed = ", ".join(f"{run_us / 1e3:.0f}" for run_us in runs_us)
+        lines.append(
+            f"| {name} | {predicted_us / 1e3:.0f} | {listed} | {(predicted_us / typical - 1) * 100:+.1f} % "
+            f"| {(predicted_us / recorded_us - 1) * 100:+.1f} % | {(typical / base_us - 1) * 100:+.1f} % |"
+        )
+    fastest = prices.predictor.all_reduce_choice().fastest()
+    return [*lines, "", "fastest by itself: " + ", ".join(f"from {start} bytes {name}" for start, name in fastest)]
+
+
+def _prices(folder: Path) -> HorovodPlans:
+    series = table_series(read_comm_table(_all_reduces(folder)))
+    model = CommunicationModel.train(series, (str(_all_reduces(folder)),))
+    return HorovodPlans(Predictor.from_trace(Trace.load(folder / "trace")).at(all_reduces=model))
+
+
+def _plans(prices: HorovodPlans) -> dict[str, Plan]:
+    alone = {name: Plan(allreduce_algorithms=((0, name),)) for name in get_args(MpiAlgorithm)}
+    fastest = Plan(allreduce_algorithms=prices.predictor.all_reduce_choice().fastest())
+    return {RECORDED: Plan(), **alone, FASTEST: fastest}
+
+
+def _all_reduces(folder: Path) -> Path:
+    return folder / "all-reduces.jsonl"
+
+
+def _runs(folder: Path, name: str) -> Iterator[float]:
+    for path in sorted((folder / "runs").glob(f"{name.replace(' ', '-')}.*.json")):
+        yield typical_us([np.array(msgspec.json.decode(path.read_bytes()))])
+
+
+if __name__ == "__main__":
+    main()

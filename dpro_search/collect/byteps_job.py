@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpro_search.collect.byteps_assemble import FORMAT, KNOBS, assemble_byteps, read_byteps_hook
 from dpro_search.collect.job import Schedule, StepTimes, raw_folder, step_times
-from dpro_search.collect.launch.parameter_servers import ServerSpec, servers_of
+from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS, ServerSpec, on_workers_of, servers_of
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.server_job import ServerJob
 from dpro_search.collect.trace import Trace
@@ -36,9 +36,9 @@ def record_byteps_job(
 ) -> Trace:
     """Run a job with the hook on and write its trace to the new folder `out`.
 
-    The number of servers is DMLC_NUM_SERVER's, else that of the workers. Needs root: every worker gets a /dev/shm of its own.
-    Other parameters and errors are those of `collect.job.record_job`. With
-    `logs`, a build of BytePS that can also logs every message and every operation of a server, which costs some time.
+    The number of servers is DMLC_NUM_SERVER's, else that of the workers; on shaped hosts, DPRO_SEARCH_SERVER_HOSTS says where they
+    run. Needs root: every worker gets a /dev/shm of its own. Other parameters and errors are those of `collect.job.record_job`.
+    With `logs`, a build of BytePS that can also logs every message and every operation of a server, which costs some time.
     """
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
@@ -80,8 +80,8 @@ def _job(spec: JobSpec, rate_bps: float | None, shaped: bool, *, logs: bool = Fa
     server_env = (_TELL_NODE, *(_SERVER_LOGS if logs else ()))
     return ServerJob(
         spec=replace(spec, command=(spec.interpreter, "-c", WITH_OWN_SHM, *spec.command)),
-        servers=ServerSpec(count=servers_of(env, spec.ranks), code=SERVER_CODE, env=server_env),
-        knobs={name: env.get(name, value) for name, value in KNOBS.items()},
+        servers=ServerSpec(count=servers_of(env, spec.ranks), on_workers=on_workers_of(env), code=SERVER_CODE, env=server_env),
+        knobs={name: env.get(name, value) for name, value in {**KNOBS, SERVER_HOSTS: "own"}.items()},
         command=spec.command,
         rate_bps=rate_bps,
         shaped=shaped,

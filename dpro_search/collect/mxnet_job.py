@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpro_search.collect.job import Schedule, StepTimes, raw_folder, step_times
 from dpro_search.collect.kvstore_slices import DEFAULT_KNOBS
-from dpro_search.collect.launch.parameter_servers import ServerSpec, servers_of
+from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS, ServerSpec, on_workers_of, servers_of
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.mxnet_assemble import FORMAT, assemble_kvstore, read_mxnet_hook
 from dpro_search.collect.server_job import ServerJob
@@ -26,8 +26,8 @@ def record_kvstore_job(
 ) -> Trace:
     """Run a job with the hook on and write its trace to the new folder `out`.
 
-    The number of servers is DMLC_NUM_SERVER's, else that of the workers. Other parameters and errors are those of
-    `collect.job.record_job`.
+    The number of servers is DMLC_NUM_SERVER's, else that of the workers; on shaped hosts, DPRO_SEARCH_SERVER_HOSTS says where they
+    run. Other parameters and errors are those of `collect.job.record_job`.
     """
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
@@ -59,8 +59,8 @@ def _job(spec: JobSpec, rate_bps: float | None, shaped: bool) -> ServerJob:
     env = {**os.environ, **spec.env}
     return ServerJob(
         spec=spec,
-        servers=ServerSpec(count=servers_of(env, spec.ranks)),
-        knobs={name: env.get(name, value) for name, value in DEFAULT_KNOBS.items()},
+        servers=ServerSpec(count=servers_of(env, spec.ranks), on_workers=on_workers_of(env)),
+        knobs={name: env.get(name, value) for name, value in {**DEFAULT_KNOBS, SERVER_HOSTS: "own"}.items()},
         command=spec.command,
         rate_bps=rate_bps,
         shaped=shaped,

@@ -11,7 +11,7 @@ import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.job import machine, shaped_hosts
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, server_cores, server_hosts
+from dpro_search.collect.launch.parameter_servers import ServerSpec, hosts_needed, run_with_servers, server_cores, server_hosts
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.mxnet_assemble import MxnetJobFile
 
@@ -42,7 +42,7 @@ class ServerJob:
             format=format_name,
             ranks=self.spec.ranks,
             servers=count,
-            server_hosts=server_hosts(self.spec, count, self.shaped),
+            server_hosts=server_hosts(self.spec, self.servers, self.shaped),
             server_cores=server_cores(self.spec, count),
             command=self.command,
             machine=machine(),
@@ -55,7 +55,7 @@ class ServerJob:
 
     def run(self, out: Path, hook: Mapping[str, str], worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {}) -> None:
         """Run scheduler, servers and workers to their end; parameters and errors are those of `run_with_servers`."""
-        with shaped_hosts(self.spec.ranks + self.servers.count, self.rate_bps, self.shaped) as hosts:
+        with shaped_hosts(hosts_needed(self.spec, self.servers), self.rate_bps, self.shaped) as hosts:
             run_with_servers(
                 self.spec,
                 out,

@@ -20,6 +20,7 @@ from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.kvstore_job import KvstoreJob, goodput_bytes_per_us, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.transformations import (
@@ -28,6 +29,7 @@ from dpro_search.space.transformations import (
     KeySlicing,
     PlanSpace,
     ServerCount,
+    ServerPlacement,
     TensorPartition,
     byteps_under,
     kvstore_under,
@@ -59,6 +61,11 @@ class StorePlans(PlanPredictor, Generic[_Job]):
     @abstractmethod
     def from_trace(cls, trace: Trace) -> Self:
         """Prices of the plans of a recorded job; raises `GraphError` if it cannot be rebuilt."""
+
+    @classmethod
+    @abstractmethod
+    def of_job(cls, job: _Job, tensors: Sequence[TensorInfo]) -> Self:
+        """Prices of the plans of a job."""
 
     @abstractmethod
     def job(self, plan: Plan) -> _Job:
@@ -107,11 +114,12 @@ class StorePlans(PlanPredictor, Generic[_Job]):
     def _with_job(self, job: _Job) -> Self:
         changed = copy.copy(self)
         changed.recorded_job, changed._changed = job, True
+        changed.space = self.of_job(job, self.tensors).space  # a link without limit leaves less to choose
         return changed
 
 
 class KvstorePlans(StorePlans[KvstoreJob]):
-    """Servers and slicing of MXNet's KVStore."""
+    """Servers, their hosts and slicing of MXNet's KVStore."""
 
     model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
 
@@ -121,17 +129,19 @@ class KvstorePlans(StorePlans[KvstoreJob]):
 
     @classmethod
     def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo]) -> Self:
-        """Prices of the plans of a job."""
         slicing = job.slicing
         values = {
             "servers": slicing.servers,
+            "servers_on_workers": on_workers(len(job.workers), job.server_host),
             "bigarray_bound": slicing.bound,
             "p3": slicing.priority,
             "slice_threshold": slicing.slice_threshold,
         }
         facts = JobFacts(name="a job with parameter servers", tensors=tuple(tensors), values=values)
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
-        return cls(job, tensors, PlanSpace(facts, (ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())))))
+        placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
+        known = (ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement)
+        return cls(job, tensors, PlanSpace(facts, known))
 
     def job(self, plan: Plan) -> KvstoreJob:
         return kvstore_under(plan, self.recorded_job)
@@ -144,7 +154,7 @@ class KvstorePlans(StorePlans[KvstoreJob]):
 
 
 class BytepsPlans(StorePlans[BytepsJob]):
-    """Servers, partition size and credit of BytePS."""
+    """Servers, their hosts, partition size and credit of BytePS."""
 
     model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
 
@@ -154,10 +164,15 @@ class BytepsPlans(StorePlans[BytepsJob]):
 
     @classmethod
     def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo]) -> Self:
-        """Prices of the plans of a job."""
-        values = {"servers": len(job.server_core), "partition_bytes": job.partition_bytes, "credit": job.credit}
+        values = {
+            "servers": len(job.server_core),
+            "servers_on_workers": on_workers(len(job.workers), job.server_host),
+            "partition_bytes": job.partition_bytes,
+            "credit": job.credit,
+        }
         facts = JobFacts(name="a job with BytePS", tensors=tuple(tensors), values=values)
-        return cls(job, tensors, PlanSpace(facts, (TensorPartition(facts), Credit(facts), ServerCount(facts))))
+        placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
+        return cls(job, tensors, PlanSpace(facts, (TensorPartition(facts), Credit(facts), ServerCount(facts), placement)))
 
     def job(self, plan: Plan) -> BytepsJob:
         return byteps_under(plan, self.recorded_job)

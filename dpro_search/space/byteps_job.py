@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.kvstore_job import Segment
 from dpro_search.space.op_pattern import OpPattern
+from dpro_search.space.placement import process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 DEFAULT_PARTITION_BYTES = 4_096_000
@@ -71,6 +72,8 @@ class BytepsJob:
     reduce_us, before_push_us, reply_us, after_pull_us
         Delays that take no core: the stage REDUCE, from there to the push, until a message is acknowledged, and from the arrival of
         the sum to its use.
+    server_host
+        Host of each server, [servers], see `placement.py`; empty: each has one of its own.
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -94,6 +97,7 @@ class BytepsJob:
     before_push_us: float
     reply_us: float
     after_pull_us: float
+    server_host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.server_core or self.partition_bytes < 1 or self.credit < 0:
@@ -102,6 +106,12 @@ class BytepsJob:
             raise InputError("links need a rate above 0")
         if self.hash_name not in _HASHES:
             raise InputError(f"BYTEPS_KEY_HASH_FN={self.hash_name}: cannot be followed; known are {', '.join(_HASHES)}")
+        process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+
+    @cached_property
+    def host(self) -> Ints:
+        """Host of each worker, then of each server."""
+        return process_hosts(len(self.workers), len(self.server_core), self.server_host)
 
     @property
     def page_partition_bytes(self) -> int:
@@ -160,7 +170,8 @@ class _BytepsGraph:
             rank[: len(job.workers)], policy, "reduce of {0}", (range(len(job.workers)),)
         ).tolist()
         if job.bytes_per_us is not None:
-            self._out, self._into = (self._builder.add_links(np.full(len(processes), job.bytes_per_us)) for _ in range(2))
+            hosts = int(job.host.max()) + 1
+            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host] for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
@@ -282,15 +293,16 @@ class _BytepsGraph:
     def _message(
         self, pattern: OpPattern, name: str, sender: int | Ints, receiver: int | Ints, size: float | Floats, after: int | Ints
     ) -> int:
-        """The way from a process to another, behind what the sender has sent there before."""
-        limited = self._job.bytes_per_us is not None
+        """The way from a process to another, behind what the sender has sent there before; no link is crossed within a host."""
+        host, limited = self._job.host, self._job.bytes_per_us is not None
+        crosses = host[sender] != host[receiver]
         return pattern.add(
             self._send[sender, receiver],
             0.0,
             name,
             after=[after],
-            flow_bytes=size if limited else 0.0,
-            links=(self._out[sender], self._into[receiver]) if limited else (),
+            flow_bytes=np.where(crosses, size, 0.0) if limited else 0.0,
+            links=tuple(np.where(crosses, link, -1) for link in (self._out[sender], self._into[receiver])) if limited else (),
         )
 
     def _update(self, worker: int, back: dict[int, list[int]], wanted: dict[int, int]) -> None:

@@ -13,7 +13,7 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob
 from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
-from dpro_search.space.recorded_stores import first_users, untraced_us
+from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us
 
 _UPDATE = "_update"
 _SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
@@ -61,6 +61,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
         cpu_us_per_byte=cpu_us_per_byte,
         message_us=MESSAGE_US,
+        server_host=server_hosts(trace, workers),
         **delays,
     )
 

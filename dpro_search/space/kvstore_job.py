@@ -3,7 +3,8 @@
 KVStore sends each gradient as soon as its operator has ended. One of fewer elements than MXNET_KVSTORE_BIGARRAY_BOUND goes to one
 server, which follows from its key; a larger one is cut into a slice for each server. A server copies the first worker's part, adds
 the other ones, updates the weights once all are there, and sends them to all workers; an operator of the next step starts when its
-weights are back. Messages between two processes follow each other; those of different pairs share the hosts' links.
+weights are back. Messages between two processes follow each other; those of different pairs share the hosts' links, and those
+between processes of one host cross none.
 
 Servers wait for all workers' gradients: a step takes what its slowest worker needs, whichever that is, and core time is of such a
 step. Means alone would have the cores of a job that they bound always busy, and real ones are 87 to 101 % busy.
@@ -26,6 +27,7 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.placement import process_hosts
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 
 _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
@@ -83,6 +85,8 @@ class KvstoreJob:
         Tensors that a worker updates at once, where workers do.
     slowest
         Core time of a step's slowest worker over the workers' mean: the times above are means.
+    server_host
+        Host of each server, [servers], see `placement.py`; empty: each has one of its own.
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -103,10 +107,17 @@ class KvstoreJob:
     worker_call_us: float
     updates: tuple[tuple[int, ...], ...]
     slowest: float = 1.0
+    server_host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
             raise InputError("a job needs a core for each server, and links with a rate above 0")
+        process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+
+    @cached_property
+    def host(self) -> Ints:
+        """Host of each worker, then of each server."""
+        return process_hosts(len(self.workers), len(self.server_core), self.server_host)
 
     @cached_property
     def slices(self) -> list[list[tuple[int, float]]]:
@@ -148,7 +159,17 @@ def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLoad:
-    """What an iteration asks of a process: core time, bytes on its link, and how long these take at its rate (None: no limit)."""
+    """What an iteration asks of a process.
+
+    Attributes
+    ----------
+    core_us
+        Core time.
+    sent_bytes, received_bytes
+        What crosses its host's link.
+    link_us
+        How long that link is busy in each direction with what all processes of the host send (None: no limit).
+    """
 
     core_us: float
     sent_bytes: float
@@ -173,14 +194,17 @@ def process_loads(job: KvstoreJob) -> list[ProcessLoad]:
     ]
     count = np.bincount([server for row in job.slices for server, _ in row], minlength=len(job.server_core))
     cores += (job.server_bytes * serving_us_per_byte(job) + count * job.served_slice_us).tolist()
+    apart = job.host[:workers, None] != job.host[workers:]
+    crossing = np.concatenate((apart @ job.server_bytes, apart.sum(axis=0) * job.server_bytes))  # as much in each direction
+    of_link = np.bincount(job.host, crossing)[job.host]
     return [
         ProcessLoad(
             core_us=float(core_us + 2 * size * job.comm_us_per_byte),
-            sent_bytes=size,
-            received_bytes=size,
-            link_us=None if job.bytes_per_us is None else size / job.bytes_per_us,
+            sent_bytes=crossed,
+            received_bytes=crossed,
+            link_us=None if job.bytes_per_us is None else shared / job.bytes_per_us,
         )
-        for core_us, size in zip(cores, moved, strict=True)
+        for core_us, size, crossed, shared in zip(cores, moved, crossing.tolist(), of_link.tolist(), strict=True)
     ]
 
 
@@ -207,7 +231,8 @@ class _KvstoreGraph:
             (range(processes), range(processes)),
         ).tolist()
         if job.bytes_per_us is not None:
-            self._out, self._into = (self._builder.add_links(np.full(processes, job.bytes_per_us)).tolist() for _ in range(2))
+            hosts = int(job.host.max()) + 1
+            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host].tolist() for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
@@ -256,11 +281,11 @@ class _KvstoreGraph:
         return self._work(process, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)
 
     def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
-        """From a process to another: core time on both sides, and between them the way over their links."""
+        """From a process to another: core time on both sides, and between them the way over their hosts' links, if these differ."""
         job, builder = self._job, self._builder
         cpu_us = size * job.comm_us_per_byte
         sent = self._work(sender, cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
-        if job.bytes_per_us is not None:
+        if job.bytes_per_us is not None and job.host[sender] != job.host[receiver]:
             sent = builder.add_op(
                 self._send[sender][receiver],
                 0.0,

@@ -18,7 +18,7 @@ from dpro_search.collect.trace import EventKind, Events, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
-from dpro_search.space.recorded_stores import consumers, first_users, slowest_worker, untraced_us
+from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us
 
 _UPDATE, _COPY = "_update", "CopyCPU2CPU"
 _OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # operators that serve the store, not the model
@@ -73,6 +73,7 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         worker_call_us=0.0,
         updates=updates,
         slowest=slowest_worker(trace, workers),
+        server_host=server_hosts(trace, workers),
     )
     served_us = _served_slice_us(trace, job)
     if slicing.priority:

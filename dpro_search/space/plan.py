@@ -40,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     servers, bigarray_bound, p3, slice_threshold
         MXNet KVStore: number of servers; elements from which a tensor is spread over all of them; priority-based slices, and the
         elements of one.
+    servers_on_workers
+        MXNet KVStore, BytePS: servers run on the workers' hosts, in turn, in place of hosts of their own.
     partition_bytes, credit
         BytePS: size of a tensor's parts, and how many of them may be under way.
     op_clusters
@@ -67,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     bigarray_bound: int | None = None
     p3: bool | None = None
     slice_threshold: int | None = None
+    servers_on_workers: bool | None = None
     partition_bytes: int | None = None
     credit: int | None = None
     op_clusters: tuple[tuple[str, ...], ...] | None = None

@@ -49,6 +49,17 @@ def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:
     return found
 
 
+def server_hosts(trace: Trace, workers: int) -> tuple[int, ...]:
+    """Host of each server, as `placement.py` numbers them: a worker's, if it has that worker's name.
+
+    Where all ran on one machine as it is, names say nothing, and each server is taken to have a host of its own.
+    """
+    names = trace.meta.hosts
+    place = {name: worker for worker, name in enumerate(names[:workers])}
+    told = len(place) == workers and (len(set(names)) > 1 or trace.meta.rate_bps is not None)
+    return tuple(place.get(names[rank], rank) if told else rank for rank in range(workers, trace.meta.ranks))
+
+
 def consumers(trace: Trace) -> dict[str, list[int]]:
     """Tensors that each node of the model's graph reads."""
     if not trace.graphs:

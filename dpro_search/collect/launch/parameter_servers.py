@@ -1,7 +1,8 @@
 """Start the scheduler and the servers of a job with parameter servers (ps-lite) beside its workers: `run_with_servers`.
 
-For every system on ps-lite: MXNet's KVStore and BytePS differ in what a server runs only. Each server has a host of its own where
-hosts are shaped, after those of the workers; the scheduler is on the first server's host. Without hosts, all are on this machine.
+For every system on ps-lite: MXNet's KVStore and BytePS differ in what a server runs only. Where hosts are shaped, each server has a
+host of its own, after those of the workers, or is on a worker's (DPRO_SEARCH_SERVER_HOSTS); the scheduler is on the first server's
+host. Without hosts, all are on this machine.
 
 A folder of the job holds one folder for each process (``rank{r}``, ``server{s}``, ``scheduler``), in which scheduler and servers
 run: files that these write under plain names are found there. Each has a ``log``, and servers have ``cpu.json``: [epoch ns, CPU ns
@@ -29,6 +30,8 @@ from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, run_ranks
 from dpro_search.errors import InputError, JobError
 
+SERVER_HOSTS = "DPRO_SEARCH_SERVER_HOSTS"
+_ON_WORKERS = {"own": False, "workers": True}
 _PORT = 9091
 _END_S = 10.0  # servers end by themselves once all workers have, unless none of them used the store
 _TAIL = 400
@@ -42,6 +45,8 @@ class ServerSpec:
     ----------
     count
         How many.
+    on_workers
+        Whether they run on the workers' hosts, in turn, in place of hosts of their own.
     code
         Python that a server and the scheduler run; it must serve until the job ends.
     env
@@ -49,8 +54,13 @@ class ServerSpec:
     """
 
     count: int
+    on_workers: bool = False
     code: str = "import mxnet"
     env: tuple[tuple[str, str], ...] = ()
+
+    def hosts(self, workers: int) -> tuple[int, ...]:
+        """Number of each server's host; workers have the first ones."""
+        return tuple(server % workers if self.on_workers else workers + server for server in range(self.count))
 
 
 def servers_of(env: Mapping[str, str], workers: int) -> int:
@@ -61,9 +71,22 @@ def servers_of(env: Mapping[str, str], workers: int) -> int:
     return int(text)
 
 
-def server_hosts(spec: JobSpec, servers: int, shaped: bool) -> tuple[str, ...]:
-    """Host of each server."""
-    return tuple(f"h{spec.ranks + server}" if shaped else socket.gethostname() for server in range(servers))
+def on_workers_of(env: Mapping[str, str]) -> bool:
+    """Whether DPRO_SEARCH_SERVER_HOSTS puts servers on the workers' hosts; raises `InputError` for a place that is none."""
+    text = env.get(SERVER_HOSTS, "own")
+    if text not in _ON_WORKERS:
+        raise InputError(f"{SERVER_HOSTS}={text}: known are {', '.join(_ON_WORKERS)}")
+    return _ON_WORKERS[text]
+
+
+def server_hosts(spec: JobSpec, servers: ServerSpec, shaped: bool) -> tuple[str, ...]:
+    """Name of each server's host."""
+    return tuple(f"h{host}" if shaped else socket.gethostname() for host in servers.hosts(spec.ranks))
+
+
+def hosts_needed(spec: JobSpec, servers: ServerSpec) -> int:
+    """How many hosts workers and servers have together."""
+    return max(spec.ranks, *(host + 1 for host in servers.hosts(spec.ranks)))
 
 
 def server_cores(spec: JobSpec, servers: int) -> tuple[int, ...]:
@@ -87,7 +110,7 @@ def run_with_servers(
     spec
         The workers.
     hosts
-        As many as there are workers and servers; None: all run on this machine as it is.
+        As many as `hosts_needed` says; None: all run on this machine as it is.
     hook
         Settings of the recorder in the workers; None: they run without it.
     worker_env
@@ -99,7 +122,8 @@ def run_with_servers(
         A process failed (where a server did, it is named, not the workers that miss it), or the job took longer than its spec
         allows.
     """
-    scheduler_host = spec.ranks
+    server_host = servers.hosts(spec.ranks)
+    scheduler_host = server_host[0]
     root = {
         "DMLC_PS_ROOT_URI": hosts.address(scheduler_host) if hosts else "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_PORT if hosts else free_port()),
@@ -110,7 +134,7 @@ def run_with_servers(
         root["OMP_NUM_THREADS"] = "1"
     cores = server_cores(spec, servers.count)
     parts = [("scheduler", scheduler_host, -1)]
-    parts += [(f"server{server}", spec.ranks + server, cores[server]) for server in range(servers.count)]
+    parts += [(f"server{server}", server_host[server], cores[server]) for server in range(servers.count)]
     workers = [
         {**root, **_place("worker", rank, hosts), "DPRO_SEARCH_HOOK_RANK": str(rank), **worker_env(rank)}
         for rank in range(spec.ranks)

@@ -11,7 +11,7 @@ from dpro_search.space.transformations._space import PlanSpace
 from dpro_search.space.transformations.buckets import BucketSize
 from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
 from dpro_search.space.transformations.partition import Credit, TensorPartition, byteps_under
-from dpro_search.space.transformations.servers import ServerCount
+from dpro_search.space.transformations.servers import ServerCount, ServerPlacement
 from dpro_search.space.transformations.slicing import KeySlicing, kvstore_under
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Knob",
     "PlanSpace",
     "ServerCount",
+    "ServerPlacement",
     "TensorPartition",
     "Transformation",
     "byteps_under",

@@ -150,14 +150,14 @@ class Transformation(abc.ABC):
 
 
 class Knob(Transformation):
-    """A transformation whose moves are the steps on the ladders of its choice."""
+    """A transformation whose moves are the steps on the ladders of its choice; none where the job leaves it no choice."""
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        assert self.choice is not None, "a knob has a choice"
-        return self.choice.neighbour(plan, rng)
+        return plan if self.choice is None else self.choice.neighbour(plan, rng)
 
     def start(self, plan: Plan, number: int, count: int) -> Plan:
-        assert self.choice is not None, "a knob has a choice"
+        if self.choice is None:
+            return plan
         ways = list(self.choice.ways)
         way = ways[number % len(ways)]
         return self.choice.put(plan, way, number * (len(self.choice.ways[way]) - 1) // max(count - 1, 1))

@@ -9,7 +9,7 @@ from functools import cached_property
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, ladder
-from dpro_search.space.transformations.servers import cores_of_servers
+from dpro_search.space.transformations.servers import servers_under
 
 MOST_PARTS = 20_000
 _MOST_TRIED = 4_000  # parts of what samplers try: a replay takes as long as there are
@@ -55,10 +55,11 @@ class Credit(Knob):
 
 def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:
     """A BytePS job as a plan would have it."""
-    servers = len(job.server_core) if plan.servers is None else plan.servers
+    core, host = servers_under(plan, job)
     return replace(
         job,
         partition_bytes=job.partition_bytes if plan.partition_bytes is None else plan.partition_bytes,
         credit=job.credit if plan.credit is None else plan.credit,
-        server_core=cores_of_servers(servers, job.worker_core, job.server_core),
+        server_core=core,
+        server_host=host,
     )

@@ -1,12 +1,17 @@
-"""How many parameter servers there are."""
+"""How many parameter servers there are, and on which hosts they run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 
+import msgspec
+
+from dpro_search.space.byteps_job import BytepsJob
+from dpro_search.space.kvstore_job import KvstoreJob
+from dpro_search.space.placement import hosts_of_workers, on_workers, own_hosts
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
 
 MOST_SERVERS = 1024
 _MOST_TRIED = 16
@@ -30,7 +35,51 @@ class ServerCount(Knob):
         return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("servers", counts)})
 
 
-def cores_of_servers(servers: int, worker_core: Sequence[int], server_core: Sequence[int]) -> tuple[int, ...]:
+class ServerPlacement(Knob):
+    """Servers on the workers' hosts, or on hosts of their own; there is nothing to choose where links have no limit."""
+
+    name = "placement"
+    fields = ("servers_on_workers",)
+
+    def __init__(self, job: JobFacts, *, limited: bool) -> None:
+        self.limited = limited
+        super().__init__(job)
+
+    def legal(self, plan: Plan) -> str | None:
+        return None
+
+    def simplest(self, plan: Plan) -> Plan:
+        """Without limits the field has no effect."""
+        return super().simplest(plan) if self.limited else msgspec.structs.replace(plan, servers_on_workers=None)
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        if not self.limited:
+            return None
+        other = not self.job.values["servers_on_workers"]
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("servers_on_workers", (other,))})
+
+
+def servers_under(plan: Plan, job: KvstoreJob | BytepsJob) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Core and host of each server of a job under a plan.
+
+    On a worker's host a server has the worker's core, if the job's servers have cores of workers.
+    """
+    workers, recorded = len(job.worker_core), len(job.server_core)
+    servers = recorded if plan.servers is None else plan.servers
+    together = on_workers(workers, job.server_host)
+    chosen = None if job.bytes_per_us is None else plan.servers_on_workers
+    wanted = together if chosen is None else chosen
+    if servers == recorded and wanted == together:
+        return job.server_core, job.server_host
+    core = _cores(servers, job.worker_core, job.server_core)
+    if not wanted:
+        return core, own_hosts(workers, servers)
+    host = hosts_of_workers(workers, servers)
+    return tuple(job.worker_core[at] for at in host) if set(job.server_core) <= set(job.worker_core) else core, host
+
+
+def _cores(servers: int, worker_core: Sequence[int], server_core: Sequence[int]) -> tuple[int, ...]:
     """The core of each of a number of servers: the recorded ones, and for more the job's cores in turn."""
     if servers == len(server_core):
         return tuple(server_core)

@@ -11,7 +11,7 @@ import msgspec
 from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, ladder
-from dpro_search.space.transformations.servers import cores_of_servers
+from dpro_search.space.transformations.servers import servers_under
 
 MOST_SLICES = 20_000
 _MOST_TRIED = 4_000  # slices of what samplers try: a replay takes as long as there are
@@ -73,4 +73,5 @@ def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
         priority=old.priority if plan.p3 is None else plan.p3,
         slice_threshold=old.slice_threshold if plan.slice_threshold is None else plan.slice_threshold,
     )
-    return replace(job, slicing=slicing, server_core=cores_of_servers(slicing.servers, job.worker_core, job.server_core))
+    core, host = servers_under(plan, job)
+    return replace(job, slicing=slicing, server_core=core, server_host=host)

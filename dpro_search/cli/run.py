@@ -66,7 +66,7 @@ def run(
         ),
     ] = None,
     allow_lossy: Annotated[
-        bool, typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod).")
+        bool, typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod, DDP).")
     ] = False,
     memory_limit: Annotated[
         int | None,

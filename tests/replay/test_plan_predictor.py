@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sample import predictor, sample
@@ -18,7 +19,7 @@ from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
-from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
+from dpro_search.replay.plan_predictor import DdpPlans, PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.replay.store_plans import KvstorePlans
 from dpro_search.search import run_search
 from dpro_search.space.kvstore_job import KvstoreJob, Segment
@@ -103,6 +104,30 @@ def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> Non
     with pytest.raises(InputError, match=f"plan: {prices.space.job.name} has no {foreign.changes[0]}; it knows") as refusal:
         prices.predict(foreign)
     assert "\n" not in str(refusal.value)
+
+
+class TestDdp:
+    def test_half_the_bytes_cost_less_communication(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        slow = msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6)
+        prices.predictor = prices.predictor.at(cluster=slow)
+        gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="fp16")).iteration_us
+        assert gain_us > 0.8 * 54_056 / 2 * 8 / 5  # of which bytes a ring of two moves as many over each link
+        assert prices.predict(Plan(compression="fp16")).source == "extrapolated"
+        with pytest.raises(InputError, match="has no compression"):
+            ddp().predict(Plan(compression="fp16"))
+
+    def test_the_empty_plan_is_the_recording_to_the_last_bit(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        assert prices.predict(Plan()) == ddp().predict(Plan())
+
+    def test_what_a_hook_cannot_do_is_refused(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
+        hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
+        with pytest.raises(InputError, match="takes only one"):
+            hooked.predict(Plan(compression="fp16"))
+        assert "takes only one" in str(DdpPlans(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
 
 
 def test_a_second_server_takes_half_of_what_is_cut() -> None:
@@ -227,8 +252,6 @@ class TestHorovod:
 
 
 def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
-    import msgspec
-
     trace = sample()
     other = Trace(**{name: getattr(trace, name) for name in trace.__dataclass_fields__} | {
         "meta": msgspec.structs.replace(trace.meta, settings=None, format="chakra")

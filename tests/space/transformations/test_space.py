@@ -15,6 +15,7 @@ from dpro_search.space.transformations import (
     RECORDED,
     BucketSize,
     Credit,
+    DdpCompression,
     JobFacts,
     KeySlicing,
     PlanSpace,
@@ -32,7 +33,7 @@ def horovod() -> PlanSpace:
 
 def ddp() -> PlanSpace:
     job = JobFacts(name="a DistributedDataParallel job", tensors=TENSORS)
-    return PlanSpace(job, (BucketSize(job),))
+    return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
 def kvstore(*, p3: bool = False) -> PlanSpace:

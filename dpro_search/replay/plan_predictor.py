@@ -156,7 +156,7 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         return horovod_plans(trace, options)
     if trace.meta.format == "pytorch-ddp":
         return _ddp_plans(trace, options)
-    if options.compute or options.allow_lossy:
+    if options.compute:
         raise InputError(
             "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
             f"trace ({trace.meta.format}) is of neither"
@@ -164,7 +164,12 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
     if trace.meta.format == "mxnet-kvstore":
         from dpro_search.replay.store_plans import KvstorePlans
 
-        return KvstorePlans.from_trace(trace)
+        return KvstorePlans.from_trace(trace, allow_lossy=options.allow_lossy)
+    if options.allow_lossy:
+        raise InputError(
+            "lossy compression: what it costs is known of Horovod, DistributedDataParallel and MXNet's KVStore, and this trace "
+            f"({trace.meta.format}) is of none of them"
+        )
     if trace.meta.format == "mxnet-byteps":
         from dpro_search.replay.store_plans import BytepsPlans
 

@@ -147,6 +147,25 @@ def test_the_search_finds_that_the_large_tensor_is_to_be_cut(tmp_path: Path) -> 
     assert (result.plans[0].plan.servers or 1) > 1
 
 
+def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
+    job = kvstore().recorded_job
+    prices = KvstorePlans.of_job(job, kvstore().tensors, allow_lossy=True)
+    assert prices.predict(Plan()) == kvstore().predict(Plan())
+    gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
+    pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
+    assert 0.5 * pushes_us < gain_us < pushes_us
+    with pytest.raises(InputError, match="does not compress priority slices"):
+        prices.predict(Plan(compression="2bit", p3=True))
+    with pytest.raises(InputError, match="has no compression"):
+        kvstore().predict(Plan(compression="2bit"))
+
+
+def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
+    tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in kvstore().tensors]
+    prices = KvstorePlans.of_job(kvstore().recorded_job, tensors, allow_lossy=True)
+    assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
+
+
 def test_a_slower_link_and_a_question_change_every_price() -> None:
     from dpro_search.replay.sensitivity import ComputeScaled
 
@@ -244,6 +263,8 @@ class TestHorovod:
         with pytest.raises(InputError, match="memory limit"):
             PlanOptions(memory_limit_bytes=0)
         with pytest.raises(InputError, match="only jobs of TensorFlow"):
+            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
+        with pytest.raises(InputError, match="lossy compression: what it costs is known of"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(allow_lossy=True))
         with pytest.raises(InputError, match="does not tell how much memory"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))

@@ -91,5 +91,5 @@ def _with_changes(predictor: DdpPredictor, plan: Plan, changes: Sequence[str]) -
         return state[0].at(first_bucket_bytes=int(value)), state[1]
 
     knobs: dict[str, Callable[[tuple[DdpPredictor, Plan], str], tuple[DdpPredictor, Plan]]]
-    knobs = {**plan_knobs(("bucket_cap_bytes",)), "first_bucket_bytes": first, **cluster_knobs(type(predictor))}
+    knobs = {**plan_knobs(("bucket_cap_bytes", "compression")), "first_bucket_bytes": first, **cluster_knobs(type(predictor))}
     return changed((predictor, plan), changes, knobs, "a DistributedDataParallel job")

@@ -66,7 +66,8 @@ def run(
         ),
     ] = None,
     allow_lossy: Annotated[
-        bool, typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod).")
+        bool,
+        typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod, DDP) or 2 bits (KVStore)."),
     ] = False,
     memory_limit: Annotated[
         int | None,

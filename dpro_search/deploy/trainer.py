@@ -24,8 +24,21 @@ def planned_options() -> dict[str, Any]:
         import horovod.mxnet as hvd
 
         options["compression"] = getattr(hvd.Compression, options["compression"])
+    if "type" in options.get("compression_params", {}):  # KVStore's; BytePS's has no type
+        _push_and_pull_apart()
     _tell_used()
     return options
+
+
+def _push_and_pull_apart() -> None:
+    """Have Trainers push and pull one after the other: their one call for both (since MXNet 1.6) refuses compressed gradients."""
+    from mxnet.kvstore import KVStore
+
+    def push_and_pull(store: Any, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        store.push(key, value, priority)
+        store.pull(key, value if out is None else out, priority)
+
+    KVStore.pushpull = push_and_pull
 
 
 def _tell_used() -> None:

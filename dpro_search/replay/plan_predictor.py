@@ -18,7 +18,7 @@ import msgspec
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace, Transformation
+from dpro_search.space.transformations import BucketSize, DdpCompression, JobFacts, PlanSpace, Transformation
 
 if TYPE_CHECKING:
     from dpro_search.replay.ddp.predictor import DdpPredictor
@@ -101,15 +101,17 @@ class PlanPredictor(ABC):
 
 
 class DdpPlans(PlanPredictor):
-    """Bucket sizes of a DistributedDataParallel job, and, where that is asked for, modules that run in another way.
+    """Bucket sizes of a DistributedDataParallel job, and, where that is asked for, half buckets and modules that run otherwise.
 
     Parameters
     ----------
     compute
         Some of "precision", which needs the predictor to know ratios, and "recomputation".
+    allow_lossy
+        Also fp16 gradients.
     """
 
-    def __init__(self, predictor: DdpPredictor, compute: Collection[str] = ()) -> None:
+    def __init__(self, predictor: DdpPredictor, compute: Collection[str] = (), *, allow_lossy: bool = False) -> None:
         from dpro_search.space.transformations.module_precision import ModulePrecision
         from dpro_search.space.transformations.modules import ModuleRecomputation
 
@@ -117,6 +119,8 @@ class DdpPlans(PlanPredictor):
         self.tensors = predictor.tensors
         job, modules = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors), predictor.graph.modules
         found: list[Transformation] = [BucketSize(job)]
+        if allow_lossy:
+            found.append(DdpCompression(job, predictor.graph.compression))
         if "precision" in compute:
             found.append(ModulePrecision(job, modules, predictor.ratios))
         if "recomputation" in compute:
@@ -158,7 +162,7 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         raise InputError(f"the all-reduce model is for Horovod jobs on Open MPI, and this trace ({trace.meta.format}) is of none")
     if trace.meta.format == "pytorch-ddp":
         return _ddp_plans(trace, options)
-    if options.compute or options.allow_lossy:
+    if options.compute:
         raise InputError(
             "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
             f"trace ({trace.meta.format}) is of neither"
@@ -166,7 +170,12 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
     if trace.meta.format == "mxnet-kvstore":
         from dpro_search.replay.store_plans import KvstorePlans
 
-        return KvstorePlans.from_trace(trace)
+        return KvstorePlans.from_trace(trace, allow_lossy=options.allow_lossy)
+    if options.allow_lossy:
+        raise InputError(
+            "lossy compression: what it costs is known of Horovod, DistributedDataParallel and MXNet's KVStore, and this trace "
+            f"({trace.meta.format}) is of none of them"
+        )
     if trace.meta.format == "mxnet-byteps":
         from dpro_search.replay.store_plans import BytepsPlans
 
@@ -181,10 +190,10 @@ def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
     from dpro_search.space.transformations.modules import NOT_RECORDED
 
     unknown = options.compute - {"precision", "recomputation"}
-    if unknown or options.allow_lossy:
-        wanted = min(unknown, default="lossy compression")
+    if unknown:
         raise InputError(
-            f"{wanted}: a DistributedDataParallel job has plans for buckets, precision and recomputation, not for that"
+            f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
+            "(and fp16 gradients), not for that"
         )
     if options.compute and not trace.modules:
         raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
@@ -200,4 +209,4 @@ def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
         predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
     if options.memory_limit_bytes is not None and trace.modules:
         compute.add("recomputation")
-    return DdpPlans(predictor, compute)
+    return DdpPlans(predictor, compute, allow_lossy=options.allow_lossy)

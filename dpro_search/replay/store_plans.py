@@ -27,10 +27,12 @@ from dpro_search.space.transformations import (
     Credit,
     JobFacts,
     KeySlicing,
+    KvstoreCompression,
     PlanSpace,
     ServerCount,
     ServerPlacement,
     TensorPartition,
+    Transformation,
     byteps_under,
     kvstore_under,
 )
@@ -124,11 +126,13 @@ class KvstorePlans(StorePlans[KvstoreJob]):
     model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> Self:
-        return cls.of_job(recorded_kvstore_job(trace), trace.tensors)
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        """Prices of the plans of a recorded job, with `allow_lossy` also of 2-bit gradients; raises `GraphError` as the others."""
+        return cls.of_job(recorded_kvstore_job(trace), trace.tensors, allow_lossy=allow_lossy)
 
     @classmethod
-    def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo]) -> Self:
+    def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+        """Prices of the plans of a job."""
         slicing = job.slicing
         values = {
             "servers": slicing.servers,
@@ -140,8 +144,10 @@ class KvstorePlans(StorePlans[KvstoreJob]):
         facts = JobFacts(name="a job with parameter servers", tensors=tuple(tensors), values=values)
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
-        known = (ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement)
-        return cls(job, tensors, PlanSpace(facts, known))
+        found: list[Transformation] = [ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement]
+        if allow_lossy:
+            found.append(KvstoreCompression(facts, [tensor.dtype for tensor in tensors]))
+        return cls(job, tensors, PlanSpace(facts, found))
 
     def job(self, plan: Plan) -> KvstoreJob:
         return kvstore_under(plan, self.recorded_job)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints, TensorInfo
+from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
@@ -47,6 +48,8 @@ class DdpJob:
         Of each collective, in the order of posting, [C]. Rank 0 does not wait for its broadcasts.
     threads
         How many collectives run at a time.
+    finish_us
+        Core time of Gloo's thread for each collective that has moved, [C]; empty: none.
     comm
         What communication costs on this cluster.
     """
@@ -59,6 +62,7 @@ class DdpJob:
     is_broadcast: npt.NDArray[np.bool_]
     threads: int
     comm: CommCosts
+    finish_us: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def first_bucket(self) -> int:
@@ -145,10 +149,13 @@ def apply_ddp(
     bucket_limits_bytes: Sequence[int] = (),
     cluster: ClusterSpec | None = None,
     threads: int = GLOO_THREADS,
+    half: bool = False,
 ) -> DdpJob:
     """The job with other buckets (as recorded if no limit is given) on a cluster (the recorded one if None).
 
-    Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn.
+    Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn. With `half`,
+    float32 buckets travel in half precision: `fp16_compress_hook` casts a bucket on the main thread when it is full, before its
+    post, and the callback of its future casts it back on Gloo's thread, before the main thread's wait for it ends.
     """
     cluster = cluster or recorded
     bucket_of = bucket_assignment(graph.tensors, bucket_limits_bytes) if bucket_limits_bytes else graph.bucket_of
@@ -156,8 +163,16 @@ def apply_ddp(
     buckets, forward = int(bucket_of.max()) + 1, len(graph.forward_bytes)
     post = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(buckets)], axis=2)
     post = np.minimum(np.maximum.accumulate(post, axis=2), graph.backward_us[:, :, None])  # buckets are posted in order
+    gradient_bytes, backward_us, finish_us = graph.gradient_bytes, graph.backward_us, np.zeros(forward + buckets)
+    if half:
+        is_float32 = np.array([tensor.dtype == "float32" for tensor in graph.tensors])
+        hooked_bytes = np.bincount(bucket_of, weights=np.where(is_float32, gradient_bytes, 0.0), minlength=buckets)
+        gradient_bytes = np.where(is_float32, gradient_bytes / 2, gradient_bytes)
+        cast_us = np.cumsum(half_cast_us(hooked_bytes))
+        post, backward_us = post + cast_us, backward_us + cast_us[-1]
+        finish_us[forward:] = half_back_us(hooked_bytes)
     copies = np.stack([graph.copy_us[:, :, bucket_of == b].sum(axis=2) for b in range(buckets)], axis=2)
-    upto = np.concatenate((graph.forward_post_us, post, graph.backward_us[:, :, None]), axis=2)
+    upto = np.concatenate((graph.forward_post_us, post, backward_us[:, :, None]), axis=2)
     posting = np.diff(np.maximum.accumulate(upto, axis=2), axis=2, prepend=0.0)
     nothing = np.zeros((*posting.shape[:2], forward))
     # A segment ends with its action: the copy out of a bucket comes before the wait for the next.
@@ -166,6 +181,7 @@ def apply_ddp(
     work = np.concatenate((*posted, copies[:, :, :-1], last), axis=2)
     first, later = np.arange(forward), forward + np.arange(buckets)
     steps = [(Action.POST, first), (Action.WAIT, first), (Action.POST, later), (Action.WAIT, later), (Action.NONE, np.array([-1]))]
+    comm = at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks))
     return DdpJob(
         core=numbered_cores(cluster),
         work_us=np.ascontiguousarray(work[:, profile]),
@@ -174,12 +190,13 @@ def apply_ddp(
         size_bytes=np.concatenate(
             (
                 graph.forward_bytes,
-                np.bincount(bucket_of, weights=graph.gradient_bytes, minlength=buckets),
+                np.bincount(bucket_of, weights=gradient_bytes, minlength=buckets),
             )
         ),
         is_broadcast=np.concatenate((graph.forward_is_broadcast, np.zeros(buckets, dtype=np.bool_))),
         threads=threads,
-        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
+        finish_us=finish_us,
+        comm=of_halves(comm, cluster.ranks) if half else comm,
     )
 
 

@@ -56,6 +56,23 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PushCompression:
+    """What workers push in place of gradients; what they pull stays as it is.
+
+    Attributes
+    ----------
+    share
+        Bytes that are pushed over those of the gradient.
+    quantize_us_per_byte, dequantize_us_per_byte
+        Core time for each byte of the gradient: of a worker, residual included, and of a server for each worker's part.
+    """
+
+    share: float
+    quantize_us_per_byte: float
+    dequantize_us_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvstoreJob:
     """Workers, servers and what they cost.
 
@@ -87,6 +104,10 @@ class KvstoreJob:
         Core time of a step's slowest worker over the workers' mean: the times above are means.
     server_host
         Host of each server, [servers], see `placement.py`; empty: each has one of its own.
+    compression
+        Of what workers push; None: they push gradients. A server then dequantizes the first worker's part in place of a copy, and
+        each further one before it adds it. Slices are cut as without (MXNet's `EncodeCompressedKey` compares the bound with the
+        elements of the gradient; that it rounds slices to 16 of them is left out).
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -108,6 +129,7 @@ class KvstoreJob:
     updates: tuple[tuple[int, ...], ...]
     slowest: float = 1.0
     server_host: tuple[int, ...] = ()
+    compression: PushCompression | None = None
 
     def __post_init__(self) -> None:
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
@@ -130,6 +152,19 @@ class KvstoreJob:
     def served_slice_us(self) -> float:
         """Core time of a server for a slice beside its bytes."""
         return self.slice_us + (0.0 if self.slicing.priority else self.update_call_us)
+
+    @property
+    def pushed_share(self) -> float:
+        """Bytes that a worker pushes over those that it pulls."""
+        return 1.0 if self.compression is None else self.compression.share
+
+    @property
+    def summing_us_per_byte(self) -> float:
+        """A server's work on a byte until all workers' parts are in the sum."""
+        added_us = (len(self.workers) - 1) * self.sum_us_per_byte
+        if self.compression is None:
+            return self.copy_us_per_byte + added_us
+        return len(self.workers) * self.compression.dequantize_us_per_byte + added_us
 
     @property
     def server_bytes(self) -> Floats:
@@ -180,31 +215,38 @@ class ProcessLoad:
 def serving_us_per_byte(job: KvstoreJob) -> float:
     """A server's work on a byte of a tensor: the first part is copied, others are added, and the sum updates or is copied."""
     last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
-    return job.copy_us_per_byte + (len(job.workers) - 1) * job.sum_us_per_byte + last_us
+    return job.summing_us_per_byte + last_us
 
 
 def process_loads(job: KvstoreJob) -> list[ProcessLoad]:
     """Load of each worker, then of each server."""
     total, workers = float(job.tensor_bytes.sum()), len(job.workers)
     update_us = total * job.update_us_per_byte + len(job.tensor_bytes) * job.worker_call_us if job.slicing.priority else 0.0
-    moved = [total] * workers + (job.server_bytes * workers).tolist()
+    pulled = [total] * workers + (job.server_bytes * workers).tolist()
+    pushed = [size * job.pushed_share for size in pulled]
+    sent, received = pushed[:workers] + pulled[workers:], pulled[:workers] + pushed[workers:]
+    quantize_us = 0.0 if job.compression is None else total * job.compression.quantize_us_per_byte
     cores = [
-        sum(segment.work_us for segment in segments) + total * beside_us + update_us
+        sum(segment.work_us for segment in segments) + total * beside_us + update_us + quantize_us
         for segments, beside_us in zip(job.workers, job.beside_us_per_byte, strict=True)
     ]
     count = np.bincount([server for row in job.slices for server, _ in row], minlength=len(job.server_core))
     cores += (job.server_bytes * serving_us_per_byte(job) + count * job.served_slice_us).tolist()
     apart = job.host[:workers, None] != job.host[workers:]
-    crossing = np.concatenate((apart @ job.server_bytes, apart.sum(axis=0) * job.server_bytes))  # as much in each direction
-    of_link = np.bincount(job.host, crossing)[job.host]
+    at_workers, at_servers = apart @ job.server_bytes, apart.sum(axis=0) * job.server_bytes
+    leaving = np.concatenate((at_workers * job.pushed_share, at_servers))
+    arriving = np.concatenate((at_workers, at_servers * job.pushed_share))
+    of_link = np.maximum(np.bincount(job.host, leaving), np.bincount(job.host, arriving))[job.host]
     return [
         ProcessLoad(
-            core_us=float(core_us + 2 * size * job.comm_us_per_byte),
-            sent_bytes=crossed,
-            received_bytes=crossed,
+            core_us=float(core_us + (out + into) * job.comm_us_per_byte),
+            sent_bytes=crossed_out,
+            received_bytes=crossed_into,
             link_us=None if job.bytes_per_us is None else shared / job.bytes_per_us,
         )
-        for core_us, size, crossed, shared in zip(cores, moved, crossing.tolist(), of_link.tolist(), strict=True)
+        for core_us, out, into, crossed_out, crossed_into, shared in zip(
+            cores, sent, received, leaving.tolist(), arriving.tolist(), of_link.tolist(), strict=True
+        )
     ]
 
 
@@ -239,7 +281,7 @@ class _KvstoreGraph:
         ready, wanted = self._compute()
         back: list[dict[int, list[int]]] = [defaultdict(list) for _ in job.workers]
         for tensor, slices in enumerate(job.slices):
-            sent = [self._beside(f"tensor{tensor}.posted@{w}", w, tensor, ready[w][tensor]) for w in range(len(ready))]
+            sent = [self._posted(w, tensor, ready[w][tensor]) for w in range(len(ready))]
             for part, (server, size) in enumerate(slices):
                 served = self._served(f"tensor{tensor}.{part}", server, size, sent)
                 for worker in range(len(job.workers)):
@@ -263,6 +305,15 @@ class _KvstoreGraph:
                 self._builder.carry(op, wanted[worker][tensor])
         return self._builder.build()
 
+    def _posted(self, worker: int, tensor: int, made: int) -> int:
+        """What a worker does for a gradient before it is sent."""
+        job = self._job
+        posted = self._beside(f"tensor{tensor}.posted@{worker}", worker, tensor, made)
+        if job.compression is None:
+            return posted
+        cost_us = float(job.tensor_bytes[tensor]) * job.compression.quantize_us_per_byte
+        return self._work(worker, cost_us, name=f"tensor{tensor}.quantized@{worker}", kind=OpKind.COMM, after=[posted])
+
     def _beside(self, name: str, worker: int, tensor: int, *after: int) -> int:
         """What a worker does for a gradient before it is sent, or once it is back."""
         job = self._job
@@ -273,9 +324,9 @@ class _KvstoreGraph:
         """Push, sum and update (or copy) a slice that the workers send after these ops; returns the last."""
         job, process = self._job, len(self._job.workers) + server
         summed = []
-        mean_us = (job.copy_us_per_byte + (len(sent) - 1) * job.sum_us_per_byte) / len(sent)
+        mean_us = job.summing_us_per_byte / len(sent)
         for worker, made in enumerate(sent):
-            pushed = self._message(f"{what}.push@{worker}", worker, process, size, [made])
+            pushed = self._message(f"{what}.push@{worker}", worker, process, size * job.pushed_share, [made])
             summed.append(self._work(process, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed]))
         last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
         return self._work(process, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)

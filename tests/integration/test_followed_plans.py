@@ -209,6 +209,11 @@ def kvstore_base(kvstore_job):
     return kvstore_job.run(Plan(), warmup=2)
 
 
+def test_mxnet_pushes_compressed_gradients(kvstore_job):
+    # Trainers push and pull in one call, which KVStore refuses for them.
+    assert len(kvstore_job.run(Plan(compression="2bit"), warmup=2).times.iteration_us) >= 4
+
+
 @pytest.mark.parametrize("plan", [Plan(servers=1), Plan(p3=True, slice_threshold=400_000)])
 def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstore_base, plan):
     found = verdict(kvstore_job, plan, kvstore_base)

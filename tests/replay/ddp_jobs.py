@@ -15,7 +15,7 @@ FREE = CommCosts(
 )  # fmt: skip
 
 
-def job(program, sizes, *, ranks=2, broadcast=(), threads=2, costs=FREE, core=None, scale=None) -> DdpJob:
+def job(program, sizes, *, ranks=2, broadcast=(), threads=2, costs=FREE, core=None, scale=None, finish=()) -> DdpJob:
     """A job of (work, action, collective) segments, equal on all ranks but for a factor of each."""
     work, action, collective = zip(*program, strict=True)
     factor = np.ones(ranks) if scale is None else np.array(scale, dtype=float)
@@ -28,4 +28,5 @@ def job(program, sizes, *, ranks=2, broadcast=(), threads=2, costs=FREE, core=No
         is_broadcast=np.array([i in broadcast for i in range(len(sizes))], dtype=np.bool_),
         threads=threads,
         comm=costs,
+        finish_us=np.array(finish, dtype=float),
     )

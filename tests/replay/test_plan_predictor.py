@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sample import predictor, sample
@@ -18,7 +19,7 @@ from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
-from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
+from dpro_search.replay.plan_predictor import DdpPlans, PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.replay.store_plans import KvstorePlans
 from dpro_search.search import run_search
 from dpro_search.space.kvstore_job import KvstoreJob, Segment
@@ -105,6 +106,30 @@ def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> Non
     assert "\n" not in str(refusal.value)
 
 
+class TestDdp:
+    def test_half_the_bytes_cost_less_communication(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        slow = msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6)
+        prices.predictor = prices.predictor.at(cluster=slow)
+        gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="fp16")).iteration_us
+        assert gain_us > 0.8 * 54_056 / 2 * 8 / 5  # of which bytes a ring of two moves as many over each link
+        assert prices.predict(Plan(compression="fp16")).source == "extrapolated"
+        with pytest.raises(InputError, match="has no compression"):
+            ddp().predict(Plan(compression="fp16"))
+
+    def test_the_empty_plan_is_the_recording_to_the_last_bit(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        assert prices.predict(Plan()) == ddp().predict(Plan())
+
+    def test_what_a_hook_cannot_do_is_refused(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
+        hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
+        with pytest.raises(InputError, match="takes only one"):
+            hooked.predict(Plan(compression="fp16"))
+        assert "takes only one" in str(DdpPlans(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
+
+
 def test_a_second_server_takes_half_of_what_is_cut() -> None:
     prices = kvstore()
     one = prices.predict(Plan()).iteration_us
@@ -120,6 +145,25 @@ def test_the_search_finds_that_the_large_tensor_is_to_be_cut(tmp_path: Path) -> 
     result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="kvstore")
     assert result.plans[0].prediction.iteration_us <= prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
     assert (result.plans[0].plan.servers or 1) > 1
+
+
+def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
+    job = kvstore().recorded_job
+    prices = KvstorePlans.of_job(job, kvstore().tensors, allow_lossy=True)
+    assert prices.predict(Plan()) == kvstore().predict(Plan())
+    gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
+    pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
+    assert 0.5 * pushes_us < gain_us < pushes_us
+    with pytest.raises(InputError, match="does not compress priority slices"):
+        prices.predict(Plan(compression="2bit", p3=True))
+    with pytest.raises(InputError, match="has no compression"):
+        kvstore().predict(Plan(compression="2bit"))
+
+
+def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
+    tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in kvstore().tensors]
+    prices = KvstorePlans.of_job(kvstore().recorded_job, tensors, allow_lossy=True)
+    assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
 
 
 def test_a_slower_link_and_a_question_change_every_price() -> None:
@@ -219,6 +263,8 @@ class TestHorovod:
         with pytest.raises(InputError, match="memory limit"):
             PlanOptions(memory_limit_bytes=0)
         with pytest.raises(InputError, match="only jobs of TensorFlow"):
+            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
+        with pytest.raises(InputError, match="lossy compression: what it costs is known of"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(allow_lossy=True))
         with pytest.raises(InputError, match="does not tell how much memory"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
@@ -227,8 +273,6 @@ class TestHorovod:
 
 
 def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
-    import msgspec
-
     trace = sample()
     other = Trace(**{name: getattr(trace, name) for name in trace.__dataclass_fields__} | {
         "meta": msgspec.structs.replace(trace.meta, settings=None, format="chakra")

@@ -1,7 +1,9 @@
 """Buckets by PyTorch's rule, and the program that every rank runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import TensorInfo
+from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import build_ddp_graph
@@ -68,6 +71,37 @@ def recorded():
 
 def program(job: DdpJob) -> list[tuple[str, int]]:
     return [(Action(action).name, int(which)) for action, which in zip(job.action, job.collective, strict=True)]
+
+
+def test_halves_move_half_of_the_gradients_bytes_and_cost_casts(recorded):
+    plain, half = (apply_ddp(*recorded, half=half) for half in (False, True))
+    assert half.size_bytes.tolist() == [1536, 24, 36904 / 2, 17152 / 2]  # buffers travel as they are
+    more_us = (half.work_us - plain.work_us).mean(axis=(0, 1))
+    posts = np.flatnonzero(plain.action == Action.POST)[2:]
+    bucket_bytes = np.array([36904.0, 17152.0])
+    np.testing.assert_allclose(more_us[posts], half_cast_us(bucket_bytes), rtol=1e-6)
+    assert more_us.sum() == pytest.approx(half_cast_us(bucket_bytes).sum())
+    assert half.finish_us.tolist() == [0, 0, *half_back_us(bucket_bytes)]
+    assert half.comm == of_halves(plain.comm, 2)
+    assert not plain.finish_us.any()
+
+
+@given(st.lists(st.integers(0, 60_000), max_size=3))
+def test_halves_are_half_whatever_the_buckets(recorded, limits):
+    plain, half = (apply_ddp(*recorded, bucket_limits_bytes=limits, half=half) for half in (False, True))
+    np.testing.assert_allclose(half.size_bytes[2:], plain.size_bytes[2:] / 2)
+    assert (half.work_us >= plain.work_us - 1e-6).all()
+    assert half.action.tolist() == plain.action.tolist()
+
+
+def test_gradients_of_other_types_are_not_halved(recorded):
+    graph, costs, cluster = recorded
+    tensors = tuple(msgspec.structs.replace(tensor, dtype="float16") for tensor in graph.tensors)
+    plain = apply_ddp(replace(graph, tensors=tensors), costs, cluster)
+    half = apply_ddp(replace(graph, tensors=tensors), costs, cluster, half=True)
+    assert half.size_bytes.tolist() == plain.size_bytes.tolist()
+    np.testing.assert_array_equal(half.work_us, plain.work_us)
+    assert not half.finish_us.any()
 
 
 def test_a_rank_syncs_buffers_posts_buckets_waits_for_them_in_turn_and_steps(recorded):

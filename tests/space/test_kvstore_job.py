@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.errors import InputError
@@ -11,6 +13,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
 from dpro_search.space.kvstore_job import (
     KvstoreJob,
+    PushCompression,
     Segment,
     goodput_bytes_per_us,
     kvstore_graph,
@@ -171,7 +174,37 @@ def test_the_load_of_a_link_is_the_bytes_of_all_workers():
     assert loads[2].link_us == pytest.approx(2 * MIB / 100)
 
 
+TWO_BIT = PushCompression(share=1 / 16, quantize_us_per_byte=2e-3, dequantize_us_per_byte=3e-3)
+
+
+def test_compressed_pushes_are_smaller_and_pulls_are_not():
+    plain, small = (process_loads(job([MIB], compression=compression, bytes_per_us=100.0)) for compression in (None, TWO_BIT))
+    assert [load.sent_bytes for load in small[:2]] == [load.sent_bytes / 16 for load in plain[:2]]
+    assert [load.received_bytes for load in small[:2]] == [load.received_bytes for load in plain[:2]]
+    assert (small[2].sent_bytes, small[2].received_bytes) == (plain[2].sent_bytes, plain[2].received_bytes / 16)
+
+
+def test_workers_quantize_and_servers_dequantize_every_part():
+    costs = {"copy_us_per_byte": 1e-3, "sum_us_per_byte": 1e-3, "update_us_per_byte": 1e-3}
+    plain, small = (kvstore_graph(job([MIB, 4 * MIB], compression=compression, **costs)) for compression in (None, TWO_BIT))
+    more_us = small.duration_us.sum() - plain.duration_us.sum()
+    # Two workers quantize, the server dequantizes two parts, one of them in place of a copy.
+    assert more_us == pytest.approx(5 * MIB * (2 * 2e-3 + 2 * 3e-3 - 1e-3))
+    used_us = sum(load.core_us for load in process_loads(job([MIB, 4 * MIB], compression=TWO_BIT, **costs)))
+    assert small.duration_us.sum() == pytest.approx(used_us)
+
+
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=6), st.integers(1, 3), st.integers(100, 10**5))
+@settings(max_examples=20, deadline=None)
+def test_free_compression_makes_no_iteration_longer(elements, servers, bound):
+    sizes = [4 * count for count in elements]
+    free = PushCompression(share=1 / 16, quantize_us_per_byte=0.0, dequantize_us_per_byte=0.0)
+    plain, small = (job(sizes, servers=servers, bound=bound, bytes_per_us=100.0, compression=kind) for kind in (None, free))
+    assert iteration_us(small) <= iteration_us(plain) * 1.05
+
+
 def test_the_graph_is_valid():
+    kvstore_graph(job([MIB, 400], servers=2, bound=1000, bytes_per_us=100.0, compression=TWO_BIT)).validate()
     kvstore_graph(job([MIB, 400, 3 * MIB], workers=3, servers=2, bound=1000, bytes_per_us=100.0)).validate()
 
 

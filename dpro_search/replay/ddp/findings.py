@@ -27,8 +27,8 @@ def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iterat
         Replayed.
     """
     hook = (
-        "Compressing the buckets to half of their bytes (fp16_compress_hook) would gain {} on the wire; "
-        "what compressing costs is not in it."
+        "Compressing the buckets to half of their bytes (fp16_compress_hook) would gain {}, with what its casts cost; "
+        "it changes the numbers."
     )
     found = [*_communication(path, gains, iteration_us), *late_ranks(path, iteration_us)]
     return told([*found, *gained(gains, COMMON | {"comm_hook=half": hook}, iteration_us)], iteration_us)

@@ -4,11 +4,12 @@ Every core is a fluid that its users share; between two events all speeds are co
 segments of work, each with a post of a collective or a wait for one at its end. Collectives start in the order of posting, once
 every rank has posted and fewer than `threads` run:
 
-    LATENCY -> TRANSFER
+    LATENCY -> TRANSFER -> FINISH
 
 Those that transfer at the same time share the link. A latency passes slowly while a main thread runs, for Gloo's threads then wait
-for its core, and fast while none does. Gloo's threads take their part of each core meanwhile. Compiled with numba; the same
-function runs uncompiled as `simulate.py_func`.
+for its core, and fast while none does. Gloo's threads take their part of each core meanwhile. What they do with the result (a cast
+of a communication hook) is core time on every rank, of which they get an equal share beside the main threads. Compiled with numba;
+the same function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def simulate(
     collective: Ints,
     size_bytes: Floats,
     is_broadcast: Bools,
+    finish_us: Floats,
     threads: int,
     costs: Floats,
     sample_of: Ints,
@@ -84,9 +86,11 @@ def simulate(
     latency_left = np.zeros(threads)  # in latencies of the present state of the ranks
     latency_us = np.ones(threads)
     bytes_left = np.zeros(threads)
+    finish_left = np.zeros(threads)
     draw = 0
 
     active_on = np.zeros(cores)
+    free_on = np.ones(cores)
     speed = np.zeros(ranks)
     now = 0.0
     finished = 0
@@ -131,6 +135,7 @@ def simulate(
             running[t] = started
             moved[started, 0] = now
             bytes_left[t] = size_bytes[started % per_step]
+            finish_left[t] = finish_us[started % per_step]
             latency_left[t] = 1.0
             if main_runs:  # waiting for the core: as variable as an exponential distribution
                 latency_left[t] = max(-np.log(1 - draws[draw % len(draws)]), 1e-3)
@@ -140,6 +145,7 @@ def simulate(
         # Who uses the cores, and how fast everything goes.
         beta = costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]
         transfers = 0
+        finishing = 0
         taken = 0.0
         for t in range(threads):
             if running[t] >= 0:
@@ -147,15 +153,21 @@ def simulate(
                     more = costs[ALPHA_MORE] * (1 - np.exp(-bytes_left[t] / costs[SATURATION]))
                     latency_us[t] = max(costs[ALPHA_BUSY] + more if main_runs else costs[ALPHA_TAIL], 1.0)
                     taken += min(costs[COLLECTIVE_CPU] / latency_us[t], 0.5)
-                else:
+                elif bytes_left[t] > 0:
                     transfers += 1
+                else:
+                    finishing += 1
         if transfers > 0:
             taken += min(costs[CPU_PER_BYTE] / beta, 1.0)
+        finish_speed = 1.0  # of the slowest rank
+        for c in range(cores):
+            free = max(1.0 - min(taken * on_core[c], 0.95), 0.0)
+            free_on[c] = free / max(active_on[c] + finishing * on_core[c], 1.0)
+            finish_speed = min(finish_speed, free_on[c])
         for r in range(ranks):
             speed[r] = 0.0
             if iteration[r] < iterations and waits_for[r] < 0:
-                free = max(1.0 - min(taken * on_core[core[r]], 0.95), 0.0)
-                speed[r] = free / active_on[core[r]]
+                speed[r] = free_on[core[r]]
 
         # The next event, and the way to it.
         step = np.inf
@@ -164,7 +176,12 @@ def simulate(
                 step = min(step, left[r] / speed[r])
         for t in range(threads):
             if running[t] >= 0:
-                step = min(step, latency_left[t] * latency_us[t] if latency_left[t] > 0 else bytes_left[t] * beta * transfers)
+                if latency_left[t] > 0:
+                    step = min(step, latency_left[t] * latency_us[t])
+                elif bytes_left[t] > 0:
+                    step = min(step, bytes_left[t] * beta * transfers)
+                else:
+                    step = min(step, finish_left[t] / finish_speed)
         if not np.isfinite(step):
             return end_us, breakdown, moved[:0], worked  # nothing can go on: a collective that some rank never posts
         now += step
@@ -185,9 +202,13 @@ def simulate(
                 latency_left[t] -= step / latency_us[t]
                 if latency_left[t] <= _EPSILON:
                     latency_left[t] = 0.0
-            else:
+            elif bytes_left[t] > 0:
                 bytes_left[t] -= step / (beta * transfers)
-            if latency_left[t] == 0.0 and bytes_left[t] <= _EPSILON:
+                if bytes_left[t] <= _EPSILON:
+                    bytes_left[t] = 0.0
+            else:
+                finish_left[t] -= step * finish_speed
+            if latency_left[t] == 0.0 and bytes_left[t] <= 0.0 and finish_left[t] <= _EPSILON:
                 moved[running[t], 1] = now
                 for r in range(ranks):
                     if waits_for[r] == running[t]:

@@ -14,6 +14,7 @@ from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp
 from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.transformations import DdpCompression, JobFacts
 from dpro_search.space.transformations.module_precision import doubt_us, in_bfloat16
 from dpro_search.space.transformations.modules import recomputed, saved_bytes
 from dpro_search.space.transformations.precision import Ratios
@@ -97,7 +98,11 @@ class DdpPredictor(ProgramPredictor):
 
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
-        refuse_unknown(plan, ("bucket_cap_bytes", "recomputed_modules", "bfloat16_modules"), "a DistributedDataParallel job")
+        known = ("bucket_cap_bytes", "recomputed_modules", "bfloat16_modules", "compression")
+        facts = JobFacts(name="a DistributedDataParallel job", tensors=self.tensors)
+        refuse_unknown(plan, known, facts.name)
+        if (why := DdpCompression(facts, self.graph.compression).legal(plan)) is not None:
+            raise InputError(f"plan: {why}")
         limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
@@ -107,15 +112,26 @@ class DdpPredictor(ProgramPredictor):
             graph = in_bfloat16(graph, plan.bfloat16_modules, self.ratios)
         if plan.recomputed_modules:
             graph = recomputed(graph, plan.recomputed_modules)
-        return apply_ddp(graph, self.costs, self.cluster, bucket_limits_bytes=named, cluster=cluster or self._wanted)
+        return apply_ddp(
+            graph,
+            self.costs,
+            self.cluster,
+            bucket_limits_bytes=named,
+            cluster=cluster or self._wanted,
+            half=plan.compression is not None,
+        )
 
     def _memory_bytes(self, plan: Plan) -> int | None:
-        """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16."""
+        """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16.
+
+        Halves of buckets live from the hook to their copy back: at most all at once, beside all else.
+        """
         if plan.bfloat16_modules:
             return None
         saved = saved_bytes(self.graph, plan.recomputed_modules or ())
         peak = super()._memory_bytes(plan)
-        return None if peak is None or saved is None else max(peak - saved, 0)
+        halves = sum(tensor.size_bytes for tensor in self.tensors if tensor.dtype == "float32") // 2 if plan.compression else 0
+        return None if peak is None or saved is None else max(peak - saved, 0) + halves
 
     def _doubt_us(self, plan: Plan) -> float:
         names = plan.bfloat16_modules or ()

@@ -54,6 +54,7 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
         job.collective,
         job.size_bytes,
         job.is_broadcast,
+        job.finish_us if len(job.finish_us) else np.zeros(len(job.size_bytes)),
         job.threads,
         np.array(
             [

@@ -43,7 +43,7 @@ def gains(predictor: DdpPredictor) -> list[dict[str, float | str]]:
     changed = {f"bucket_cap_mb={mib}": predictor.predict(Plan(bucket_cap_bytes=mib * _MIB)) for mib in _BUCKETS_MIB}
     changed |= {f"first_bucket_mb={mib}": predictor.at(first_bucket_bytes=mib * _MIB).predict(Plan()) for mib in _BUCKETS_MIB}
     if predictor.graph.compression == 1.0:
-        changed["comm_hook=half"] = predictor.at(graph=replace(predictor.graph, compression=0.5)).predict(Plan())
+        changed["comm_hook=half"] = predictor.predict(Plan(compression="fp16"))
     return ranked_gains(predictor, changed)
 
 

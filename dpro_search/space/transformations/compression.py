@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -11,30 +10,19 @@ import numpy as np
 from dpro_search.collect.trace import Floats, TensorInfo
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile, Release
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations._base import JobFacts
 from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation, with_added_work
+from dpro_search.space.transformations.gradient_compression import GradientCompression
 
-_KNOWN = ("fp16",)
 
-
-class Compression(Knob, GraphTransformation):
+class Compression(GradientCompression, GraphTransformation):
     """Half the bytes of every float32 gradient, for a cast before its post and one before its update."""
-
-    name = "compression"
-    fields = ("compression",)
 
     def __init__(self, job: JobFacts, compute: ComputeGraph, *, copy_us_per_byte: float, allow_lossy: bool) -> None:
         """`copy_us_per_byte` is what a copy of a gradient takes: a cast moves about as much."""
-        self._copy_us_per_byte = copy_us_per_byte
-        self._allowed = allow_lossy
+        GradientCompression.__init__(self, job, ("fp16",), allow_lossy=allow_lossy)
         GraphTransformation.__init__(self, job, compute)
-
-    def legal(self, plan: Plan) -> str | None:
-        if plan.compression is None:
-            return None
-        if plan.compression not in _KNOWN:
-            return f"compression '{plan.compression}': {self.job.name} has {', '.join(_KNOWN)}"
-        return None if self._allowed else f"compression '{plan.compression}' changes the numbers; only with --allow-lossy"
+        self._copy_us_per_byte = copy_us_per_byte
 
     def apply(self, graph: DataflowGraph, plan: Plan) -> DataflowGraph:
         if plan.compression is None:
@@ -49,15 +37,6 @@ class Compression(Knob, GraphTransformation):
             graph,
             tensors=tuple(map(_halved, graph.tensors)),
             profiles=tuple(_with_releases(profile, cast) for profile in graph.profiles),
-        )
-
-    @cached_property
-    def choice(self) -> Choice:
-        ways: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
-        return Choice(
-            name=self.name,
-            fields=self.fields,
-            ways=ways | ({"set": ladder("compression", _KNOWN)} if self._allowed else {}),
         )
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
 import msgspec
+import numpy as np
 
-from dpro_search.space.kvstore_job import KvstoreJob
+from dpro_search.costmodel.compressed_gradients import TWO_BIT_DEQUANTIZE_US_PER_BYTE, TWO_BIT_QUANTIZE_US_PER_BYTE
+from dpro_search.space.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, ladder
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_SLICES = 20_000
+TWO_BIT = PushCompression(
+    share=1 / 16,
+    quantize_us_per_byte=TWO_BIT_QUANTIZE_US_PER_BYTE,
+    dequantize_us_per_byte=TWO_BIT_DEQUANTIZE_US_PER_BYTE,
+)
 _MOST_TRIED = 4_000  # slices of what samplers try: a replay takes as long as there are
 _SMALLEST_ELEMENTS = 1000
 
@@ -37,6 +45,12 @@ class KeySlicing(Knob):
         if priority and slices > MOST_SLICES:
             return f"slice_threshold={threshold} cuts the tensors into {slices} slices; at most {MOST_SLICES} are replayed"
         return None
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        """A step on the ladders; one to priority slices leaves compression out, for these are never compressed."""
+        moved = super().propose(plan, rng, hot)
+        priority = self.job.values["p3"] if moved.p3 is None else moved.p3
+        return msgspec.structs.replace(moved, compression=None) if priority else moved
 
     def simplest(self, plan: Plan) -> Plan:
         """With priority slices the bound has no effect, and without them their size has none."""
@@ -73,5 +87,6 @@ def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
         priority=old.priority if plan.p3 is None else plan.p3,
         slice_threshold=old.slice_threshold if plan.slice_threshold is None else plan.slice_threshold,
     )
+    compression = job.compression if plan.compression is None else TWO_BIT
     core, host = servers_under(plan, job)
-    return replace(job, slicing=slicing, server_core=core, server_host=host)
+    return replace(job, slicing=slicing, compression=compression, server_core=core, server_host=host)

@@ -51,6 +51,22 @@ def test_communication_takes_core_time_from_the_main_thread():
     assert iteration_us([(100, POST, 0), (100, WAIT, 0)], [50], costs=costs) == pytest.approx(200 + 12.5)
 
 
+def test_a_cast_of_the_result_ends_before_the_wait_does():
+    program = [(100, POST, 0), (0, WAIT, 0), (10, NONE, -1)]
+    assert iteration_us(program, [50], finish=[7]) == pytest.approx(100 + 1 + 50 + 7 + 10)
+
+
+def test_a_cast_of_the_result_shares_the_core_with_the_main_thread():
+    # 51 of the 100 us after the post are done when the cast begins: both have half of the core for 40 us.
+    assert iteration_us([(100, POST, 0), (100, WAIT, 0)], [50], finish=[20]) == pytest.approx(200 + 20, abs=2)
+
+
+def test_one_result_is_cast_while_the_next_one_moves():
+    program = [(100, POST, 0), (0, POST, 1), (0, WAIT, 0), (0, WAIT, 1)]
+    assert iteration_us(program, [50, 50], threads=2, finish=[0, 0]) == pytest.approx(100 + 1 + 100)
+    assert iteration_us(program, [50, 90], threads=2, finish=[20, 0]) == pytest.approx(100 + 1 + 140)
+
+
 def test_a_latency_beside_computing_ranks_is_drawn_and_repeats_with_the_seed():
     costs = replace(FREE, alpha_busy_us=30.0)
     changing = job([(100, POST, 0), (1, WAIT, 0)], [1], costs=costs)
@@ -83,8 +99,9 @@ def test_a_wait_for_what_nobody_posts_is_an_error():
 def test_compiled_and_plain_agree():
     stuck = job([(100, POST, 0), (20, POST, 1), (5, WAIT, 0), (7, WAIT, 1)], [50, 20], scale=(1, 1.2))
     costs = np.array([5.0, 3.0, 2.0, 1.1, 1.0, 0.2, 1.0, 1e5])
+    finish_us = np.array([3.0, 0.0])
     arguments = (
-        stuck.core, stuck.work_us, stuck.action, stuck.collective, stuck.size_bytes, stuck.is_broadcast, 2, costs,
+        stuck.core, stuck.work_us, stuck.action, stuck.collective, stuck.size_bytes, stuck.is_broadcast, finish_us, 2, costs,
         np.zeros(12, dtype=np.int64), np.random.default_rng(0).random(64),
     )  # fmt: skip
     for compiled, plain in zip(machine.simulate(*arguments), machine.simulate.py_func(*arguments), strict=True):

@@ -16,8 +16,10 @@ from dpro_search.space.transformations import (
     RECORDED,
     BucketSize,
     Credit,
+    DdpCompression,
     JobFacts,
     KeySlicing,
+    KvstoreCompression,
     PlanSpace,
     ServerCount,
     TensorPartition,
@@ -43,13 +45,14 @@ def mpi() -> PlanSpace:
 
 def ddp() -> PlanSpace:
     job = JobFacts(name="a DistributedDataParallel job", tensors=TENSORS)
-    return PlanSpace(job, (BucketSize(job),))
+    return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
 def kvstore(*, p3: bool = False) -> PlanSpace:
     values = {"servers": 2, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
     job = JobFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
-    return PlanSpace(job, (ServerCount(job), KeySlicing(job, tuple(tensor.size_bytes // 4 for tensor in TENSORS))))
+    slicing = KeySlicing(job, tuple(tensor.size_bytes // 4 for tensor in TENSORS))
+    return PlanSpace(job, (ServerCount(job), slicing, KvstoreCompression(job, ["float32"])))
 
 
 def byteps() -> PlanSpace:
@@ -105,6 +108,10 @@ def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str
         ("ddp", Plan(fusion_threshold_bytes=1), "a DistributedDataParallel job has no fusion_threshold_bytes"),
         ("kvstore", Plan(p3=True, slice_threshold=10), "at most 20000 are replayed"),
         ("kvstore", Plan(credit=1), "a job with parameter servers has no credit"),
+        ("ddp", Plan(compression="2bit"), "a DistributedDataParallel job has fp16"),
+        ("kvstore", Plan(compression="fp16"), "a job with parameter servers has 2bit"),
+        ("kvstore", Plan(compression="2bit", p3=True), "does not compress priority slices"),
+        ("p3", Plan(compression="2bit"), "does not compress priority slices"),
         ("byteps", Plan(servers=5000), "at most 1024 are replayed"),
         ("byteps", Plan(micro_batches=2), "a job with BytePS has no micro_batches; it knows partition_bytes, credit, servers"),
     ],

@@ -4,8 +4,8 @@ Both are predicted for all-reduces by themselves, from a table that was measured
 their ratio, size by size, is what a recorded job's all-reduces are changed by.
 
 In jobs, rings of two ranks take their wire's time once to twice, as one direction waits for the other (`CommCosts.turns_busy`); by
-themselves, mostly once. A single exchange of all bytes, and a reduce before a broadcast, hardly do: on links of 2 Gbit/s, 1 to 4 MiB,
-nine rounds of a ring took 1.03 to 1.54 times the wire's time, three of recursive doubling 1.03 to 1.10.
+themselves, mostly once. A single exchange of all bytes, and a reduce before a broadcast, hardly do: at 2 Gbit/s, 1 to 4 MiB, nine
+rounds of a ring took 1.03 to 1.54 times the wire's time, three of recursive doubling 1.03 to 1.10.
 """
 
 from __future__ import annotations

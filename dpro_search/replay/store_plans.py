@@ -116,8 +116,12 @@ class StorePlans(PlanPredictor, Generic[_Job]):
     def _with_job(self, job: _Job) -> Self:
         changed = copy.copy(self)
         changed.recorded_job, changed._changed = job, True
-        changed.space = self.of_job(job, self.tensors).space  # a link without limit leaves less to choose
+        changed.space = self._space_of(job)  # a link without limit leaves less to choose
         return changed
+
+    def _space_of(self, job: _Job) -> PlanSpace:
+        """The plans of another job, of the kinds that there are now."""
+        return self.of_job(job, self.tensors).space
 
 
 class KvstorePlans(StorePlans[KvstoreJob]):
@@ -157,6 +161,9 @@ class KvstorePlans(StorePlans[KvstoreJob]):
 
     def _built(self, job: KvstoreJob) -> ReplayGraph:
         return kvstore_graph(job)
+
+    def _space_of(self, job: KvstoreJob) -> PlanSpace:
+        return self.of_job(job, self.tensors, allow_lossy="compression" in self.space.fields).space
 
 
 class BytepsPlans(StorePlans[BytepsJob]):

@@ -154,6 +154,8 @@ def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
     gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
     pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
     assert 0.5 * pushes_us < gain_us < pushes_us
+    on_another_link = prices.at_rate(100e6)
+    assert on_another_link.predict(Plan(compression="2bit")).iteration_us < on_another_link.predict(Plan()).iteration_us
     with pytest.raises(InputError, match="does not compress priority slices"):
         prices.predict(Plan(compression="2bit", p3=True))
     with pytest.raises(InputError, match="has no compression"):

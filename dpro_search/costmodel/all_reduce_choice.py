@@ -2,10 +2,6 @@
 
 Both are predicted for all-reduces by themselves, from a table that was measured on the library ('dpro-search fit --collect comm');
 their ratio, size by size, is what a recorded job's all-reduces are changed by.
-
-In jobs, rings of two ranks take their wire's time once to twice, as one direction waits for the other (`CommCosts.turns_busy`); by
-themselves, mostly once. A single exchange of all bytes, and a reduce before a broadcast, hardly do: at 2 Gbit/s, 1 to 4 MiB, nine
-rounds of a ring took 1.03 to 1.54 times the wire's time, three of recursive doubling 1.03 to 1.10.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from dpro_search.costmodel.communication_model import CommunicationModel
 
 _BACKEND, _OWN = "mpi", "default"
-_WITHOUT_TURNS: tuple[MpiAlgorithm, ...] = ("recursive-doubling", "nonoverlapping")  # of two ranks
 _OCTAVES, _STEPS = (10, 28), 4  # 1 KiB to 256 MiB, and sizes in an octave
 
 
@@ -39,13 +34,10 @@ class AllReduceChoice:
         Sizes at which ratios change, ascending from 0, [sizes].
     ratio
         What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
-    without_turns
-        Algorithms that are known not to have a direction wait for the other.
     """
 
     from_bytes: Floats
     ratio: Mapping[MpiAlgorithm, Floats]
-    without_turns: tuple[MpiAlgorithm, ...] = ()
 
     @staticmethod
     def of(model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int) -> AllReduceChoice:
@@ -75,27 +67,17 @@ class AllReduceChoice:
         if not all(np.isfinite(values).all() for values in ratio.values()):
             raise InputError(f"the model says nothing of {ranks} ranks at this rate: measure all-reduces there")
         edges = sizes * 2 ** (-0.5 / _STEPS)  # each size stands for those around it
-        return AllReduceChoice(
-            from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio, without_turns=_WITHOUT_TURNS if ranks == 2 else ()
-        )
+        return AllReduceChoice(from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio)
 
     @property
     def algorithms(self) -> tuple[MpiAlgorithm, ...]:
         """Those that are known."""
         return tuple(self.ratio)
 
-    def ratios(self, ranges: Sequence[tuple[int, MpiAlgorithm]], turns: float = 1.0) -> tuple[Floats, Floats]:
+    def ratios(self, ranges: Sequence[tuple[int, MpiAlgorithm]]) -> tuple[Floats, Floats]:
         """(bytes, ratio) from 0 bytes on, where all-reduces of at least so many bytes are by the algorithms of `ranges`.
 
-        Parameters
-        ----------
-        turns
-            Wire times that a transfer of the job takes by the library's own choice.
-
-        Raises
-        ------
-        InputError
-            An algorithm is not known.
+        Raises `InputError` for an algorithm that is not known.
         """
         unknown = next((algorithm for _, algorithm in ranges if algorithm not in self.ratio), None)
         if unknown is not None:
@@ -104,7 +86,7 @@ class AllReduceChoice:
         edges = np.union1d(self.from_bytes, starts)
         size = np.searchsorted(self.from_bytes, edges, side="right") - 1
         chosen = np.searchsorted(starts, edges, side="right") - 1
-        by_range = np.stack([self.ratio[name] / (turns if name in self.without_turns else 1.0) for _, name in ranges])
+        by_range = np.stack([self.ratio[algorithm] for _, algorithm in ranges])
         found: Floats = by_range[chosen, size]
         return edges, found
 

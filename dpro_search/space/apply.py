@@ -60,7 +60,7 @@ class HorovodJobs:
     ) -> None:
         self._settings, recorded_cluster = recorded
         cluster = cluster or recorded_cluster
-        self._choice, self._shaped = choice, cluster.rate_bps is not None
+        self._choice = choice
         profile = np.arange(cluster.ranks) % graph.ranks
         self._classes = alike(profile, np.array(cluster.cores))
         profiles = [graph.profiles[number] for number in profile[self._classes.first_rank]]
@@ -93,9 +93,7 @@ class HorovodJobs:
         if plan.allreduce_algorithms is not None:
             if self._choice is None:
                 raise InputError("plan: allreduce_algorithms: nothing is known of what other algorithms take")
-            turns = (self._comm.turns_busy, self._comm.turns_tail) if self._shaped else (1.0, 1.0)
-            (edges, busy), (_, tail) = (self._choice.ratios(plan.allreduce_algorithms, each) for each in turns)
-            slower = {"ratio_from_bytes": edges, "ratio": np.stack([busy, tail])}
+            slower = dict(zip(("ratio_from_bytes", "ratio"), self._choice.ratios(plan.allreduce_algorithms), strict=True))
         return HorovodJob(
             class_of_rank=self._classes.class_of_rank,
             core=self._classes.core,

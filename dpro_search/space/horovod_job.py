@@ -38,8 +38,7 @@ class HorovodJob:
     comm
         What communication costs on this cluster.
     ratio_from_bytes, ratio
-        What all-reduces of at least so many bytes take over that, ascending from 0, [ranges], while a main stream runs and in the
-        tail, [2, ranges].
+        What all-reduces of at least so many bytes take over that, ascending from 0, [ranges] each.
     """
 
     class_of_rank: Ints
@@ -60,7 +59,7 @@ class HorovodJob:
     cycle_us: float
     comm: CommCosts
     ratio_from_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    ratio: Floats = field(default_factory=lambda: np.ones((2, 1)))
+    ratio: Floats = field(default_factory=lambda: np.ones(1))
 
     @property
     def ranks(self) -> int:

@@ -83,14 +83,6 @@ def test_a_model_that_cannot_compare_is_refused(names):
         AllReduceChoice.of(Model({name: lambda size: size for name in names}), 2, None, 2)
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [(2, 0.5), (4, 1.0)])
-def test_an_exchange_of_two_ranks_takes_no_turns(ranks, expected):
-    known = AllReduceChoice.of(Model(), ranks, 1e9, 2)
-    for algorithm, turns in (("ring", 1.0), ("recursive-doubling", expected)):
-        ranges = ((0, algorithm),)
-        np.testing.assert_allclose(known.ratios(ranges, turns=2.0)[1], turns * known.ratios(ranges)[1])
-
-
 def test_an_unknown_algorithm_is_refused():
     with pytest.raises(InputError, match="nothing is known of rabenseifner, only of recursive-doubling, ring"):
         choice().ratios(((0, "rabenseifner"),))

@@ -194,7 +194,7 @@ def simulate(
     negotiation, latency = 1.0, 1.0
     groups, current, draw, collective = 0, 0, 0, 0
     size, tensors = 0.0, 0
-    slower_busy, slower_tail = 1.0, 1.0  # what the all-reduce under way takes over what `costs` say
+    slower = 1.0  # what the all-reduce under way takes over what `costs` say
     sent_by = -costs[BURST]  # when the link would have sent all so far, had it not rested: it is ahead by what has passed since
     spared_per_byte = 0.0
     speed_main, speed_update = np.zeros(ranks), np.zeros(ranks)
@@ -285,9 +285,8 @@ def simulate(
                     mean = costs[ALPHA_BUSY] + costs[ALPHA_MORE] * (1 - np.exp(-size / costs[SATURATION]))
                     latency = -mean * np.log(1 - draws[draw % len(draws)])
                     draw += 1
-                place = np.searchsorted(ratio_from_bytes, size, side="right") - 1
-                slower_busy, slower_tail = ratio[0, place], ratio[1, place]
-                latency = max(latency * (slower_busy if main_runs else slower_tail), 1.0)
+                slower = ratio[np.searchsorted(ratio_from_bytes, size, side="right") - 1]
+                latency = max(latency * slower, 1.0)
                 state, left = LATENCY, latency
                 continue
             if state == LATENCY:
@@ -296,7 +295,7 @@ def simulate(
                 state, left = TRANSFER, size
                 continue
             if state == TRANSFER:
-                sent_by = min(sent_by + size * costs[BETA_TAIL] * slower_tail, now)
+                sent_by = min(sent_by + size * costs[BETA_TAIL] * slower, now)
                 state, left = COPY_OUT, size * costs[OUT_PER_BYTE] * crowd
                 continue
             if state == COPY_OUT:
@@ -339,7 +338,7 @@ def simulate(
                 busy = True
                 main_runs |= main_left[r] > 0
                 active_on[core[r]] += alike[r]
-        beta = costs[BETA_BUSY] * slower_busy if main_runs else costs[BETA_TAIL] * slower_tail
+        beta = (costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]) * slower
         if spared_per_byte > 0:
             beta = max(beta - spared_per_byte, costs[CPU_PER_BYTE], _LEAST_BETA)
         if state == NEGOTIATE:

@@ -126,7 +126,7 @@ def test_without_fusion_every_unit_pays_the_latency():
 @pytest.mark.parametrize(("from_bytes", "ratio", "expected_us"), [((0.0,), (3.0,), 2500.0), ((0.0, 150.0), (3.0, 1.0), 1500.0)])
 def test_an_all_reduce_takes_as_many_times_longer_as_its_size_says(from_bytes, ratio, expected_us):
     late = {"post_us": ((1000.0, 1000.0),) * 2, "costs": {"alpha_tail_us": 300.0, "beta_busy_us": 1.0, "beta_tail_us": 1.0}}
-    ratios = {"ratio_from_bytes": np.array(from_bytes), "ratio": np.array((ratio, ratio))}
+    ratios = {"ratio_from_bytes": np.array(from_bytes), "ratio": np.array(ratio)}
     assert iteration_us(**late) == pytest.approx(1500, abs=30)  # 300 us and 200 bytes
     assert iteration_us(**late, **ratios) == pytest.approx(expected_us, abs=30)
 
@@ -135,7 +135,7 @@ def test_an_all_reduce_takes_as_many_times_longer_as_its_size_says(from_bytes, r
 def test_ratios_of_1_change_nothing(sizes, alpha_us, beta_us):
     usual = {"post_us": ((500.0,) * len(sizes),) * 2, "sizes": tuple(sizes), "fusion_threshold_bytes": 1000.0}
     costs = {"alpha_tail_us": alpha_us, "alpha_busy_us": alpha_us, "beta_busy_us": beta_us, "beta_tail_us": beta_us}
-    ones = {"ratio_from_bytes": np.array([0.0, 100.0, 1000.0]), "ratio": np.ones((2, 3))}
+    ones = {"ratio_from_bytes": np.array([0.0, 100.0, 1000.0]), "ratio": np.ones(3)}
     assert iteration_us(**usual, costs=costs, **ones) == iteration_us(**usual, costs=costs)
 
 

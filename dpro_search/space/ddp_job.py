@@ -166,7 +166,8 @@ def apply_ddp(
     gradient_bytes, backward_us, finish_us = graph.gradient_bytes, graph.backward_us, np.zeros(forward + buckets)
     if half:
         is_float32 = np.array([tensor.dtype == "float32" for tensor in graph.tensors])
-        hooked_bytes = np.bincount(bucket_of, weights=np.where(is_float32, gradient_bytes, 0.0), minlength=buckets)
+        float32_bytes = np.where(is_float32, gradient_bytes, 0.0)
+        hooked_bytes = np.asarray(np.bincount(bucket_of, weights=float32_bytes, minlength=buckets), dtype=np.float64)
         gradient_bytes = np.where(is_float32, gradient_bytes / 2, gradient_bytes)
         cast_us = np.cumsum(half_cast_us(hooked_bytes))
         post, backward_us = post + cast_us, backward_us + cast_us[-1]

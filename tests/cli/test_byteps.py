@@ -10,6 +10,7 @@ from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.targets import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.faults.processes import succeeds
@@ -56,7 +57,7 @@ def test_every_knob_can_be_set(trace, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, rate"),
+        ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, rate"),
         ("partition_bytes=many", "'many' is not a number"),
         ("servers=0", "servers must be > 0"),
     ],
@@ -107,4 +108,11 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     assert more, "twenty plans hold one with more servers"
     told = " ".join(succeeds(*args).split())
     assert "More servers than the 2 recorded: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
-    assert servers_note([Plan(), Plan(servers=2), Plan(servers=1)], 2) == ""
+    assert servers_note([Plan(), Plan(servers=2), Plan(servers=1), Plan(servers=4, servers_on_workers=True)], Servers(2)) == ""
+
+
+def test_servers_that_leave_the_workers_hosts_are_said_to_need_others():
+    plans = [Plan(), Plan(servers=4), Plan(servers_on_workers=False), Plan(servers=1, servers_on_workers=False)]
+    assert "own, where the recorded ones were on the workers': plan 2 (2 more), plan 3 (1 more)" in servers_note(
+        plans, Servers(2, on_workers=True)
+    )

@@ -1,8 +1,10 @@
 """What `replay` and `diagnose` say of a recorded BytePS job: a real recording of two workers and two servers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpro_search.cli._byteps import diagnose_trace, print_diagnosis, replay_trace
@@ -57,7 +59,10 @@ def test_every_knob_can_be_set(trace, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, rate"),
+        (
+            "fusion_threshold_bytes=1",
+            "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, rate",
+        ),
         ("partition_bytes=many", "'many' is not a number"),
         ("servers=0", "servers must be > 0"),
     ],
@@ -86,6 +91,13 @@ def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, 
     print_diagnosis(result)
     assert "what the servers sum" in capsys.readouterr().out
     assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
+
+
+def test_a_diagnosis_asks_for_other_hosts_of_servers_where_links_have_a_rate(trace):
+    slow = replace(trace, meta=msgspec.structs.replace(trace.meta, rate_bps=1e6))
+    result = diagnose_trace(slow)
+    assert "servers_on_workers=1" in {row["what_if"] for row in result["gains"]}
+    assert "servers_on_workers=1" not in {row["what_if"] for row in diagnose_trace(trace)["gains"]}
 
 
 def test_a_plan_says_what_its_options_say(trace, tmp_path):

@@ -221,9 +221,9 @@ def test_a_number_of_servers_that_is_none_is_one_line(mxnet_python, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="shaped hosts need root, ip and tc")
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [1, 2, 3])
 def test_servers_on_the_workers_hosts_share_their_links_and_are_known_there(servers, mxnet_python, tmp_path, monkeypatch):
-    """Every worker's host is asked for what its link carried before the hosts are gone."""
+    """Every host is asked what its link carried before it is gone: 14 steps, and what of the first weights goes to other hosts."""
     sent_bytes: list[int] = []
 
     class Counted(ShapedHosts):
@@ -234,18 +234,18 @@ def test_servers_on_the_workers_hosts_share_their_links_and_are_known_there(serv
     monkeypatch.setattr("dpro_search.collect.job.ShapedHosts", Counted)
     placed = spec(mxnet_python, "wide", DMLC_NUM_SERVER=str(servers), DPRO_SEARCH_SERVER_HOSTS="workers")
     trace = record_kvstore_job(placed, tmp_path / "t", rate_bps=1e9, shaped=True, schedule=SCHEDULE)
-    assert trace.meta.hosts == {1: ("h0", "h1", "h0"), 2: ("h0", "h1", "h1", "h0")}[servers]
+    placed_on = {1: ("h0",), 2: ("h1", "h0"), 3: ("h1", "h0", "h0")}[servers]  # in the order of the store's own numbers
+    assert trace.meta.hosts == ("h0", "h1", *placed_on)
     assert trace.meta.knobs["DPRO_SEARCH_SERVER_HOSTS"] == "workers"
     job = recorded_kvstore_job(trace)
     assert job.server_host == hosts_of_workers(2, servers)
     again = RecordedJob.of(trace)
     assert (again.shaped, again.spec.env["DPRO_SEARCH_SERVER_HOSTS"]) == (True, "workers")
     loads = process_loads(job)
-    steps = trace.steps.index.max() + 1
-    for host, counted in enumerate(sent_bytes):
-        expected = sum(load.sent_bytes for load, at in zip(loads, job.host, strict=True) if at == host) * steps
-        assert counted == pytest.approx(expected, rel=0.15), "messages have heads, and weights are sent once more at the start"
     assert len(sent_bytes) == 2
+    for host, counted in enumerate(sent_bytes):
+        of_step = sum(load.sent_bytes for load, at in zip(loads, job.host, strict=True) if at == host)
+        assert 14 * of_step <= counted <= 1.04 * 15 * of_step, "heads and acknowledgements take some percent"
 
 
 def test_raw_files_of_another_recorder_are_refused(tmp_path):

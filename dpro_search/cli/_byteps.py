@@ -83,27 +83,28 @@ def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:
 
 def _knob_gains(plans: BytepsPlans, iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
-    from dpro_search.cli._stores import knob_rows
+    from dpro_search.cli._stores import knob_rows, placement_question
     from dpro_search.space.plan import Plan
 
     job = plans.recorded_job
     servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
     asked = {f"servers={servers}": Plan(servers=servers)}
-    asked |= {f"partition_bytes={size}": Plan(partition_bytes=size) for size in sizes if size}
+    asked |= {f"partition_bytes={size}": Plan(partition_bytes=size) for size in sizes if size} | placement_question(plans)
     legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
     return knob_rows(plans, iteration_us, legal, _ASKED_ITERATIONS)
 
 
 def _findings(job: BytepsJob, knobs: Sequence[dict[str, Any]]) -> list[str]:
     """Sentences with numbers and the knob to turn."""
-    from dpro_search.cli._stores import WORTH_PCT
+    from dpro_search.cli._stores import PLACEMENTS, WORTH_PCT
 
     found = []
     variable = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION_BYTES"}
     best = max(knobs, key=lambda row: float(row["gain_us"]))
     if best["gain_pct"] >= WORTH_PCT:
         key, _, value = best["what_if"].partition("=")
-        found.append(f"{variable[key]}={value} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration.")
+        named = PLACEMENTS.get(best["what_if"]) or f"{variable[key]}={value}"
+        found.append(f"{named} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration.")
     loads = _server_facts(job)
     heaviest = max(loads, key=lambda row: float(row["bytes"]))
     fair_pct = 100 / len(loads)

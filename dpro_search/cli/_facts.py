@@ -178,12 +178,20 @@ def plan_knobs(fields: Iterable[str]) -> dict[str, Callable[[tuple[_State, Plan]
 
     from dpro_search.errors import InputError
 
-    def flag(value: str) -> bool:
-        if value not in ("0", "1"):
-            raise InputError(f"--set p3={value}: 1 for priority slices, 0 for none")
-        return value == "1"
+    def flag(name: str, meaning: str) -> Callable[[str], bool]:
+        def read(value: str) -> bool:
+            if value not in ("0", "1"):
+                raise InputError(f"--set {name}={value}: {meaning}")
+            return value == "1"
 
-    kinds: dict[str, Callable[[str], object]] = {"cycle_time_us": float, "p3": flag, "compression": str}
+        return read
+
+    kinds: dict[str, Callable[[str], object]] = {
+        "cycle_time_us": float,
+        "p3": flag("p3", "1 for priority slices, 0 for none"),
+        "servers_on_workers": flag("servers_on_workers", "1 for the workers' hosts, 0 for hosts of their own"),
+        "compression": str,
+    }
 
     def setter(name: str) -> Callable[[tuple[_State, Plan], str], tuple[_State, Plan]]:
         def put(state: tuple[_State, Plan], value: str) -> tuple[_State, Plan]:

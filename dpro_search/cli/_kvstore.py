@@ -114,12 +114,12 @@ def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:
 
 def _knob_gains(plans: KvstorePlans, iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
-    from dpro_search.cli._stores import knob_rows
+    from dpro_search.cli._stores import knob_rows, placement_question
     from dpro_search.space.plan import Plan
 
     slicing = plans.recorded_job.slicing
     bound = max(slicing.bound // 10, 1)
-    asked = {f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
+    asked = {f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)} | placement_question(plans)
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
         asked |= {f"slice_threshold={size}": Plan(slice_threshold=size) for size in sizes}
@@ -144,7 +144,7 @@ def _findings(
     ranks: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]], knobs: Sequence[dict[str, Any]], iteration_us: float
 ) -> list[str]:
     """Sentences with numbers and the knob to turn."""
-    from dpro_search.cli._stores import WORTH_PCT
+    from dpro_search.cli._stores import PLACEMENTS, WORTH_PCT
 
     found = []
     heaviest = max(servers, key=lambda row: float(row["bytes"]))
@@ -164,7 +164,7 @@ def _findings(
             )
     best = max(knobs, key=lambda row: float(row["gain_us"]))
     if best["gain_pct"] >= WORTH_PCT:
-        named = " and ".join(
+        named = PLACEMENTS.get(best["what_if"]) or " and ".join(
             _VARIABLES[key] if key == "p3" else f"{_VARIABLES[key]}={value}"
             for key, _, value in (text.partition("=") for text in best["what_if"].split(", "))
         )

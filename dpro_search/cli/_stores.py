@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     _Plans = TypeVar("_Plans", bound=StorePlans[Any])
 
 WORTH_PCT = 1.0  # of an iteration; a smaller gain is not told
+PLACEMENTS = {
+    "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
+    "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
+}
 _NAME_LENGTH, _TOP_GAINS = 50, 12
 
 
@@ -70,6 +74,16 @@ def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, A
         "settled": prediction.settled,
         "unplaced": {},
     }
+
+
+def placement_question(plans: StorePlans[Any]) -> dict[str, Plan]:
+    """The other hosts for the servers, by what that is called; empty where links have no limit."""
+    from dpro_search.space.plan import Plan
+
+    if plans.recorded_job.bytes_per_us is None:
+        return {}
+    other = not plans.space.job.values["servers_on_workers"]
+    return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
 
 
 def knob_rows(

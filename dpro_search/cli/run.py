@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dpro_search.deploy.targets import Servers
     from dpro_search.search import FinishedTrial, SearchResult
     from dpro_search.space.plan import Plan, Prediction
 
@@ -216,7 +217,7 @@ _NOTES = {
 }
 
 
-def result_facts(result: SearchResult, servers: int) -> dict[str, Any]:
+def result_facts(result: SearchResult, servers: Servers) -> dict[str, Any]:
     """What is printed as JSON; `servers`: parameter servers of the recorded job."""
     from dpro_search.deploy.targets import more_servers
 
@@ -226,7 +227,7 @@ def result_facts(result: SearchResult, servers: int) -> dict[str, Any]:
     return facts
 
 
-def servers_note(plans: Sequence[Plan], servers: int) -> str:
+def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
     """Which of some plans, by their number, need more server hosts than were recorded; empty: none."""
     from dpro_search.deploy.targets import more_servers
 
@@ -234,16 +235,18 @@ def servers_note(plans: Sequence[Plan], servers: int) -> str:
     if not found:
         return ""
     told = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
-    return f"More servers than the {servers} recorded: {told}. Each needs a host with a link like theirs."
+    if servers.on_workers:
+        return f"Servers on hosts of their own, where the recorded ones were on the workers': {told}, with links like theirs."
+    return f"More servers than the {servers.count} recorded: {told}. Each needs a host with a link like theirs."
 
 
-def print_result(console: Console, result: SearchResult, servers: int = 0) -> None:
+def print_result(console: Console, result: SearchResult, servers: Servers | None = None) -> None:
     """The best plans as a table, what they are worth, what they need, and where they are.
 
     Parameters
     ----------
     servers
-        Parameter servers of the recorded job.
+        Parameter servers of the recorded job; None: it had none.
     """
     from dpro_search.cli._output import microseconds
 
@@ -277,7 +280,7 @@ def print_result(console: Console, result: SearchResult, servers: int = 0) -> No
             f"Ranked by a quantile over other luck: {microseconds(best.quantile_us)};"
             f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
         )
-    if note := servers_note([ranked.plan for ranked in result.plans], servers):
+    if servers is not None and (note := servers_note([ranked.plan for ranked in result.plans], servers)):
         console.print(note, style="yellow")
     if result.front:
         console.print(f"{len(result.front)} plans are on the front of time against memory: pareto.csv.")
@@ -338,6 +341,8 @@ def describe(plan: Plan) -> str:
         words.append(f"buckets of {size(plan.bucket_cap_bytes)}")
     if plan.servers is not None:
         words.append(_counted(plan.servers, "server"))
+    if plan.servers_on_workers is not None:
+        words.append("servers on the workers' hosts" if plan.servers_on_workers else "servers on hosts of their own")
     if plan.bigarray_bound is not None:
         words.append(f"spread from {plan.bigarray_bound} elements")
     if plan.p3 is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.targets import FOLDER, JobFacts, Part, Target, more_servers, parts_of, step_files
+from dpro_search.deploy.targets import FOLDER, JobFacts, Part, Servers, Target, more_servers, parts_of, step_files
 from dpro_search.space.plan import Plan, Prediction
 
 _START = {
@@ -17,6 +17,10 @@ _START = {
     Target.PYTORCH: "torchrun --nproc-per-node N train.py",
     Target.MXNET: "python train.py",
     Target.BYTEPS: "bpslaunch python train.py",
+}
+_START_SERVERS = {
+    True: "Start server N on the host of worker N (in turn).",
+    False: "Start each server on a host of its own.",
 }
 
 
@@ -112,13 +116,17 @@ def _readme(
 
 
 def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
-    """What the recorded job did not have."""
-    recorded = 0 if facts is None else facts.servers
+    """Where servers are to be started, and which hosts the recorded job did not have."""
+    told = [] if plan.servers_on_workers is None else [_START_SERVERS[plan.servers_on_workers]]
+    recorded = Servers() if facts is None else facts.servers
     more = more_servers(plan, recorded)
     if not more:
-        return []
+        return told
     hosts = "1 more host" if more == 1 else f"{more} more hosts"
-    return [f"The plan has {plan.servers} servers where {recorded} were recorded: it needs {hosts}, with links like the others'."]
+    needed = f"it needs {hosts}, with links like the others'."
+    if recorded.on_workers:
+        return [*told, f"The plan has servers on hosts of their own where the recorded ones were on the workers': {needed}"]
+    return [*told, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
 
 
 def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpro_search.collect.byteps_job import time_byteps_job
 from dpro_search.collect.job import StepTimes, time_job
+from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.mxnet_horovod_job import time_mxnet_horovod_job
 from dpro_search.collect.mxnet_job import time_kvstore_job
@@ -17,10 +18,12 @@ from dpro_search.collect.torch_job import time_ddp_job
 from dpro_search.collect.trace import EventKind, Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
-from dpro_search.deploy.targets import JobFacts, Target, targets_for
+from dpro_search.deploy.targets import JobFacts, Servers, Target, targets_for
 from dpro_search.errors import InputError, JobError
 from dpro_search.graph.ddp import build_ddp_graph
+from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
+from dpro_search.space.recorded_stores import server_hosts
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
@@ -103,7 +106,7 @@ class RecordedJob:
         chosen = tuple(command) or meta.command
         if not chosen:
             raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
-        servers = recorded_servers(trace)
+        servers = recorded_servers(trace).count
         workers = meta.ranks - servers
         cores = meta.cores[:workers]
         env = _recorded_env(meta, servers)
@@ -112,7 +115,7 @@ class RecordedJob:
             spec=JobSpec(command=chosen, ranks=workers, cores=cores if min(cores) >= 0 else (), env=env),
             facts=facts_of(trace),
             rate_bps=meta.rate_bps,
-            shaped=len(set(meta.hosts)) > 1,
+            shaped=len(set(meta.hosts)) > 1 or meta.rate_bps is not None,
         )
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
@@ -164,12 +167,13 @@ def facts_of(trace: Trace) -> JobFacts:
     return facts
 
 
-def recorded_servers(trace: Trace) -> int:
+def recorded_servers(trace: Trace) -> Servers:
     """Parameter servers of a recorded job; in a trace they are ranks behind those that train, and post no gradient."""
     kind = KINDS.get(trace.meta.format)
     if kind is None or not kind.servers:
-        return 0
-    return trace.meta.ranks - len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
+        return Servers()
+    workers = len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
+    return Servers(trace.meta.ranks - workers, on_workers(workers, server_hosts(trace, workers)))
 
 
 def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:
@@ -180,6 +184,7 @@ def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:
         env["HOROVOD_CYCLE_TIME"] = f"{meta.settings.cycle_time_us / 1000:.6g}"
     if servers:
         env["DMLC_NUM_SERVER"] = str(servers)
+        env.setdefault(SERVER_HOSTS, "own")  # recordings of before there was a choice
     return env
 
 

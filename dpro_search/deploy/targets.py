@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import msgspec
 
+from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.collectives import MpiAlgorithm
@@ -57,8 +58,8 @@ FIELDS: Mapping[Target, tuple[str, ...]] = {
     Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
     Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
     Target.PYTORCH: ("recomputed_modules", "bfloat16_modules", "micro_batches"),
-    Target.MXNET: ("servers", "bigarray_bound", "p3", "slice_threshold", "compression"),
-    Target.BYTEPS: ("servers", "partition_bytes", "credit", "compression"),
+    Target.MXNET: ("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression"),
+    Target.BYTEPS: ("servers", "servers_on_workers", "partition_bytes", "credit", "compression"),
 }
 _COMMUNICATE = (Target.HOROVOD, Target.DDP, Target.MXNET, Target.BYTEPS)  # a job has one of these
 _FRAMEWORK = {  # Horovod has several
@@ -75,6 +76,14 @@ _WHY_NOT = {
     (Target.PYTORCH, "op_clusters"): "torch.compile chooses what it fuses by itself",
     (Target.MXNET, "micro_batches"): "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
 }
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Recorded parameter servers: how many (0: none, or not known), and whether they were on the workers' hosts."""
+
+    count: int = 0
+    on_workers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +103,7 @@ class JobFacts:
     modules
         The model's modules that a plan can name; empty: not known.
     servers
-        Recorded parameter servers; 0: none, or not known.
+        Recorded parameter servers.
     on_mpi
         Whether Horovod communicates by MPI; None: not known.
     """
@@ -105,7 +114,7 @@ class JobFacts:
     op_types: Mapping[str, str] = field(default_factory=dict)
     op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     modules: Sequence[ModuleInfo] = ()
-    servers: int = 0
+    servers: Servers = field(default_factory=Servers)
     on_mpi: bool | None = None
 
     @staticmethod
@@ -185,9 +194,13 @@ def set_fields(plan: Plan) -> list[str]:
     return [name for name in plan.__struct_fields__ if getattr(plan, name) is not None]
 
 
-def more_servers(plan: Plan, recorded: int) -> int:
-    """Parameter servers that a plan has beyond the recorded ones; 0 where none were recorded."""
-    return max((plan.servers or 0) - recorded, 0) if recorded else 0
+def more_servers(plan: Plan, recorded: Servers) -> int:
+    """Parameter servers of a plan that need hosts of their own beyond the recorded ones; 0 where no servers were recorded."""
+    on_workers = recorded.on_workers if plan.servers_on_workers is None else plan.servers_on_workers
+    if not recorded.count or on_workers:
+        return 0
+    count = recorded.count if plan.servers is None else plan.servers
+    return max(count - (0 if recorded.on_workers else recorded.count), 0)
 
 
 def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None) -> dict[Target, Part]:
@@ -391,6 +404,7 @@ def _mxnet(plan: Plan, facts: JobFacts) -> Part:
             "MXNET_KVSTORE_SLICE_THRESHOLD": plan.slice_threshold,
         }
     )
+    env |= _server_hosts(plan)
     if plan.p3 is not None:  # an empty variable is the ordinary van; P3's servers do not update
         env |= {"DMLC_PS_VAN_TYPE": "p3" if plan.p3 else "zmq", "MXNET_UPDATE_ON_KVSTORE": "0" if plan.p3 else "1"}
     if plan.compression is None:
@@ -410,11 +424,19 @@ def _byteps(plan: Plan, facts: JobFacts) -> Part:
             "BYTEPS_SCHEDULING_CREDIT": plan.credit,
         }
     )
+    env |= _server_hosts(plan)
     if plan.compression not in (None, "fp16"):
         raise InputError(f"compression: BytePS has fp16, not {plan.compression}")
     if plan.compression is None:
         return Part(env=env)
     return Part(env=env, files=_trainer_files({"compression_params": {"fp16": True}}), script=(_TRAINER,))
+
+
+def _server_hosts(plan: Plan) -> dict[str, str]:
+    """What our own launcher obeys; any other one is told by people."""
+    if plan.servers_on_workers is None:
+        return {}
+    return {SERVER_HOSTS: "workers" if plan.servers_on_workers else "own"}
 
 
 _PARTS: Mapping[Target, Callable[[Plan, JobFacts], Part]] = {

@@ -1,8 +1,10 @@
 """What `replay` and `diagnose` say of a recorded BytePS job: a real recording of two workers and two servers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpro_search.cli._byteps import diagnose_trace, print_diagnosis, replay_trace
@@ -10,6 +12,7 @@ from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.targets import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.faults.processes import succeeds
@@ -56,7 +59,10 @@ def test_every_knob_can_be_set(trace, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("fusion_threshold_bytes=1", "a job with BytePS has no such knob; known are partition_bytes, credit, servers, rate"),
+        (
+            "fusion_threshold_bytes=1",
+            "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, rate",
+        ),
         ("partition_bytes=many", "'many' is not a number"),
         ("servers=0", "servers must be > 0"),
     ],
@@ -87,6 +93,13 @@ def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, 
     assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
 
 
+def test_a_diagnosis_asks_for_other_hosts_of_servers_where_links_have_a_rate(trace):
+    slow = replace(trace, meta=msgspec.structs.replace(trace.meta, rate_bps=1e6))
+    result = diagnose_trace(slow)
+    assert "servers_on_workers=1" in {row["what_if"] for row in result["gains"]}
+    assert "servers_on_workers=1" not in {row["what_if"] for row in diagnose_trace(trace)["gains"]}
+
+
 def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan(partition_bytes=4096, servers=1).to_json())
@@ -107,4 +120,11 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     assert more, "twenty plans hold one with more servers"
     told = " ".join(succeeds(*args).split())
     assert "More servers than the 2 recorded: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
-    assert servers_note([Plan(), Plan(servers=2), Plan(servers=1)], 2) == ""
+    assert servers_note([Plan(), Plan(servers=2), Plan(servers=1), Plan(servers=4, servers_on_workers=True)], Servers(2)) == ""
+
+
+def test_servers_that_leave_the_workers_hosts_are_said_to_need_others():
+    plans = [Plan(), Plan(servers=4), Plan(servers_on_workers=False), Plan(servers=1, servers_on_workers=False)]
+    assert "own, where the recorded ones were on the workers': plan 2 (2 more), plan 3 (1 more)" in servers_note(
+        plans, Servers(2, on_workers=True)
+    )

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,8 +16,8 @@ from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.jobs import facts_of, kind_of
-from dpro_search.deploy.targets import FIELDS, JobFacts, Target, parts_of, targets_for
+from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
+from dpro_search.deploy.targets import FIELDS, JobFacts, Servers, Target, parts_of, targets_for
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 
@@ -36,6 +38,8 @@ def prediction(us):
             {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "2.5"},
         ),
         (Plan(servers=3), T.MXNET, {"DMLC_NUM_SERVER": "3"}),
+        (Plan(servers_on_workers=True), T.MXNET, {"DPRO_SEARCH_SERVER_HOSTS": "workers"}),
+        (Plan(servers_on_workers=False), T.BYTEPS, {"DPRO_SEARCH_SERVER_HOSTS": "own"}),
         (Plan(bigarray_bound=1000), T.MXNET, {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}),
         (
             Plan(p3=True, slice_threshold=400),
@@ -66,6 +70,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
         (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
+        (Plan(servers_on_workers=True), (T.HOROVOD,), "servers_on_workers: horovod cannot express it .known to: mxnet, byteps;"),
         (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),
         (Plan(op_clusters=(("a",),), micro_batches=2), (T.XLA, T.PYTORCH), "--target xla and pytorch: a job has one framework"),
         (Plan(tensor_groups=(("a",),)), (T.DDP,), "needs the recording"),
@@ -237,7 +242,7 @@ def test_limits_in_mib_are_exact_in_bytes():
     ],
 )
 def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, tmp_path):
-    exported = export_plan(Plan(servers=servers), tmp_path / "out", (T.MXNET,), JobFacts(servers=2))
+    exported = export_plan(Plan(servers=servers), tmp_path / "out", (T.MXNET,), JobFacts(servers=Servers(2)))
     readme = (tmp_path / "out" / "README.md").read_text()
     assert ("more host" in readme) == ("more host" in exported.usage) == (said is not None)
     if said is not None:
@@ -245,6 +250,46 @@ def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, t
         assert said in exported.usage
 
 
+@pytest.mark.parametrize(
+    ("plan", "recorded", "said"),
+    [
+        (Plan(servers=4, servers_on_workers=True), Servers(2), ["Start server N on the host of worker N (in turn)."]),
+        (Plan(servers=4), Servers(2, on_workers=True), []),
+        (
+            Plan(servers_on_workers=False),
+            Servers(2, on_workers=True),
+            [
+                "Start each server on a host of its own.",
+                "The plan has servers on hosts of their own where the recorded ones were on the workers': "
+                "it needs 2 more hosts, with links like the others'.",
+            ],
+        ),
+    ],
+)
+def test_people_are_told_where_to_start_servers_and_which_hosts_that_needs(plan, recorded, said, tmp_path):
+    exported = export_plan(plan, tmp_path / "out", (T.BYTEPS,), JobFacts(servers=recorded))
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert all(sentence in readme and sentence in exported.usage for sentence in said)
+    assert readme.count("Start ") == 1 + sum(sentence.startswith("Start ") for sentence in said)  # that of the job as well
+    assert ("more host" in readme) == any("more host" in sentence for sentence in said)
+
+
 def test_how_many_servers_a_recording_had(trace):
-    assert facts_of(assemble_byteps(DATA / "byteps_mlp")).servers == 2
-    assert facts_of(trace).servers == 0
+    assert facts_of(assemble_byteps(DATA / "byteps_mlp")).servers == Servers(2)
+    assert facts_of(trace).servers == Servers(0)
+
+
+@pytest.mark.parametrize(("hosts", "placed"), [(("h0", "h1", "h2", "h3"), "own"), (("h0", "h1", "h1", "h0"), "workers")])
+def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
+    recorded = assemble_byteps(DATA / "byteps_mlp")
+    knobs = {**recorded.meta.knobs, "DPRO_SEARCH_SERVER_HOSTS": placed}
+    meta = msgspec.structs.replace(recorded.meta, hosts=hosts, knobs=knobs)
+    job = RecordedJob.of(replace(recorded, meta=meta))
+    assert job.spec.env["DPRO_SEARCH_SERVER_HOSTS"] == placed
+    assert job.facts.servers == Servers(2, on_workers=placed == "workers")
+    assert job.shaped
+
+
+def test_recordings_of_before_there_was_a_choice_have_servers_on_hosts_of_their_own():
+    recorded = assemble_byteps(DATA / "byteps_mlp")
+    assert RecordedJob.of(recorded).spec.env["DPRO_SEARCH_SERVER_HOSTS"] == "own"

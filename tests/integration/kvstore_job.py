@@ -54,7 +54,8 @@ def main():
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 14
     mx.random.seed(0)
     net = nn.HybridSequential()
-    net.add(nn.Dense(96, activation="relu"), Shortcut(96), Shortcut(96), nn.Dense(10))
+    width = 1024 if kind == "wide" else 96
+    net.add(nn.Dense(width, activation="relu"), Shortcut(width), Shortcut(width), nn.Dense(10))
     two = kind == "two-inputs"
     net = TwoInputs() if two else net
     net.initialize(mx.init.Xavier())

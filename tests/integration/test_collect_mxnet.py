@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.job import Schedule
+from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.mxnet_assemble import assemble_kvstore
 from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
 from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.replay.replayer import replay
-from dpro_search.space.kvstore_job import kvstore_graph
+from dpro_search.space.kvstore_job import kvstore_graph, process_loads
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.placement import hosts_of_workers
 
 pytestmark = pytest.mark.integration
 
@@ -214,6 +218,34 @@ def processes_in(folder: Path) -> list[Path]:
 def test_a_number_of_servers_that_is_none_is_one_line(mxnet_python, tmp_path):
     with pytest.raises(InputError, match="DMLC_NUM_SERVER=none"):
         record_kvstore_job(spec(mxnet_python, "plain", DMLC_NUM_SERVER="none"), tmp_path / "t")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="shaped hosts need root, ip and tc")
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_servers_on_the_workers_hosts_share_their_links_and_are_known_there(servers, mxnet_python, tmp_path, monkeypatch):
+    """Every host is asked what its link carried before it is gone: 14 steps, and what of the first weights goes to other hosts."""
+    sent_bytes: list[int] = []
+
+    class Counted(ShapedHosts):
+        def close(self) -> None:
+            sent_bytes[:] = [self.sent_bytes(host) for host in range(len(self.names))]
+            super().close()
+
+    monkeypatch.setattr("dpro_search.collect.job.ShapedHosts", Counted)
+    placed = spec(mxnet_python, "wide", DMLC_NUM_SERVER=str(servers), DPRO_SEARCH_SERVER_HOSTS="workers")
+    trace = record_kvstore_job(placed, tmp_path / "t", rate_bps=1e9, shaped=True, schedule=SCHEDULE)
+    placed_on = {1: ("h0",), 2: ("h1", "h0"), 3: ("h1", "h0", "h0")}[servers]  # in the order of the store's own numbers
+    assert trace.meta.hosts == ("h0", "h1", *placed_on)
+    assert trace.meta.knobs["DPRO_SEARCH_SERVER_HOSTS"] == "workers"
+    job = recorded_kvstore_job(trace)
+    assert job.server_host == hosts_of_workers(2, servers)
+    again = RecordedJob.of(trace)
+    assert (again.shaped, again.spec.env["DPRO_SEARCH_SERVER_HOSTS"]) == (True, "workers")
+    loads = process_loads(job)
+    assert len(sent_bytes) == 2
+    for host, counted in enumerate(sent_bytes):
+        of_step = sum(load.sent_bytes for load, at in zip(loads, job.host, strict=True) if at == host)
+        assert 14 * of_step <= counted <= 1.04 * 15 * of_step, "heads and acknowledgements take some percent"
 
 
 def test_raw_files_of_another_recorder_are_refused(tmp_path):

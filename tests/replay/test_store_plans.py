@@ -90,8 +90,19 @@ def byteps(sizes: list[int], rate: float | None) -> BytepsPlans:
 
 
 PLANS = {
-    kvstore: [Plan(), Plan(servers=3), Plan(bigarray_bound=1000, servers=2), Plan(p3=True, slice_threshold=20_000)],
-    byteps: [Plan(), Plan(servers=1), Plan(partition_bytes=65_536), Plan(credit=2), Plan(credit=1, partition_bytes=400_000)],
+    kvstore: [
+        Plan(),
+        Plan(servers=3, servers_on_workers=True),
+        Plan(bigarray_bound=1000, servers=2),
+        Plan(p3=True, slice_threshold=20_000),
+    ],
+    byteps: [
+        Plan(),
+        Plan(servers=1, servers_on_workers=True),
+        Plan(partition_bytes=65_536),
+        Plan(credit=2),
+        Plan(credit=1, partition_bytes=400_000),
+    ],
 }
 
 
@@ -127,3 +138,44 @@ def test_a_price_says_whether_it_has_settled_and_has_no_breakdown():
     found = kvstore([400_000], 125.0).predict(Plan(servers=2))
     assert found.settled
     assert found.breakdown_us == {}
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+@settings(max_examples=12, deadline=None)
+@given(sizes=SIZES, rate=RATES, servers=st.sampled_from([None, 1, 3]), placed=st.sampled_from([None, False, True]))
+def test_a_plan_that_is_followed_twice_is_followed_once(kind, sizes, rate, servers, placed):
+    prices = kind(sizes, rate)
+    plan = Plan(servers=servers, servers_on_workers=placed)
+    once = prices.job(plan)
+    twice = prices.of_job(once, prices.tensors).job(plan)
+    assert (twice.server_core, twice.server_host) == (once.server_core, once.server_host)
+    assert prices.job(Plan()) == prices.recorded_job
+    prices.graph(plan).validate()
+    assert prices.predict(prices.space.simplest(plan)).iteration_us == prices.predict(plan).iteration_us
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_more_servers_than_recorded_go_where_the_recorded_ones_were(kind):
+    prices = kind([400_000], 125.0)
+    together = prices.of_job(prices.job(Plan(servers=2, servers_on_workers=True)), prices.tensors)
+    assert together.recorded_job.server_host == (1, 0)
+    assert together.job(Plan(servers=3)).server_host == (1, 0, 0)
+    assert together.job(Plan(servers=3, servers_on_workers=False)).server_host == (2, 3, 4)
+    assert prices.job(Plan(servers=3)).server_host == (2, 3, 4)
+
+
+def test_a_server_on_a_worker_s_host_has_its_core_where_servers_had_workers_cores():
+    prices = byteps([400_000], 125.0)
+    assert prices.job(Plan(servers=3, servers_on_workers=True)).server_core == (1, 0, 0)
+    elsewhere = prices.of_job(replace(prices.recorded_job, server_core=(2, 3)), prices.tensors)
+    assert elsewhere.job(Plan(servers_on_workers=True)).server_core == (2, 3)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_without_a_limit_of_links_it_is_all_the_same_where_servers_are(kind):
+    free, limited = kind([400_000, 90_000], None), kind([400_000, 90_000], 60.0)
+    there = Plan(servers_on_workers=True)
+    assert free.space.simplest(there) == Plan()
+    assert limited.space.simplest(there) == there
+    assert free.at_rate(500e6).space.simplest(there) == there
+    assert limited.at_rate(None).space.simplest(there) == Plan()

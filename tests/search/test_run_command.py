@@ -90,6 +90,8 @@ def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
         (Plan(tensor_groups=(("a", "b"),)), "1 group"),
         (Plan(bucket_cap_bytes=2**20), "buckets of 1.0 MiB"),
         (Plan(servers=2, bigarray_bound=1000), "2 servers, spread from 1000 elements"),
+        (Plan(servers=3, servers_on_workers=True), "3 servers, servers on the workers' hosts"),
+        (Plan(servers_on_workers=False), "servers on hosts of their own"),
         (Plan(p3=True, slice_threshold=5000), "priority slices, slices of 5000 elements"),
         (Plan(partition_bytes=2**20, credit=0), "partitions of 1.0 MiB, no credit"),
         (Plan(op_clusters=(("a", "b"),), bfloat16_ops=("c", "d")), "1 op cluster, 2 ops in bfloat16"),

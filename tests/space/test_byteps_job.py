@@ -130,6 +130,30 @@ def test_every_partition_is_summed_of_all_workers_and_answered_to_all(sizes, ser
     graph.validate()
 
 
+def test_what_a_worker_exchanges_with_the_server_on_its_host_crosses_no_link():
+    alone = job([MIB], workers=1, bytes_per_us=0.1, server_host=(0,))
+    assert iteration_us(alone) == pytest.approx(20_000)
+    graph = byteps_graph(alone)
+    graph.validate()
+    assert graph.flow_bytes.sum() == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, server_host=st.lists(st.integers(0, 4), min_size=1, max_size=3))
+def test_links_carry_what_processes_of_different_hosts_exchange(sizes, server_host):
+    placed = job(sizes, servers=len(server_host), bytes_per_us=100.0, server_host=tuple(server_host))
+    graph = byteps_graph(placed)
+    graph.validate()
+    parts = [part for tensor in range(len(sizes)) for part in placed.parts(tensor)]
+    crossing = sum(part.size_bytes for part in parts for worker in range(2) if server_host[part.server] != worker)
+    assert graph.flow_bytes.sum() == pytest.approx(2 * crossing), "pushed and pulled"
+
+
+def test_a_server_on_a_worker_s_host_shares_its_link():
+    """At 10 bytes/us 1 MiB takes 104.9 ms from the other worker and as long back; its own worker's part crosses nothing."""
+    assert iteration_us(job([MIB], bytes_per_us=10.0, server_host=(1,))) == pytest.approx(20_000 + 2 * MIB / 10, rel=1e-6)
+
+
 def test_with_credit_the_first_parameters_partitions_are_taken_first():
     late_first = {"order": np.array([2, 1, 0]), "reduce_us": 1000.0}
     taken = {name: start for name, (start, _) in times_us(job([MIB] * 3, credit=1, **late_first), ".reduce@0").items()}

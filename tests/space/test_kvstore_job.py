@@ -203,6 +203,73 @@ def test_free_compression_makes_no_iteration_longer(elements, servers, bound):
     assert iteration_us(small) <= iteration_us(plain) * 1.05
 
 
+def test_what_a_worker_exchanges_with_the_server_on_its_host_crosses_no_link():
+    alone = job([MIB], workers=1, bytes_per_us=0.1, server_host=(0,))
+    assert iteration_us(alone) == pytest.approx(20_000)
+    assert kvstore_graph(alone).flow_bytes.sum() == 0
+    assert [(load.sent_bytes, load.link_us) for load in process_loads(alone)] == [(0, 0), (0, 0)]
+
+
+def test_half_of_the_bytes_stay_on_the_hosts_of_two_workers_with_a_server_each():
+    """Of a tensor cut in two, each worker sends one part away, and each server answers one worker away: a whole tensor a link."""
+    size, rate = 8 * MIB, 125.0
+    apart, together = (job([size], servers=2, bound=1, bytes_per_us=rate, server_host=hosts) for hosts in ((2, 3), (1, 0)))
+    assert kvstore_graph(apart).flow_bytes.sum() == 4 * size
+    assert kvstore_graph(together).flow_bytes.sum() == 2 * size
+    assert [load.sent_bytes for load in process_loads(together)] == [size / 2] * 4
+    assert {load.link_us for load in process_loads(together)} == {size / rate}, "a worker's bytes and its server's"
+    assert iteration_us(together) == pytest.approx(20_000 + size / rate, rel=1e-6), "half to push, and then half to pull"
+
+
+def test_the_link_of_a_host_with_a_worker_and_a_server_carries_what_both_send():
+    size, rate = 8 * MIB, 125.0
+    one = job([size], bytes_per_us=rate, server_host=(0,))
+    loads = process_loads(one)
+    assert [load.sent_bytes for load in loads] == [0, size, size]
+    assert [load.link_us for load in loads] == [size / rate] * 3
+    assert iteration_us(one) == pytest.approx(20_000 + 2 * size / rate, rel=1e-6), "one worker's gradient in, and its weights out"
+
+
+def test_processes_of_one_host_share_its_link_with_those_of_others():
+    """Three workers: the server's host takes in two gradients, one after the other over its link, and sends two answers."""
+    size, rate = 8 * MIB, 125.0
+    one = job([size], workers=3, bytes_per_us=rate, server_host=(2,))
+    assert iteration_us(one) == pytest.approx(20_000 + 2 * 2 * size / rate, rel=1e-6)
+
+
+def test_core_time_is_the_same_wherever_servers_are():
+    costs = {"comm_us_per_byte": 0.001, "copy_us_per_byte": 0.001, "slice_us": 7.0, "bytes_per_us": 125.0}
+    apart, together = (job([MIB, MIB], servers=2, bound=1, server_host=hosts, **costs) for hosts in ((), (0, 1)))
+    assert kvstore_graph(together).duration_us.sum() == pytest.approx(kvstore_graph(apart).duration_us.sum())
+    assert [load.core_us for load in process_loads(together)] == [load.core_us for load in process_loads(apart)]
+
+
+def test_hosts_of_their_own_are_what_servers_have_if_nothing_is_said():
+    said, unsaid = (job([MIB, 400], servers=2, bound=1000, bytes_per_us=125.0, server_host=hosts) for hosts in ((2, 3), ()))
+    assert process_loads(said) == process_loads(unsaid)
+    assert iteration_us(said) == iteration_us(unsaid)
+
+
+@given(server_host=st.lists(st.integers(0, 4), min_size=1, max_size=4), sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_links_carry_what_the_loads_say_wherever_servers_are(server_host, sizes):
+    placed = job(
+        [4000 * size for size in sizes],
+        workers=3,
+        servers=len(server_host),
+        bound=20_000,
+        bytes_per_us=125.0,
+        server_host=tuple(server_host),
+    )
+    graph = kvstore_graph(placed)
+    graph.validate()
+    carried = np.zeros(len(graph.link_bytes_per_us))
+    np.add.at(carried, graph.link_idx, np.repeat(graph.flow_bytes, np.diff(graph.link_ptr)))
+    loads = process_loads(placed)
+    assert carried.sum() == pytest.approx(sum(load.sent_bytes + load.received_bytes for load in loads))
+    assert carried.max() / 125.0 == pytest.approx(max(load.link_us for load in loads))
+
+
 def test_the_graph_is_valid():
     kvstore_graph(job([MIB, 400], servers=2, bound=1000, bytes_per_us=100.0, compression=TWO_BIT)).validate()
     kvstore_graph(job([MIB, 400, 3 * MIB], workers=3, servers=2, bound=1000, bytes_per_us=100.0)).validate()
@@ -218,7 +285,10 @@ def test_goodput_is_below_the_rate_and_no_limit_stays_none():
     assert both_ways < rate
 
 
-@pytest.mark.parametrize("wrong", [{"servers": 0}, {"bound": 0}, {"slice_threshold": -1}, {"bytes_per_us": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"server_host": (0, 1)}, {"server_host": (-1,)}, {"servers": 0}, {"bound": 0}, {"slice_threshold": -1}, {"bytes_per_us": 0.0}],
+)
 def test_jobs_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError, match=r"a job .*needs"):
         job([MIB], **wrong)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import SETTLING_STEPS, Steps
-from dpro_search.space.recorded_stores import slowest_worker, untraced_us
+from dpro_search.space.recorded_stores import server_hosts, slowest_worker, untraced_us
 
 
 def steps(*ranks, traced=0):
@@ -53,3 +53,23 @@ def test_where_steps_do_not_tell_nothing_is_assumed():
     assert slowest_worker(steps(alternating(0.1)), 1) == 1
     assert slowest_worker(steps(alternating(0.1), np.zeros(20)), 2) == 1
     assert slowest_worker(steps([]), 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "rate_bps", "hosts"),
+    [
+        (("h0", "h1", "h2", "h3"), 1e9, (2, 3)),
+        (("h0", "h1", "h1", "h0"), 1e9, (1, 0)),
+        (("h0", "h1", "h1", "h0"), None, (1, 0)),  # hosts whose links have no limit
+        (("h0", "h1", "h1", "h4"), 1e9, (1, 3)),
+        (("vm", "vm", "vm", "vm"), None, (2, 3)),  # a machine as it is
+    ],
+)
+def test_a_server_is_where_the_worker_of_its_host_s_name_is(names, rate_bps, hosts):
+    meta = SimpleNamespace(hosts=names, ranks=len(names), rate_bps=rate_bps)
+    assert server_hosts(SimpleNamespace(meta=meta), 2) == hosts
+
+
+def test_the_name_of_a_single_worker_tells_only_where_hosts_have_links():
+    shaped, machine = (SimpleNamespace(meta=SimpleNamespace(hosts=("h0", "h0"), ranks=2, rate_bps=rate)) for rate in (1e9, None))
+    assert (server_hosts(shaped, 1), server_hosts(machine, 1)) == ((0,), (1,))

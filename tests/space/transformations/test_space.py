@@ -22,6 +22,7 @@ from dpro_search.space.transformations import (
     KvstoreCompression,
     PlanSpace,
     ServerCount,
+    ServerPlacement,
     TensorPartition,
     horovod_facts,
     horovod_space,
@@ -48,19 +49,29 @@ def ddp() -> PlanSpace:
     return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
-def kvstore(*, p3: bool = False) -> PlanSpace:
-    values = {"servers": 2, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
+def kvstore(*, p3: bool = False, limited: bool = True) -> PlanSpace:
+    values = {"servers": 2, "servers_on_workers": False, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
     job = JobFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
     slicing = KeySlicing(job, tuple(tensor.size_bytes // 4 for tensor in TENSORS))
-    return PlanSpace(job, (ServerCount(job), slicing, KvstoreCompression(job, ["float32"])))
+    placement, compression = ServerPlacement(job, limited=limited), KvstoreCompression(job, ["float32"])
+    return PlanSpace(job, (ServerCount(job), slicing, placement, compression))
 
 
 def byteps() -> PlanSpace:
-    job = JobFacts(name="a job with BytePS", tensors=TENSORS, values={"servers": 2, "partition_bytes": 4_096_000, "credit": 0})
-    return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job)))
+    values = {"servers": 2, "servers_on_workers": True, "partition_bytes": 4_096_000, "credit": 0}
+    job = JobFacts(name="a job with BytePS", tensors=TENSORS, values=values)
+    return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job), ServerPlacement(job, limited=True)))
 
 
-SPACES = {"horovod": horovod, "mpi": mpi, "ddp": ddp, "kvstore": kvstore, "p3": lambda: kvstore(p3=True), "byteps": byteps}
+SPACES = {
+    "horovod": horovod,
+    "mpi": mpi,
+    "ddp": ddp,
+    "kvstore": kvstore,
+    "kvstore without limits": lambda: kvstore(limited=False),
+    "p3": lambda: kvstore(p3=True),
+    "byteps": byteps,
+}
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -129,6 +140,15 @@ def test_a_field_without_effect_is_left_out() -> None:
     assert kvstore(p3=True).simplest(Plan(p3=True, servers=2)) == Plan()
     grouped = (("g0", "g1"), ("g2", "g3", "g4"))
     assert horovod().simplest(Plan(tensor_groups=grouped, fusion_threshold_bytes=5)) == Plan(tensor_groups=grouped)
+
+
+def test_there_is_another_placement_to_choose_where_links_have_a_limit() -> None:
+    assert [choice.ways["set"] for choice in byteps().choices if choice.name == "placement"] == [({"servers_on_workers": False},)]
+    assert "placement" not in [choice.name for choice in kvstore(limited=False).choices]
+    placed = Plan(servers=3, servers_on_workers=True)
+    assert kvstore().simplest(placed) == placed
+    assert byteps().simplest(placed) == Plan(servers=3), "as recorded"
+    assert kvstore(limited=False).simplest(placed) == Plan(servers=3), "it has no effect"
 
 
 def test_moves_go_where_there_is_something_to_gain() -> None:

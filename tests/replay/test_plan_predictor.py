@@ -140,11 +140,12 @@ def test_a_second_server_takes_half_of_what_is_cut() -> None:
     assert slices < uncut
 
 
-def test_the_search_finds_that_the_large_tensor_is_to_be_cut(tmp_path: Path) -> None:
+def test_the_search_finds_a_plan_as_good_as_cutting_the_large_tensor(tmp_path: Path) -> None:
     prices = kvstore()
     result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="kvstore")
     assert result.plans[0].prediction.iteration_us <= prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
-    assert (result.plans[0].plan.servers or 1) > 1
+    best = result.plans[0].plan
+    assert (best.servers or 1) > 1 or best.servers_on_workers
 
 
 def test_two_bits_push_a_sixteenth_and_pull_all() -> None:

@@ -16,9 +16,8 @@ import numpy as np
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 
-MpiAlgorithm = Literal[
-    "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner"
-]  # what Open MPI can be told
+# What Open MPI can be told.
+MpiAlgorithm = Literal["nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner"]
 
 
 class Algorithm(enum.StrEnum):

@@ -47,20 +47,20 @@ class GradientCompression(Knob):
 class DdpCompression(GradientCompression):
     """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook``."""
 
-    def __init__(self, job: JobFacts, recorded_share: float, *, allow_lossy: bool = True) -> None:
+    def __init__(self, job: JobFacts, recorded_share: float) -> None:
         """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them."""
         hooked = "the recorded job has a communication hook that compresses, and a model takes only one"
-        super().__init__(job, ("fp16",), allow_lossy=allow_lossy, refused=hooked if recorded_share < 1 else None)
+        super().__init__(job, ("fp16",), allow_lossy=True, refused=hooked if recorded_share < 1 else None)
 
 
 class KvstoreCompression(GradientCompression):
     """MXNet's KVStore: 2 bits for an element that a worker pushes. Its priority slices are never compressed (``P3StoreDist``)."""
 
-    def __init__(self, job: JobFacts, dtypes: Sequence[str], *, allow_lossy: bool = True) -> None:
+    def __init__(self, job: JobFacts, dtypes: Sequence[str]) -> None:
         """`dtypes` are those of the gradients: KVStore compresses no others than float32."""
         foreign = sorted(set(dtypes) - {"float32"})
         refused = f"MXNet's KVStore compresses float32 gradients only, and this job has {foreign[0]}" if foreign else None
-        super().__init__(job, ("2bit",), allow_lossy=allow_lossy, refused=refused)
+        super().__init__(job, ("2bit",), allow_lossy=True, refused=refused)
 
     def legal(self, plan: Plan) -> str | None:
         if plan.compression is not None and self._priority(plan):

@@ -15,7 +15,6 @@ has no place here: ps-lite orders messages by it while its sending thread is beh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,9 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.op_pattern import OpPattern
 from dpro_search.space.placement import process_hosts
-from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
 # Plain sockets between 2 and 2 hosts with links of 500 Mbit/s carry 0.90 of the rate both ways at once: the share of that in the
@@ -261,114 +261,180 @@ class _KvstoreGraph:
         self._builder = GraphBuilder()
         cores = dict.fromkeys((*job.worker_core, *job.server_core))
         devices = self._builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (tuple(cores),))
-        of_core = dict(zip(cores, devices.tolist(), strict=True))
-        self._core = [of_core[core] for core in (*job.worker_core, *job.server_core)]  # device of each process
-        processes = len(self._core)
-        rank = [list(cores).index(core) for core in (*job.worker_core, *job.server_core)]
+        process_core = (*job.worker_core, *job.server_core)
+        rank = np.array([list(cores).index(core) for core in process_core])
+        self._core = devices[rank]  # device of each process
+        processes = len(process_core)
         # A process sends to each other one in order.
         self._send = self._builder.add_devices(
-            np.broadcast_to(np.array(rank)[:, None], (processes, processes)),
+            np.broadcast_to(rank[:, None], (processes, processes)),
             OrderPolicy.FIFO,
             "{0} to {1}",
             (range(processes), range(processes)),
-        ).tolist()
+        )
         if job.bytes_per_us is not None:
             hosts = int(job.host.max()) + 1
-            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host].tolist() for _ in range(2))
+            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host] for _ in range(2))
+        self._tensors = [f"tensor{tensor}" for tensor in range(len(job.tensor_bytes))]
 
     def build(self) -> ReplayGraph:
-        job = self._job
-        ready, wanted = self._compute()
-        back: list[dict[int, list[int]]] = [defaultdict(list) for _ in job.workers]
-        for tensor, slices in enumerate(job.slices):
-            sent = [self._posted(w, tensor, ready[w][tensor]) for w in range(len(ready))]
-            for part, (server, size) in enumerate(slices):
-                served = self._served(f"tensor{tensor}.{part}", server, size, sent)
-                for worker in range(len(job.workers)):
-                    name = f"tensor{tensor}.{part}.pull@{worker}"
-                    back[worker][tensor].append(self._message(name, len(job.workers) + server, worker, size, [served]))
-        for worker in range(len(job.workers)):
-            copied = {
-                tensor: self._beside(f"tensor{tensor}.back@{worker}", worker, tensor, *ops) for tensor, ops in back[worker].items()
-            }
-            groups = job.updates if job.slicing.priority else ()
-            for number, tensors in enumerate(groups):
-                updated = self._work(
-                    worker,
-                    float(job.tensor_bytes[list(tensors)].sum()) * job.update_us_per_byte + len(tensors) * job.worker_call_us,
-                    name=f"update{number}@{worker}",
-                    kind=OpKind.UPDATE,
-                    after=[copied[tensor] for tensor in tensors],
-                )
-                copied |= dict.fromkeys(tensors, updated)
-            for tensor, op in copied.items():
-                self._builder.carry(op, wanted[worker][tensor])
-        return self._builder.build()
-
-    def _posted(self, worker: int, tensor: int, made: int) -> int:
-        """What a worker does for a gradient before it is sent."""
-        job = self._job
-        posted = self._beside(f"tensor{tensor}.posted@{worker}", worker, tensor, made)
-        if job.compression is None:
-            return posted
-        cost_us = float(job.tensor_bytes[tensor]) * job.compression.quantize_us_per_byte
-        return self._work(worker, cost_us, name=f"tensor{tensor}.quantized@{worker}", kind=OpKind.COMM, after=[posted])
-
-    def _beside(self, name: str, worker: int, tensor: int, *after: int) -> int:
-        """What a worker does for a gradient before it is sent, or once it is back."""
-        job = self._job
-        cost_us = float(job.tensor_bytes[tensor]) * job.beside_us_per_byte[worker] / 2
-        return self._work(worker, cost_us, name=name, kind=OpKind.COMM, after=after)
-
-    def _served(self, what: str, server: int, size: float, sent: Sequence[int]) -> int:
-        """Push, sum and update (or copy) a slice that the workers send after these ops; returns the last."""
-        job, process = self._job, len(self._job.workers) + server
-        summed = []
-        mean_us = job.summing_us_per_byte / len(sent)
-        for worker, made in enumerate(sent):
-            pushed = self._message(f"{what}.push@{worker}", worker, process, size * job.pushed_share, [made])
-            summed.append(self._work(process, size * mean_us, name=f"{what}.sum@{worker}", kind=OpKind.SERVER, after=[pushed]))
-        last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
-        return self._work(process, job.served_slice_us + size * last_us, name=f"{what}.update", kind=OpKind.SERVER, after=summed)
-
-    def _message(self, name: str, sender: int, receiver: int, size: float, after: Sequence[int]) -> int:
-        """From a process to another: core time on both sides, and between them the way over their hosts' links, if these differ."""
         job, builder = self._job, self._builder
+        ready, wanted = self._compute()
+        parts = [(tensor, part, server, size) for tensor, row in enumerate(job.slices) for part, (server, size) in enumerate(row)]
+        tensor = np.array([part[0] for part in parts])
+        sent = self._posted(ready)[tensor]
+        pulled = self._exchanged(
+            [f"tensor{tensor}.{part}" for tensor, part, _, _ in parts],
+            len(job.workers) + np.array([part[2] for part in parts]),
+            np.array([part[3] for part in parts]),
+            sent,
+        )
+        for worker in range(len(job.workers)):
+            back = self._beside(worker, "back")
+            builder.add_edges(pulled[:, worker], back[tensor])
+            builder.carry(self._updated(worker, back), wanted[worker])
+        return builder.build()
+
+    def _posted(self, ready: Ints) -> Int32s:
+        """What workers do for a gradient, which is ready after an op [workers, tensors], before it is sent: [tensors, workers]."""
+        job, pattern = self._job, OpPattern(self._tensors)
+        found = []
+        for worker, made in enumerate(ready):
+            cost_us = job.tensor_bytes * job.beside_us_per_byte[worker] / 2
+            place = self._work(pattern, worker, cost_us, f"posted@{worker}", since=made)
+            if job.compression is not None:
+                cost_us = job.tensor_bytes * job.compression.quantize_us_per_byte
+                place = self._work(pattern, worker, cost_us, f"quantized@{worker}", after=[place])
+            found.append(place)
+        return pattern.into(self._builder)[:, found]
+
+    def _beside(self, worker: int, name: str) -> Int32s:
+        """What a worker does for each gradient once it is back, [tensors]."""
+        pattern = OpPattern(self._tensors)
+        self._work(pattern, worker, self._job.tensor_bytes * self._job.beside_us_per_byte[worker] / 2, f"{name}@{worker}")
+        return pattern.into(self._builder)[:, 0]
+
+    def _exchanged(self, names: Sequence[str], server: Ints, size: Floats, sent: Int32s) -> Int32s:
+        """Push, sum, update (or copy) and pull slices.
+
+        Parameters
+        ----------
+        server, size
+            The process of each slice's server, and its bytes, [slices].
+        sent
+            Op after which each worker sends it, [slices, workers].
+
+        Returns
+        -------
+        Int32s
+            Its arrival on each worker, [slices, workers].
+        """
+        job, pattern = self._job, OpPattern(names)
+        mean_us = job.summing_us_per_byte / len(job.workers)
+        summed = []
+        for worker in range(len(job.workers)):
+            pushed = self._message(pattern, f"push@{worker}", worker, server, size * job.pushed_share, since=sent[:, worker])
+            summed.append(self._work(pattern, server, size * mean_us, f"sum@{worker}", OpKind.SERVER, [pushed]))
+        last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
+        served = self._work(pattern, server, job.served_slice_us + size * last_us, "update", OpKind.SERVER, summed)
+        pulled = [
+            self._message(pattern, f"pull@{worker}", server, worker, size, after=[served]) for worker in range(len(job.workers))
+        ]
+        return pattern.into(self._builder)[:, pulled]
+
+    def _message(
+        self,
+        pattern: OpPattern,
+        name: str,
+        sender: int | Ints,
+        receiver: int | Ints,
+        size: Floats,
+        *,
+        after: Sequence[int] = (),
+        since: Int32s | None = None,
+    ) -> int:
+        """From a process to another: core time on both sides, and between them the way over their hosts' links, if these differ."""
+        job = self._job
         cpu_us = size * job.comm_us_per_byte
-        sent = self._work(sender, cpu_us, name=f"{name}.send", kind=OpKind.COMM, after=after)
-        if job.bytes_per_us is not None and job.host[sender] != job.host[receiver]:
-            sent = builder.add_op(
-                self._send[sender][receiver],
-                0.0,
-                name=name,
-                kind=OpKind.COMM,
-                after=[sent],
-                flow_bytes=size,
-                links=(self._out[sender], self._into[receiver]),
+        sent = self._work(pattern, sender, cpu_us, f"{name}.send", after=after, since=since)
+        crosses = job.host[sender] != job.host[receiver]
+        arrived = np.full(len(size), sent)
+        if job.bytes_per_us is not None and crosses.any():
+            links = (self._out[sender], self._into[receiver])
+            arrived[crosses] = pattern.add(
+                self._send[sender, receiver], 0.0, name, flow_bytes=size, links=links, after=[sent], where=crosses
             )
-        return self._work(receiver, cpu_us, name=f"{name}.receive", kind=OpKind.COMM, after=[sent])
+        return self._work(pattern, receiver, cpu_us, f"{name}.receive", after=[arrived])
 
-    def _work(self, process: int, mean_us: float, *, name: str, kind: OpKind, after: Sequence[int]) -> int:
+    def _work(
+        self,
+        pattern: OpPattern,
+        process: int | Ints,
+        mean_us: Floats,
+        name: str,
+        kind: OpKind = OpKind.COMM,
+        after: Sequence[int | Ints] = (),
+        since: Ints | Int32s | None = None,
+    ) -> int:
         """Core time of a process, in a step's slowest."""
-        return self._builder.add_op(self._core[process], mean_us * self._job.slowest, name=name, kind=kind, after=after)
+        duration_us = mean_us * self._job.slowest
+        return pattern.add(self._core[process], duration_us, name, kind=kind, after=after, since=since)
 
-    def _compute(self) -> tuple[list[dict[int, int]], list[dict[int, int]]]:
-        """Of each worker, the op that makes each tensor's gradient and the op that wants its weights."""
-        ready: list[dict[int, int]] = []
-        wanted: list[dict[int, int]] = []
-        for worker, segments in enumerate(self._job.workers):
-            makes: dict[int, int] = {}
-            uses: dict[int, int] = {}
-            ops: list[int] = []
-            for number, segment in enumerate(segments):
-                first = len(ops)
-                pieces = max(int(np.ceil(segment.work_us / _QUANTUM_US)), 1)
-                for piece in range(pieces):
-                    name = f"segment{number}.{piece}@{worker}"
-                    ops.append(self._work(worker, segment.work_us / pieces, kind=segment.kind, name=name, after=ops[-1:]))
-                uses |= dict.fromkeys(segment.uses, ops[first])
-                makes |= dict.fromkeys(segment.makes, ops[-1])
+    def _updated(self, worker: int, back: Int32s) -> Int32s:
+        """After which op a worker has each tensor's new weights, given when it is back, both [tensors]."""
+        job = self._job
+        if not job.slicing.priority:
+            return back
+        count = np.array([len(group) for group in job.updates])
+        members = np.concatenate([np.array(group, np.int64) for group in job.updates])
+        group = np.repeat(np.arange(len(count)), count)
+        work_us = np.bincount(group, job.tensor_bytes[members]) * job.update_us_per_byte + count * job.worker_call_us
+        ops = self._builder.add_ops(
+            np.full(len(count), self._core[worker]),
+            work_us * job.slowest,
+            kind=OpKind.UPDATE,
+            name=f"update{{0}}@{worker}",
+            axes=(range(len(count)),),
+        )
+        self._builder.add_edges(back[members], ops[group])
+        updated = back.copy()
+        updated[members] = ops[group]
+        return updated
+
+    def _compute(self) -> tuple[Ints, Ints]:
+        """The op that makes each tensor's gradient and the one that wants its weights, [workers, tensors] both."""
+        job = self._job
+        ready, wanted = ([[-1] * len(job.tensor_bytes) for _ in job.workers] for _ in range(2))
+        for worker, segments in enumerate(job.workers):
+            work_us = np.array([segment.work_us for segment in segments])
+            pieces = np.maximum(np.ceil(work_us / _QUANTUM_US), 1).astype(np.int64)
+            number = np.repeat(np.arange(len(segments)), pieces)
+            ends = np.cumsum(pieces)
+            ops = self._builder.add_ops(
+                np.full(len(number), self._core[worker]),
+                (work_us / pieces * job.slowest)[number],
+                kind=np.array([segment.kind for segment in segments])[number],
+                name=f"segment{{0}}@{worker}",
+                axes=(_Pieces(number, np.arange(len(number)) - (ends - pieces)[number]),),
+            )
+            self._builder.add_edges(ops[:-1], ops[1:])
             self._builder.carry(ops[-1], ops[0])
-            ready.append(makes)
-            wanted.append(uses)
-        return ready, wanted
+            for segment, first, last in zip(segments, ops[ends - pieces].tolist(), ops[ends - 1].tolist(), strict=True):
+                for tensor in segment.uses:
+                    wanted[worker][tensor] = first
+                for tensor in segment.makes:
+                    ready[worker][tensor] = last
+        return np.array(ready), np.array(wanted)
+
+
+class _Pieces:
+    """Numbers of segments and of their pieces, spelled when somebody asks: an axis of names."""
+
+    def __init__(self, segment: Ints, piece: Ints) -> None:
+        self._segment, self._piece = segment, piece
+
+    def __len__(self) -> int:
+        return len(self._segment)
+
+    def __getitem__(self, index: int, /) -> str:
+        return f"{self._segment[index]}.{self._piece[index]}"

@@ -26,7 +26,7 @@ class _Op(NamedTuple):
     flow_bytes: Each
     links: Sequence[Each]
     after: Sequence[int | Ints]
-    since: Ints | None
+    since: Ints | Int32s | None
     where: Mask | None
 
 
@@ -60,7 +60,7 @@ class OpPattern:
         flow_bytes: Each = 0.0,
         links: Sequence[Each] = (),
         after: Sequence[int | Ints] = (),
-        since: Ints | None = None,
+        since: Ints | Int32s | None = None,
         where: Mask | None = None,
     ) -> int:
         """One op of every thing; returns its place in the pattern.

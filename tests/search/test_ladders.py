@@ -169,6 +169,19 @@ def test_ladders_through_the_best_plan_are_gone_through_whole_before_there_is_no
     assert partitions | servers <= asked
 
 
+def test_ladders_of_ways_that_the_best_plan_does_not_go_come_last() -> None:
+    job = Store()
+    plans = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+    rungs = {way: len(places) for choice in job.space.choices for way, places in choice.ways.items()}
+    bounds = [number for number, plan in enumerate(plans) if plan.bigarray_bound is not None]
+    slices = [number for number, plan in enumerate(plans) if plan.slice_threshold is not None]
+    assert len({plans[number].slice_threshold for number in slices}) == rungs["priority"], "none is left out"
+    assert len({plans[number].bigarray_bound for number in bounds}) == rungs["bound"]
+    left = plans[max(slices) + 1 :]
+    assert left
+    assert all(plan.bigarray_bound is not None for plan in left), "slices have priority in the best plan"
+
+
 def test_a_knob_that_hardly_matters_gets_no_steps_before_whole_lines() -> None:
     job = Ridge()
     job.space = PlanSpace(job.space.job, (*job.space.transformations, Credit(job.space.job)))

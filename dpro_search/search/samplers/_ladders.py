@@ -33,9 +33,10 @@ class LadderSampler(Sampler):
     half as long each time; recorded values have their place between the rungs, and a choice whose first places hardly differ gets
     no steps. When steps in one choice do not help any more, there are shortest steps in two at once: where the best value of a
     choice depends on another, the way to a better plan leads past worse ones. Then all that is left of the ladders through the best
-    plan: hashes decide which server gets which part, so that single values may be lucky far from any other good one. Lines are
-    searched anew through the best plan if that is another one than before; else there is nothing new, until a better plan comes
-    from elsewhere. While the prices of a line are on their way, neighbours of the best plan are asked for.
+    plan: hashes decide which server gets which part, so that single values may be lucky far from any other good one. Ladders of
+    other ways than the best plan's come last. Lines are searched anew through the best plan if that is another one than before;
+    else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way, neighbours of
+    the best plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
@@ -105,8 +106,14 @@ class LadderSampler(Sampler):
         for halvings in range(1, shortest + 1):
             yield from self._while_better(partial(self._single_steps, steep, halvings))
         yield from self._while_better(partial(self._double_steps, steep, shortest))
-        for choice in self.space.choices:
-            yield self._legal([choice.put(self._best, *place) for axis in self._axes(choice) for place in axis])
+        begun = self._best
+        for own in (True, False):
+            for choice in self.space.choices:
+                at = choice.nearest(self._best)
+                axes = [axis for axis in self._axes(choice) if (at in axis) == own]
+                yield self._legal([choice.put(self._best, *place) for axis in axes for place in axis])
+            if self._best != begun:
+                return
 
     def _while_better(self, lines: Callable[[], Iterator[list[Plan]]]) -> Iterator[list[Plan]]:
         """Lines again and again, until they find nothing better."""

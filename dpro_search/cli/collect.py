@@ -32,7 +32,10 @@ def collect(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
     framework: Annotated[Framework, typer.Option("--framework", help="What the job trains with.")] = Framework.TENSORFLOW,
     comm: Annotated[Comm, typer.Option("--comm", help="What the job communicates with.")] = Comm.HOROVOD,
-    hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Ranks to start, one per host.")] = 2,
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
+    ranks_per_host: Annotated[
+        int, typer.Option("--ranks-per-host", metavar="N", min=1, help="Ranks on each host; with --rate, Horovod on MPI.")
+    ] = 1,
     rate: Annotated[
         str | None,
         typer.Option(
@@ -77,9 +80,20 @@ def collect(
     if (framework, comm) not in recorders:
         known = ", ".join(f"--framework {f} --comm {c}" for f, c in recorders)
         raise InputError(f"--framework {framework} --comm {comm}: cannot be recorded; known are {known}")
-    spec = JobSpec(command=tuple(command), ranks=hosts, cores=default_cores(hosts), timeout_s=timeout)
+    if ranks_per_host > 1 and rate is None:
+        raise InputError(
+            "--ranks-per-host: give --rate as well; without it all ranks are on this machine, and --hosts says how many"
+        )
+    ranks = hosts * ranks_per_host
+    spec = JobSpec(
+        command=tuple(command),
+        ranks=ranks,
+        ranks_per_host=ranks_per_host,
+        cores=default_cores(ranks, ranks_per_host),
+        timeout_s=timeout,
+    )
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
-    with stderr_console().status(f"running {hosts} ranks of {command[0]}"):
+    with stderr_console().status(f"running {ranks} ranks of {command[0]}"):
         trace = recorders[framework, comm](
             spec,
             out,

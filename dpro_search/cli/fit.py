@@ -45,6 +45,9 @@ def fit(
         ),
     ] = None,
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="With --collect comm: numbers of ranks.")] = "2,3,4,8",
+    ranks_per_host: Annotated[
+        int, typer.Option("--ranks-per-host", min=1, help="With --collect comm: ranks on each host; more than one: of mpi only.")
+    ] = 1,
     rates: Annotated[
         str, typer.Option("--rates", metavar="R,R", help="With --collect comm: limits of the links.")
     ] = "500mbit,1gbit,2gbit",
@@ -72,7 +75,15 @@ def fit(
         _fit_clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
     elif collect is Measurement.COMM:
         request = _fit_communication.request_of(
-            backends, ranks, rates, python=python, limit=limit, seconds=seconds, longest_s=longest, rounds=rounds
+            backends,
+            ranks,
+            rates,
+            python=python,
+            limit=limit,
+            seconds=seconds,
+            longest_s=longest,
+            rounds=rounds,
+            ranks_per_host=ranks_per_host,
         )
         _fit_communication.measure_communication(request, out, as_json)
     elif _fit_communication.are_of_communication(sources or []):

@@ -132,7 +132,7 @@ def record_job(
     Parameters
     ----------
     shaped
-        Give every rank a host of its own with links of `rate_bps` (None: not limited); needs root.
+        Give the ranks hosts of their own with links of `rate_bps` (None: not limited); needs root.
     keep_raw
         Where to leave the raw files as well.
 
@@ -205,7 +205,7 @@ def record_horovod(
             knobs={"HOROVOD_CONTROLLER": controller_of(spec.env), **_exact_groups({**os.environ, **spec.env})},
         )
         write_file(raw / "job.json", msgspec.json.encode(job))
-        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+        with shaped_hosts(spec.hosts, rate_bps, shaped) as hosts:
             kind.run(recorded, raw, hosts=hosts, hook={**schedule.hook("record"), **kind.hook})
         trace = kind.assemble(raw)
         trace.save(out)
@@ -237,7 +237,7 @@ def time_job(
     """
     spec, run = _launched(spec)
     with raw_folder(log) as folder:
-        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+        with shaped_hosts(spec.hosts, rate_bps, shaped) as hosts:
             run(spec, folder, hosts=hosts, hook=Schedule(warmup=max(warmup, 2)).hook("time"))
         hooks = [read_hook(folder / f"rank{rank}" / "hook.json") for rank in range(spec.ranks)]
         if expected_groups is not None:

@@ -40,7 +40,7 @@ def time_mxnet_horovod_job(
 ) -> StepTimes:
     """Run a job and measure its steps; parameters and errors are those of `time_job`."""
     with raw_folder(log) as folder:
-        with shaped_hosts(spec.ranks, rate_bps, shaped) as hosts:
+        with shaped_hosts(spec.hosts, rate_bps, shaped) as hosts:
             run_mpi_job(_on_cores(spec), folder, hosts=hosts, hook={**Schedule(warmup=max(warmup, 2)).hook("time"), **_HOOK})
         return step_times([read_mxnet_horovod_hook(folder / f"rank{rank}") for rank in range(spec.ranks)], warmup)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -230,6 +231,15 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
+
+    @property
+    def ranks_per_host(self) -> int | None:
+        """Ranks side by side on each of several hosts; 1 where all are on one, without links; None: hosts differ."""
+        runs = [(host, len(list(ranks))) for host, ranks in itertools.groupby(self.hosts)]
+        if len(runs) == 1:
+            return 1
+        alike = len({count for _, count in runs}) == 1 and len({host for host, _ in runs}) == len(runs)
+        return runs[0][1] if alike else None
 
 
 @dataclass(frozen=True, kw_only=True)

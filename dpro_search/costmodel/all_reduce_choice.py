@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.collectives import MpiAlgorithm, Points
+from dpro_search.costmodel.collectives import HIERARCHY, MpiAlgorithm, Points
+from dpro_search.costmodel.communication_points import series_name
 from dpro_search.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,25 +35,41 @@ class AllReduceChoice:
         Sizes at which ratios change, ascending from 0, [sizes].
     ratio
         What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
+    ranks_per_host
+        On each host of the cluster.
     """
 
     from_bytes: Floats
     ratio: Mapping[MpiAlgorithm, Floats]
+    ranks_per_host: int = 1
 
     @staticmethod
-    def of(model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int) -> AllReduceChoice:
-        """What a model of Open MPI's algorithms says of a cluster, whose ranks share so many cores.
+    def of(
+        model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int, ranks_per_host: int | None = 1
+    ) -> AllReduceChoice:
+        """What a model of Open MPI's algorithms says of a cluster.
+
+        Parameters
+        ----------
+        cores
+            That all ranks share.
+        ranks_per_host
+            On each host; None: they differ.
 
         Raises
         ------
         InputError
             The model does not know what Open MPI chooses by itself, or no other algorithm, or says nothing of such a cluster.
         """
-        others = [algorithm for algorithm in get_args(MpiAlgorithm) if f"{_BACKEND} {algorithm}" in model.regressors]
-        if f"{_BACKEND} {_OWN}" not in model.regressors or not others:
+        if ranks_per_host is None:
+            raise InputError("to choose an algorithm, hosts must have one number of ranks: others are not measured by themselves")
+        names = {algorithm: series_name(_BACKEND, algorithm, ranks_per_host) for algorithm in (_OWN, *get_args(MpiAlgorithm))}
+        others = [algorithm for algorithm in get_args(MpiAlgorithm) if names[algorithm] in model.regressors]
+        if names[_OWN] not in model.regressors or not others:
+            hosts = "" if ranks_per_host == 1 else f" --ranks-per-host {ranks_per_host}"
             raise InputError(
-                f"the model knows {', '.join(model.regressors)}: to choose an algorithm, it must know what Open MPI takes by its"
-                " own choice and by others; measure both with 'dpro-search fit --collect comm --backends mpi'"
+                f"the model knows {'; '.join(model.regressors)}: to choose an algorithm, it must know what Open MPI takes by its"
+                f" own choice and by others; measure both with 'dpro-search fit --collect comm --backends mpi{hosts}'"
             )
         low, high = _OCTAVES
         sizes = np.exp2(np.arange(low, high + 1 / _STEPS, 1 / _STEPS))
@@ -62,26 +79,35 @@ class AllReduceChoice:
             link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
             cores=np.array(cores),
         )
-        own_us = model.predict(f"{_BACKEND} {_OWN}", points).us
-        ratio = {algorithm: model.predict(f"{_BACKEND} {algorithm}", points).us / own_us for algorithm in others}
+        own_us = model.predict(names[_OWN], points).us
+        ratio = {algorithm: model.predict(names[algorithm], points).us / own_us for algorithm in others}
         if not all(np.isfinite(values).all() for values in ratio.values()):
             raise InputError(f"the model says nothing of {ranks} ranks at this rate: measure all-reduces there")
         edges = sizes * 2 ** (-0.5 / _STEPS)  # each size stands for those around it
-        return AllReduceChoice(from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio)
+        return AllReduceChoice(from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio, ranks_per_host=ranks_per_host)
 
     @property
     def algorithms(self) -> tuple[MpiAlgorithm, ...]:
         """Those that are known."""
         return tuple(self.ratio)
 
+    def refusal(self, wanted: Sequence[MpiAlgorithm]) -> str | None:
+        """Why not all of these can be chosen; None: they can."""
+        unknown = next((algorithm for algorithm in wanted if algorithm not in self.ratio), None)
+        if unknown == HIERARCHY and self.ranks_per_host == 1:
+            return "allreduce_algorithms: every host has one rank, so that a hierarchy is nothing but its all-reduce among hosts"
+        if unknown is not None:
+            return f"allreduce_algorithms: nothing is known of {unknown}, only of {', '.join(self.ratio)}"
+        return None
+
     def ratios(self, ranges: Sequence[tuple[int, MpiAlgorithm]]) -> tuple[Floats, Floats]:
         """(bytes, ratio) from 0 bytes on, where all-reduces of at least so many bytes are by the algorithms of `ranges`.
 
         Raises `InputError` for an algorithm that is not known.
         """
-        unknown = next((algorithm for _, algorithm in ranges if algorithm not in self.ratio), None)
-        if unknown is not None:
-            raise InputError(f"plan: allreduce_algorithms: nothing is known of {unknown}, only of {', '.join(self.ratio)}")
+        reason = self.refusal([algorithm for _, algorithm in ranges])
+        if reason is not None:
+            raise InputError(f"plan: {reason}")
         starts = np.array([start for start, _ in ranges], dtype=np.float64)
         edges = np.union1d(self.from_bytes, starts)
         size = np.searchsorted(self.from_bytes, edges, side="right") - 1

@@ -52,6 +52,8 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
     call_busy_us, message_busy_us, byte_busy_us
         What a rank uses its core for a call, for each message, and for each byte moved; 0: it was not measured.
+    ranks_per_host
+        That the constants are of: they stand for no other number.
     """
 
     algorithm: Algorithm
@@ -69,10 +71,15 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     call_busy_us: float = 0.0
     message_busy_us: float = 0.0
     byte_busy_us: float = 0.0
+    ranks_per_host: int = 1
+
+    def counted(self, points: Points) -> Counts:
+        """What the algorithm does in each all-reduce."""
+        return counts(self.algorithm, points.ranks, points.servers, points.cores, self.ranks_per_host)
 
     def parts_us(self, points: Points) -> tuple[Floats, Floats, Floats]:
         """Times of the messages, of the link and of the processors, [points] each; one rank has none."""
-        counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
+        counted = self.counted(points)
         waited_us = self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us)
         used_us = self.call_busy_us + counted.messages * self.message_busy_us
         latency_us = np.where(points.ranks > 1, queued_us(waited_us, used_us, 1 + counted.turns), 0.0)
@@ -84,14 +91,14 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def busy_us(self, points: Points) -> Floats:
         """How long the busiest core is used in each all-reduce, us, [points]; 0: it was not measured."""
-        counted = counts(self.algorithm, points.ranks, points.servers, points.cores)
+        counted = self.counted(points)
         found: Floats = core_uses(counted, points) @ np.array([self.call_busy_us, self.message_busy_us, self.byte_busy_us])
         return found
 
     def predict(self, points: Points) -> Floats:
         """Duration of each all-reduce in us, [points]."""
         latency_us, wire_us, work_us = self.parts_us(points)
-        messages = counts(self.algorithm, points.ranks, points.servers, points.cores).messages
+        messages = self.counted(points).messages
         saved_us = messages * self.burst_bytes / points.link_bytes_per_us
         lost_us = np.maximum(latency_us - saved_us, 0.0)
         if self.algorithm is Algorithm.PARAMETER_SERVER:
@@ -102,25 +109,6 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
             wire_us = np.maximum(wire_us - rested_us, 0.0)
         found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
         return np.maximum(found, self.busy_us(points))
-
-
-def hierarchical_us(inner: AllReduceCost, outer: AllReduceCost, points: Points, ranks_per_host: int) -> Floats:
-    """Reduce-scatter within each host, all-reduce of each rank's share among the hosts, all-gather within each host.
-
-    Parameters
-    ----------
-    inner, outer
-        Costs within a host and between hosts; the links of `points` are those between hosts.
-    """
-    inside = Points(size_bytes=points.size_bytes, ranks=np.minimum(points.ranks, ranks_per_host), cores=points.cores)
-    between = Points(
-        size_bytes=points.size_bytes / ranks_per_host,
-        ranks=np.maximum(np.ceil(points.ranks / ranks_per_host), 1.0),
-        link_bytes_per_us=points.link_bytes_per_us,
-        cores=points.cores,
-    )
-    found: Floats = inner.predict(inside) + outer.predict(between)
-    return found
 
 
 def cheapest(costs: Mapping[str, AllReduceCost], points: Points) -> tuple[list[str], Floats]:

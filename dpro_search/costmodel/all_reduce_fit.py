@@ -24,7 +24,13 @@ _MOST_TRIES = 100
 
 
 def fit_all_reduce(
-    algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None = None, *, meets: bool = False
+    algorithm: Algorithm,
+    points: Points,
+    duration_us: Floats,
+    busy_us: Floats | None = None,
+    *,
+    meets: bool = False,
+    ranks_per_host: int = 1,
 ) -> AllReduceCost:
     """Fit the constants of an algorithm to measured points: robust least squares of the relative error.
 
@@ -37,29 +43,38 @@ def fit_all_reduce(
         How long the busiest core was used in each, [points]; NaN where that was not measured.
     meets
         Whether ranks met before each call, so that their links had rested.
+    ranks_per_host
+        Of all points.
 
     Raises
     ------
     InputError
         There are too few points, or a duration that is no positive number.
     """
-    return _fitted(algorithm, points, duration_us, busy_us, meets)[0]
+    return _fitted(algorithm, points, duration_us, busy_us, meets, ranks_per_host)[0]
 
 
 def fit_best(
-    algorithms: Sequence[Algorithm], points: Points, duration_us: Floats, busy_us: Floats | None = None, *, meets: bool = False
+    algorithms: Sequence[Algorithm],
+    points: Points,
+    duration_us: Floats,
+    busy_us: Floats | None = None,
+    *,
+    meets: bool = False,
+    ranks_per_host: int = 1,
 ) -> AllReduceCost:
     """The best fit of several algorithms: for a library that does not tell which one it uses.
 
     Parameters and errors as of `fit_all_reduce`.
     """
     if len(np.unique(points.ranks)) == 1:  # all formulas are alike: the constants take up what differs
-        return fit_all_reduce(algorithms[0], points, duration_us, busy_us, meets=meets)
-    return min((_fitted(algorithm, points, duration_us, busy_us, meets) for algorithm in algorithms), key=lambda found: found[1])[0]
+        return fit_all_reduce(algorithms[0], points, duration_us, busy_us, meets=meets, ranks_per_host=ranks_per_host)
+    fits = (_fitted(algorithm, points, duration_us, busy_us, meets, ranks_per_host) for algorithm in algorithms)
+    return min(fits, key=lambda found: found[1])[0]
 
 
 def _fitted(
-    algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None, meets: bool
+    algorithm: Algorithm, points: Points, duration_us: Floats, busy_us: Floats | None, meets: bool, ranks_per_host: int
 ) -> tuple[AllReduceCost, float]:
     """The constants, and the loss that is left."""
     duration = np.asarray(duration_us, dtype=np.float64)
@@ -72,7 +87,7 @@ def _fitted(
         )
     if not (np.isfinite(duration) & (duration > 0)).all():
         raise InputError(f"{algorithm}: a measured duration is not a positive number")
-    counted = counts(algorithm, points.ranks, points.servers, points.cores)
+    counted = counts(algorithm, points.ranks, points.servers, points.cores, ranks_per_host)
     limited = bool(np.isfinite(points.link_bytes_per_us).any())
     crowded, sometimes = bool(counted.turns.any()), len(np.unique(counted.turns > 0)) > 1
     shared = (counted.turns > 0) & (busy > 0)
@@ -99,6 +114,7 @@ def _fitted(
             call_busy_us=call_busy_us,
             message_busy_us=message_busy_us,
             byte_busy_us=byte_busy_us,
+            ranks_per_host=ranks_per_host,
         )
 
     logarithm = np.log(duration)

@@ -7,8 +7,9 @@ The counts follow from the algorithm (Thakur, Rabenseifner & Gropp, "Optimizatio
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,8 @@ from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 
 # What Open MPI can be told.
-MpiAlgorithm = Literal["nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner"]
+MpiAlgorithm = Literal["nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", "hierarchy"]
+HIERARCHY: MpiAlgorithm = "hierarchy"
 
 
 class Algorithm(enum.StrEnum):
@@ -29,6 +31,8 @@ class Algorithm(enum.StrEnum):
     TREE = "tree"
     CHAIN = "chain"  # reduced, then broadcast, along a chain of ranks in segments
     PARAMETER_SERVER = "parameter-server"
+    # Reduced within each host, added up among the hosts' first ranks (two hosts: by one exchange; more: a ring), broadcast.
+    HIERARCHY = "hierarchy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,13 @@ class Counts:
     turns: Floats
 
 
-def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0, cores: Floats | float = np.inf) -> Counts:
+def counts(
+    algorithm: Algorithm,
+    ranks: Floats,
+    servers: Floats | float = 1.0,
+    cores: Floats | float = np.inf,
+    ranks_per_host: int = 1,
+) -> Counts:
     """What an algorithm does on a number of ranks.
 
     Parameters
@@ -65,10 +75,13 @@ def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0, c
         Of a parameter server, whose links carry what all workers send.
     cores
         That all ranks and servers share; infinite: each has its own.
+    ranks_per_host
+        That share a host's link: the first so many are on the first host, and so on.
 
     Notes
     -----
     Where the number of ranks is no power of two, the recursive algorithms begin and end with a message of the ranks beyond it.
+    With several ranks on a host, messages within it are none of its link's, and those that leave it together share the link.
     """
     p = np.asarray(ranks, dtype=np.float64)
     some = p > 1
@@ -92,7 +105,16 @@ def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0, c
             messages, wire, added = 2 * (p - 1), np.full_like(p, 2.0), np.full_like(p, 1.0)
         case Algorithm.PARAMETER_SERVER:
             messages, wire, added = np.full_like(p, 2.0), 2 * np.maximum(p / servers, 1.0), p / servers
+        case Algorithm.HIERARCHY:
+            hosts, levels = np.maximum(p / ranks_per_host, 1.0), np.ceil(np.log2(ranks_per_host))
+            messages = 2 * levels + np.where(hosts == 2, 1, 2 * (hosts - 1))
+            wire = 2 * (hosts - 1) / hosts
+            added = levels + np.where(hosts == 2, 1, (hosts - 1) / hosts)
     moved, added = wire * together, added * together
+    if algorithm is Algorithm.HIERARCHY:  # a host's first rank also gets and gives within the host
+        moved = moved + 2 * np.ceil(np.log2(ranks_per_host)) * together
+    if ranks_per_host > 1 and algorithm in _MESSAGES:
+        wire = np.vectorize(lambda count: _leaves_a_host(algorithm, int(count), ranks_per_host), otypes=[np.float64])(p)
     if algorithm is Algorithm.PARAMETER_SERVER:
         serving = np.maximum(np.ceil(np.asarray(servers) / cores), 1.0)
         shared = np.isfinite(np.broadcast_to(cores, p.shape))
@@ -102,6 +124,63 @@ def counts(algorithm: Algorithm, ranks: Floats, servers: Floats | float = 1.0, c
         turns = np.where(shared, together + serving - 1, 0.0)
     found = {"messages": messages, "wire": wire, "moved": moved, "added": added, "turns": turns}
     return Counts(**{name: np.where(some, column, 0.0) for name, column in found.items()})
+
+
+_Message = tuple[int, int, float]  # from rank, to rank, part of the tensor
+
+
+@cache
+def _leaves_a_host(algorithm: Algorithm, ranks: int, ranks_per_host: int) -> float:
+    """Bytes on the busiest host's link for each byte of the tensor: messages of one round are under way together."""
+    total = 0.0
+    for messages in _MESSAGES[algorithm](ranks):
+        used: dict[tuple[int, bool], float] = {}
+        for source, target, part in messages:
+            for end in ((source // ranks_per_host, True), (target // ranks_per_host, False)):
+                if source // ranks_per_host != target // ranks_per_host:
+                    used[end] = used.get(end, 0.0) + part
+        total += max(used.values(), default=0.0)
+    return total
+
+
+def _tree(ranks: int) -> Iterator[list[_Message]]:
+    """Up a binomial tree and down."""
+    reach = 1
+    while reach < ranks:
+        up = [(rank, rank - reach, 1.0) for rank in range(reach, ranks, 2 * reach)]
+        yield from (up, [(target, source, part) for source, target, part in up])
+        reach *= 2
+
+
+def _doubling(ranks: int) -> Iterator[list[_Message]]:
+    yield from _exchanges(ranks, lambda _: 1.0)
+
+
+def _halving(ranks: int) -> Iterator[list[_Message]]:
+    """Open MPI's begins with the nearest rank, to which the largest part goes, and comes back the same way."""
+    for _ in range(2):
+        yield from _exchanges(ranks, lambda reach: 0.5 / reach, ends=1)
+
+
+def _exchanges(ranks: int, part: Callable[[int], float], ends: int = 2) -> Iterator[list[_Message]]:
+    """Each rank with those at distances 1, 2, 4, ..., after those beyond a power of two gave theirs to a neighbour."""
+    within = 1 << (ranks.bit_length() - 1)
+    beyond = ranks - within
+    for _ in range(ends if beyond else 0):
+        yield [(2 * pair, 2 * pair + 1, 1.0) for pair in range(beyond)]
+    taking_part = [2 * rank + 1 if rank < beyond else rank + beyond for rank in range(within)]
+    reach = 1
+    while reach < within:
+        yield [(taking_part[rank], taking_part[rank ^ reach], part(reach)) for rank in range(within)]
+        reach *= 2
+
+
+# Rings and chains send what leaves a host once, as the counts have it.
+_MESSAGES: dict[Algorithm, Callable[[int], Iterator[list[_Message]]]] = {
+    Algorithm.TREE: _tree,
+    Algorithm.RECURSIVE_DOUBLING: _doubling,
+    Algorithm.HALVING_DOUBLING: _halving,
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

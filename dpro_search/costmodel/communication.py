@@ -72,6 +72,8 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Of what is drawn of many points, and of what is left out together.
     meets
         Whether ranks met before each measured call, so that their links had rested.
+    ranks_per_host
+        Of all all-reduces that are measured, and predicted.
 
     Attributes
     ----------
@@ -97,11 +99,13 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         correct: bool = True,
         seed: int = 0,
         meets: bool = False,
+        ranks_per_host: int = 1,
     ) -> None:
         self.algorithms = algorithms
         self.correct = correct
         self.seed = seed
         self.meets = meets
+        self.ranks_per_host = ranks_per_host
 
     def fit(
         self,
@@ -193,7 +197,9 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self, points: Points, y: Floats, busy: Floats) -> tuple[AllReduceCost, Residual | None]:
         few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
-        cost = fit_best(self.algorithms, points.select(few), y[few], busy[few], meets=self.meets)
+        cost = fit_best(
+            self.algorithms, points.select(few), y[few], busy[few], meets=self.meets, ranks_per_host=self.ranks_per_host
+        )
         taken = points.ranks > 1  # one rank takes no time
         if not self.correct or taken.sum() < _ENOUGH or len(np.unique(points.size_bytes[taken])) < _ENOUGH_SIZES:
             return cost, None

@@ -100,7 +100,7 @@ class CommunicationModel:
             raise InputError("nothing to train on: no measured all-reduce was given")
         infos, regressors = [], {}
         for one in Series.joined(series):
-            regressor = AllReduceRegressor(algorithms=one.algorithms, meets=one.meets)
+            regressor = AllReduceRegressor(algorithms=one.algorithms, meets=one.meets, ranks_per_host=one.ranks_per_host)
             try:
                 regressor.fit(one.points.matrix(), one.duration_us, busy_us=one.busy_us)
             except InputError as error:
@@ -162,7 +162,7 @@ class CommunicationModel:
             raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
         regressors = {}
         for one in info.series:
-            regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,))
+            regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,), ranks_per_host=one.cost.ranks_per_host)
             regressor.cost_ = one.cost
             regressor.residual_ = None if one.residual is None else _residual(path, one.residual)
             regressor.range_ = Range(low=_finite(path, one.low), high=_finite(path, one.high))

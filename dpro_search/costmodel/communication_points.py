@@ -14,7 +14,7 @@ import numpy as np
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import EventKind, Events, Floats, Trace
-from dpro_search.costmodel.collectives import Algorithm, Points
+from dpro_search.costmodel.collectives import HIERARCHY, Algorithm, Points
 from dpro_search.errors import InputError, TraceFormatError
 
 # What a backend's algorithm may do, by the table's name of it. Open MPI composes a reduce and a broadcast of its choice; with no
@@ -27,6 +27,7 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("mpi", "ring"): (Algorithm.RING,),
     ("mpi", "segmented-ring"): (Algorithm.RING,),
     ("mpi", "rabenseifner"): (Algorithm.HALVING_DOUBLING,),
+    ("mpi", HIERARCHY): (Algorithm.HIERARCHY,),
     ("gloo", "ring"): (Algorithm.RING,),
     ("gloo", "default"): (Algorithm.RING,),
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
@@ -54,6 +55,8 @@ class Series:
         How long the busiest core was used in each, [n]; NaN: not known.
     meets
         Whether ranks met before each call, so that their links had rested.
+    ranks_per_host
+        Of all of them.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Series:
     spread_pct: Floats
     busy_us: Floats = field(default_factory=lambda: np.array(np.nan))
     meets: bool = False
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "busy_us", np.broadcast_to(self.busy_us, self.duration_us.shape))
@@ -82,6 +86,7 @@ class Series:
                 spread_pct=np.concatenate([part.spread_pct for part in same]),
                 busy_us=np.concatenate([part.busy_us for part in same]),
                 meets=same[0].meets,
+                ranks_per_host=same[0].ranks_per_host,
             )
             for name, same in by_name.items()
         ]
@@ -89,16 +94,16 @@ class Series:
 
 def table_series(table: CommTable) -> list[Series]:
     """The series of a microbenchmark's table, by name."""
-    by_name: dict[tuple[str, str], list[AllReduceRow]] = defaultdict(list)
+    by_name: dict[tuple[str, str, int], list[AllReduceRow]] = defaultdict(list)
     for row in table.rows:
-        by_name[row.backend, row.algorithm].append(row)
+        by_name[row.backend, row.algorithm, row.ranks_per_host].append(row)
     found = []
-    for (backend, algorithm), rows in sorted(by_name.items()):
+    for (backend, algorithm, ranks_per_host), rows in sorted(by_name.items()):
         rates = [np.inf if row.rate_bps is None else row.rate_bps / 8e6 for row in rows]
         servers = [_servers_used(backend, row.size_bytes, row.servers) for row in rows]
         found.append(
             Series(
-                name=f"{backend} {algorithm}",
+                name=series_name(backend, algorithm, ranks_per_host),
                 algorithms=algorithms_of(backend, algorithm),
                 points=Points(
                     size_bytes=np.array([row.size_bytes for row in rows]),
@@ -111,9 +116,15 @@ def table_series(table: CommTable) -> list[Series]:
                 spread_pct=np.array([row.spread_pct for row in rows]),
                 busy_us=np.array([np.nan if backend in _POLLING else row.mean_busy_us for row in rows]),
                 meets=backend == "mpi",
+                ranks_per_host=ranks_per_host,
             )
         )
     return found
+
+
+def series_name(backend: str, algorithm: str, ranks_per_host: int = 1) -> str:
+    """What a series is called: what was measured with so many ranks on a host says nothing of other numbers."""
+    return f"{backend} {algorithm}" + (f", {ranks_per_host} ranks a host" if ranks_per_host > 1 else "")
 
 
 def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
@@ -145,8 +156,9 @@ def trace_series(trace: Trace) -> Series:
     workers = len(np.unique(events.rank[events.kind == EventKind.COMM])) if stores else trace.meta.ranks
     servers = max(trace.meta.ranks - workers, 1) if stores else 1
     cores = len({core for core in trace.meta.cores if core >= 0}) or np.inf
+    ranks_per_host = 1 if stores else trace.meta.ranks_per_host or 1
     return Series(
-        name=f"{backend} in a job",
+        name=series_name(backend, "in a job", ranks_per_host),
         algorithms=algorithms_of(backend, "default"),
         points=Points(
             size_bytes=size,
@@ -157,6 +169,7 @@ def trace_series(trace: Trace) -> Series:
         ),
         duration_us=duration,
         spread_pct=np.full(len(size), np.nan),
+        ranks_per_host=ranks_per_host,
     )
 
 

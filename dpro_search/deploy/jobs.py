@@ -110,9 +110,14 @@ class RecordedJob:
         workers = meta.ranks - servers
         cores = meta.cores[:workers]
         env = _recorded_env(meta, servers)
+        ranks_per_host = 1 if servers else meta.ranks_per_host
+        if ranks_per_host is None:
+            raise InputError("the recorded job's hosts had different numbers of ranks: no such job can be started here")
         return RecordedJob(
             kind=kind,
-            spec=JobSpec(command=chosen, ranks=workers, cores=cores if min(cores) >= 0 else (), env=env),
+            spec=JobSpec(
+                command=chosen, ranks=workers, ranks_per_host=ranks_per_host, cores=cores if min(cores) >= 0 else (), env=env
+            ),
             facts=facts_of(trace),
             rate_bps=meta.rate_bps,
             shaped=len(set(meta.hosts)) > 1 or meta.rate_bps is not None,

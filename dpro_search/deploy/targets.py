@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import msgspec
 
+from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
-from dpro_search.costmodel.collectives import MpiAlgorithm
+from dpro_search.costmodel.collectives import HIERARCHY, MpiAlgorithm
 from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
@@ -23,7 +24,7 @@ from dpro_search.space.transformations.modules import refusal
 
 GROUPS_VERSION = 1
 FOLDER = "{folder}"
-_RULES = "allreduce.rules"
+_RULES, _HIERARCHY_RULES = "allreduce.rules", "hierarchy.rules"
 _TUNED = {
     "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
     "OMPI_MCA_coll_tuned_dynamic_rules_filename": f"{FOLDER}/{_RULES}",
@@ -36,6 +37,7 @@ _TUNED_ALGORITHMS: Mapping[MpiAlgorithm, int] = {
     "segmented-ring": 5,
     "rabenseifner": 6,
 }
+Ranges = Sequence[tuple[int, MpiAlgorithm]]  # from how many bytes
 _DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
 _MIB = 2**20
 
@@ -106,6 +108,8 @@ class JobFacts:
         Recorded parameter servers.
     on_mpi
         Whether Horovod communicates by MPI; None: not known.
+    ranks, ranks_per_host
+        How many there are, and side by side on each host; None: not known, or hosts differ.
     """
 
     framework: str | None = None
@@ -116,6 +120,8 @@ class JobFacts:
     modules: Sequence[ModuleInfo] = ()
     servers: Servers = field(default_factory=Servers)
     on_mpi: bool | None = None
+    ranks: int | None = None
+    ranks_per_host: int | None = None
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:
@@ -135,6 +141,8 @@ class JobFacts:
             op_inputs=inputs,
             modules=trace.modules,
             on_mpi=None if controller is None else controller == "mpi",
+            ranks=trace.meta.ranks,
+            ranks_per_host=trace.meta.ranks_per_host,
         )
 
 
@@ -254,9 +262,10 @@ def _horovod(plan: Plan, facts: JobFacts) -> Part:
     if plan.allreduce_algorithms is not None:
         if facts.on_mpi is False:
             raise InputError("allreduce_algorithms: the job communicates by Gloo, which has one algorithm; start it on MPI")
-        env |= _TUNED
-        files[_RULES] = _rules(plan.allreduce_algorithms)
-        script.append(f"Horovod must communicate by Open MPI, and `{_RULES}` lie at the same path on all hosts.")
+        rules = _algorithm_part(plan.allreduce_algorithms, facts)
+        env |= rules.env
+        files |= rules.files
+        script += rules.script
     if plan.compression not in (None, "fp16"):
         raise InputError(f"compression: Horovod has fp16, not {plan.compression}")
     by_tape = plan.tensor_groups is not None or (plan.compression is not None and facts.framework in (None, "tensorflow"))
@@ -270,16 +279,38 @@ def _horovod(plan: Plan, facts: JobFacts) -> Part:
     return Part(env=env, files=files, script=tuple(script))
 
 
-def _rules(ranges: Sequence[tuple[int, MpiAlgorithm]]) -> bytes:
-    """Open MPI's file of rules (coll/tuned, as 4.x reads it): one collective, any number of ranks, a line for each range."""
-    lines = [
-        "1  # collective",
-        f"{_TUNED_ALLREDUCE}  # all-reduce",
-        "1  # number of ranks",
-        "1  # or more",
-        f"{len(ranges)}  # ranges: from how many bytes, algorithm, fan-out and segment of its choice",
-        *(f"{start} {_TUNED_ALGORITHMS[algorithm]} 0 0" for start, algorithm in ranges),
-    ]
+def _algorithm_part(ranges: Ranges, facts: JobFacts) -> Part:
+    """The rules of Open MPI that algorithms of all-reduces are; raises `InputError` where the job has no use for a hierarchy."""
+    if all(algorithm != HIERARCHY for _, algorithm in ranges):
+        files, env = {_RULES: _rules({1: ranges})}, _TUNED
+    else:
+        if facts.ranks is None or facts.ranks_per_host is None:
+            raise InputError("allreduce_algorithms: a hierarchy needs a recording that tells of one number of ranks on every host")
+        if facts.ranks_per_host == 1:
+            raise InputError(
+                "allreduce_algorithms: a hierarchy needs several ranks on a host, on each of several hosts; here it has one"
+            )
+        hosts = facts.ranks // facts.ranks_per_host
+        by_ranks: dict[int, Ranges] = {hosts: ((0, among_hosts(hosts)),)}
+        if flat := [(start, algorithm) for start, algorithm in ranges if algorithm != HIERARCHY]:
+            by_ranks[facts.ranks] = ((0, flat[0][1]), *flat[1:])
+        in_hierarchy = hierarchy_rules([(start, algorithm == HIERARCHY) for start, algorithm in ranges])
+        files = {_RULES: _rules(by_ranks), _HIERARCHY_RULES: in_hierarchy}
+        env = {**_TUNED, **hierarchy_env(f"{FOLDER}/{_HIERARCHY_RULES}")}
+    named = " and ".join(f"`{name}`" for name in files)
+    script = f"Horovod must communicate by Open MPI, and {named} lie at the same path on all hosts."
+    return Part(env=env, files=files, script=(script,))
+
+
+def _rules(by_ranks: Mapping[int, Ranges]) -> bytes:
+    """Open MPI's file of rules (coll/tuned, as 4.x reads it): a line for each range, where that many ranks or more add up."""
+    lines = ["1  # collective", f"{_TUNED_ALLREDUCE}  # all-reduce", f"{len(by_ranks)}  # number of ranks"]
+    for ranks, ranges in by_ranks.items():
+        lines += [
+            f"{ranks}  # or more",
+            f"{len(ranges)}  # ranges: from how many bytes, algorithm, fan-out and segment of its choice",
+            *(f"{start} {_TUNED_ALGORITHMS[algorithm]} 0 0" for start, algorithm in ranges),
+        ]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

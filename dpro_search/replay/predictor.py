@@ -114,7 +114,7 @@ class Predictor(JobPredictor):
 
         assert self.all_reduces is not None
         where = cluster or self.wanted_cluster
-        return AllReduceChoice.of(self.all_reduces, where.ranks, where.rate_bps, len(set(where.cores)))
+        return AllReduceChoice.of(self.all_reduces, where.ranks, where.rate_bps, len(set(where.cores)), where.ranks_per_host)
 
     def timeline(
         self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32

@@ -17,10 +17,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         Core of each rank; ranks with one number share it. The number of ranks is its length.
     rate_bps
         Link rate per host and direction in bits a second; None: not limited, the processors are the limit.
+    ranks_per_host
+        Side by side on each host; None: hosts differ.
     """
 
     cores: tuple[int, ...]
     rate_bps: float | None = None
+    ranks_per_host: int | None = 1
 
     def __post_init__(self) -> None:
         if not self.cores:
@@ -38,7 +41,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The cluster of a recording; a rank that was not pinned has a core of its own."""
         free = max((*meta.cores, -1)) + 1
         cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(meta.cores))
-        return ClusterSpec(cores=cores, rate_bps=meta.rate_bps)
+        return ClusterSpec(cores=cores, rate_bps=meta.rate_bps, ranks_per_host=meta.ranks_per_host)
 
     def with_ranks(self, ranks: int, physical_cores: int | None = None) -> ClusterSpec:
         """The same with another number of ranks; they share cores round-robin if there are fewer cores than ranks."""
@@ -47,4 +50,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         count = ranks if physical_cores is None else physical_cores
         if count < 1:
             raise InputError(f"cores must be >= 1, not {count}")
-        return msgspec.structs.replace(self, cores=tuple(rank % count for rank in range(ranks)))
+        per_host = self.ranks_per_host
+        return msgspec.structs.replace(
+            self,
+            cores=tuple(rank % count for rank in range(ranks)),
+            ranks_per_host=None if per_host is None or ranks % per_host else per_host,
+        )

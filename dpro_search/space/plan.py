@@ -35,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Exact tensor fusion: names of the tensors of each group. A tensor in no group goes alone, when it is ready.
     allreduce_algorithms
         Horovod on Open MPI: how all-reduces of at least so many bytes add up, (bytes, algorithm) from the smallest on, which is 0.
+        "hierarchy": within each host, among hosts, and back; where all hosts have several ranks.
     bucket_cap_bytes
         PyTorch DDP: size of a gradient bucket.
     servers, bigarray_bound, p3, slice_threshold

@@ -1,7 +1,7 @@
 """Whether other algorithms of Open MPI's all-reduce do to a real job what is predicted: tables, a recording, and runs in turn.
 
     python -m experiments.validation.all_reduce_algorithms run DIR --python ENV/bin/python [--workload vgg16] [--rate 2gbit]
-        [--ranks 2] [--rounds 3] [--steps 14]
+        [--ranks 2] [--ranks-per-host 1] [--longest 0.6] [--algorithms ring,hierarchy] [--rounds 3] [--steps 14]
     python -m experiments.validation.all_reduce_algorithms table DIR
 
 TensorFlow with Horovod on MPI. Its all-reduces are first measured by themselves, by each algorithm, on as many shaped hosts with
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import numpy as np
@@ -25,9 +24,8 @@ from dpro_search.collect.communication.collector import CommRequest, collect_com
 from dpro_search.collect.communication.table import read_comm_table
 from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.netns import parse_rate
-from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.deploy.jobs import RecordedJob
@@ -38,7 +36,6 @@ from dpro_search.space.plan import Plan
 
 _TRAIN = Path(__file__).parents[1] / "workloads" / "train.py"
 _WARMUP = 4
-_LONGEST_S = 0.6  # of an all-reduce that is measured by itself
 RECORDED, FASTEST = "as recorded", "fastest by size"
 
 
@@ -51,6 +48,9 @@ def main() -> None:
     parser.add_argument("--workload", default="vgg16")
     parser.add_argument("--rate", default="2gbit")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
+    parser.add_argument("--longest", type=float, default=0.6, help="seconds of an all-reduce that is measured by itself")
+    parser.add_argument("--algorithms", help="that all sizes run with, comma-separated (default: all that are known)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     options = parser.parse_args()
@@ -62,21 +62,23 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    folder, rate_bps = options.folder, parse_rate(options.rate)
-    request = CommRequest(backends=("mpi",), ranks=(options.ranks,), rates_bps=(rate_bps,), longest_s=_LONGEST_S)
+    folder, rate_bps, per_host = options.folder, parse_rate(options.rate), options.ranks_per_host
+    request = CommRequest(
+        backends=("mpi",), ranks=(options.ranks,), rates_bps=(rate_bps,), longest_s=options.longest, ranks_per_host=per_host
+    )
     collect_communication(request, _all_reduces(folder))
     trace = folder / "trace"
     if not trace.exists():
         command = (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", "28")
-        cores = tuple(rank % 2 for rank in range(options.ranks))
+        cores = default_cores(options.ranks, per_host)
         env = {"OMP_NUM_THREADS": "1", "HOROVOD_CONTROLLER": "mpi"}
-        spec = JobSpec(command=command, ranks=options.ranks, cores=cores, env=env)
+        spec = JobSpec(command=command, ranks=options.ranks, ranks_per_host=per_host, cores=cores, env=env)
         record_job(spec, trace, rate_bps=rate_bps, shaped=True, schedule=Schedule(warmup=5, untraced=12, traced=8))
     job = RecordedJob.of(
         Trace.load(trace), (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", str(options.steps))
     )
     for number in range(options.rounds):
-        for name, plan in _plans(_prices(folder)).items():
+        for name, plan in _plans(_prices(folder), options.algorithms).items():
             path = folder / "runs" / f"{name.replace(' ', '-')}.{number}.json"
             if not path.exists():
                 times = job.run(plan, warmup=_WARMUP).times
@@ -95,6 +97,8 @@ def table(folder: Path) -> list[str]:
     ]
     for name, plan in _plans(prices).items():
         predicted_us, runs_us = prices.predict(plan).iteration_us, list(_runs(folder, name))
+        if not runs_us:
+            continue
         typical = float(np.median(runs_us))
         listed = ", ".join(f"{run_us / 1e3:.0f}" for run_us in runs_us)
         lines.append(
@@ -111,10 +115,11 @@ def _prices(folder: Path) -> HorovodPlans:
     return HorovodPlans(Predictor.from_trace(Trace.load(folder / "trace")).at(all_reduces=model))
 
 
-def _plans(prices: HorovodPlans) -> dict[str, Plan]:
-    alone = {name: Plan(allreduce_algorithms=((0, name),)) for name in get_args(MpiAlgorithm)}
-    fastest = Plan(allreduce_algorithms=prices.predictor.all_reduce_choice().fastest())
-    return {RECORDED: Plan(), **alone, FASTEST: fastest}
+def _plans(prices: HorovodPlans, algorithms: str | None = None) -> dict[str, Plan]:
+    choice = prices.predictor.all_reduce_choice()
+    wanted = choice.algorithms if algorithms is None else algorithms.split(",")
+    alone = {name: Plan(allreduce_algorithms=((0, name),)) for name in choice.algorithms if name in wanted}
+    return {RECORDED: Plan(), **alone, FASTEST: Plan(allreduce_algorithms=choice.fastest())}
 
 
 def _all_reduces(folder: Path) -> Path:

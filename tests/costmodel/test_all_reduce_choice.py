@@ -86,3 +86,30 @@ def test_a_model_that_cannot_compare_is_refused(names):
 def test_an_unknown_algorithm_is_refused():
     with pytest.raises(InputError, match="nothing is known of rabenseifner, only of recursive-doubling, ring"):
         choice().ratios(((0, "rabenseifner"),))
+
+
+TWO_A_HOST = {f"{name}, 2 ranks a host": times for name, times in TIMES.items()}
+HIERARCHY = {"mpi hierarchy, 2 ranks a host": lambda size: 5_000 + size / 150}
+
+
+def test_what_was_measured_with_other_ranks_per_host_says_nothing():
+    with pytest.raises(InputError, match="--backends mpi --ranks-per-host 2'"):
+        AllReduceChoice.of(Model(), 4, 1e9, 2, ranks_per_host=2)
+    with pytest.raises(InputError, match="--backends mpi'"):
+        AllReduceChoice.of(Model(TWO_A_HOST), 4, 1e9, 2)
+    with pytest.raises(InputError, match="hosts must have one number of ranks"):
+        AllReduceChoice.of(Model(TIMES | TWO_A_HOST), 4, 1e9, 2, ranks_per_host=None)
+
+
+def test_a_hierarchy_is_one_more_algorithm_of_hosts_with_several_ranks():
+    known = AllReduceChoice.of(Model(TIMES | TWO_A_HOST | HIERARCHY), 4, 1e9, 2, ranks_per_host=2)
+    assert known.algorithms == ("recursive-doubling", "ring", "hierarchy")
+    assert known.refusal(["hierarchy", "ring"]) is None
+    assert [algorithm for _, algorithm in known.fastest()] == ["recursive-doubling", "hierarchy"]
+
+
+def test_a_hierarchy_of_hosts_with_one_rank_is_refused_with_the_reason():
+    with pytest.raises(InputError, match="plan: allreduce_algorithms: every host has one rank"):
+        choice().ratios(((0, "hierarchy"),))
+    flat = AllReduceChoice.of(Model(TWO_A_HOST), 4, 1e9, 2, ranks_per_host=2)
+    assert flat.refusal(["hierarchy"]) == "allreduce_algorithms: nothing is known of hierarchy, only of recursive-doubling, ring"

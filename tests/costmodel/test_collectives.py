@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.all_reduce_cost import AllReduceCost, cheapest, hierarchical_us
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost, cheapest
 from dpro_search.costmodel.all_reduce_fit import fit_all_reduce, fit_best
-from dpro_search.costmodel.collectives import Algorithm, Points, counts
+from dpro_search.costmodel.collectives import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Ring, layered_step
@@ -131,11 +131,46 @@ def test_small_tensors_want_few_messages_and_large_ones_few_bytes():
     assert names == ["recursive-doubling", "ring"]
 
 
-def test_a_hierarchy_of_one_rank_a_host_is_the_outer_algorithm():
-    outer = cost(overhead_us=7.0, message_us=20.0, move_us_per_byte=1e-3)
-    points = Points(size_bytes=np.array([1e6]), ranks=np.array([8]))
-    assert hierarchical_us(cost(), outer, points, 1) == outer.predict(points)
-    assert hierarchical_us(cost(), outer, points, 4) < outer.predict(points)
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "ranks_per_host", "wire"),
+    [
+        (Algorithm.RING, 4, 2, 1.5),  # in and out of a host goes one of its ranks' part
+        (Algorithm.CHAIN, 4, 2, 2),
+        (Algorithm.TREE, 8, 2, 4),
+        (Algorithm.TREE, 8, 8, 0),
+        (Algorithm.RECURSIVE_DOUBLING, 4, 2, 2),  # both ranks of a host exchange the whole tensor with the other host at once
+        (Algorithm.RECURSIVE_DOUBLING, 8, 2, 4),
+        (Algorithm.RECURSIVE_DOUBLING, 6, 3, 4),
+        (Algorithm.HALVING_DOUBLING, 4, 2, 1),  # the half that goes furthest stays on the host
+        (Algorithm.HALVING_DOUBLING, 8, 4, 1),
+        (Algorithm.HIERARCHY, 4, 2, 1),
+        (Algorithm.HIERARCHY, 8, 4, 1),
+        (Algorithm.HIERARCHY, 6, 2, 4 / 3),
+    ],
+)
+def test_what_leaves_a_host_of_several_ranks_shares_its_link_and_the_rest_is_none_of_it(algorithm, ranks, ranks_per_host, wire):
+    assert counts(algorithm, np.array([ranks]), ranks_per_host=ranks_per_host).wire[0] == pytest.approx(wire)
+
+
+@given(st.sampled_from([Algorithm.TREE, Algorithm.RECURSIVE_DOUBLING, Algorithm.HALVING_DOUBLING]), st.integers(2, 70))
+def test_what_leaves_a_host_of_one_rank_is_what_its_algorithm_sends(algorithm, ranks):
+    assert _leaves_a_host(algorithm, ranks, 1) == pytest.approx(float(counts(algorithm, ranks).wire))
+
+
+@given(st.integers(2, 16), st.integers(2, 8))
+def test_no_algorithm_puts_less_on_a_link_than_a_hierarchy(hosts, ranks_per_host):
+    ranks = np.array([hosts * ranks_per_host])
+    found = {one: counts(one, ranks, ranks_per_host=ranks_per_host).wire[0] for one in Algorithm if one != "parameter-server"}
+    assert min(found.values()) >= found[Algorithm.HIERARCHY] - 1e-9
+    assert found[Algorithm.RING] > found[Algorithm.HIERARCHY]
+
+
+def test_constants_are_of_the_ranks_per_host_that_they_were_fitted_to():
+    points = Points(size_bytes=np.geomspace(1e3, 1e8, 12), ranks=np.array(4), link_bytes_per_us=np.array(60.0))
+    true = cost(Algorithm.HIERARCHY, overhead_us=100.0, move_us_per_byte=1e-3, ranks_per_host=2)
+    fitted = fit_all_reduce(Algorithm.HIERARCHY, points, true.predict(points), ranks_per_host=2)
+    assert fitted.ranks_per_host == 2
+    np.testing.assert_allclose(fitted.predict(points), true.predict(points), rtol=0.05)
 
 
 @pytest.mark.parametrize(

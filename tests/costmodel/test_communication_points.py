@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sample import sample
@@ -131,3 +132,17 @@ def test_a_folder_that_is_neither_and_a_damaged_table_are_refused(tmp_path):
     (tmp_path / "AR_GPU2_1M_1024M_LUT").write_text("size(B),count\n1048576,2,float,oops\n")
     with pytest.raises(TraceFormatError, match="line 2"):
         nccl_series(tmp_path)
+
+
+def test_all_reduces_of_several_ranks_on_a_host_are_series_of_their_own():
+    several = [row(backend="mpi", algorithm="ring", ranks=4, ranks_per_host=2, size_bytes=2**power) for power in range(10, 15)]
+    one = [msgspec.structs.replace(found, ranks_per_host=1) for found in several]
+    found = table_series(table(*several, *one))
+    assert [series.name for series in found] == ["mpi ring", "mpi ring, 2 ranks a host"]
+    model = CommunicationModel.train(found, ("table",))
+    assert [series.cost.ranks_per_host for series in model.info.series] == [1, 2]
+
+
+def test_a_job_of_several_ranks_on_a_host_is_none_of_one():
+    meta = msgspec.structs.replace(sample().meta, hosts=("a", "a", "b", "b"))
+    assert trace_series(replace(sample(), meta=meta)).name == "gloo in a job, 2 ranks a host"

@@ -81,6 +81,44 @@ def test_algorithms_for_a_job_on_gloo_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def numbers_of(path: Path) -> list[str]:
+    return [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+
+
+def test_a_hierarchy_is_rules_of_two_components(tmp_path: Path) -> None:
+    plan = Plan(allreduce_algorithms=((0, "hierarchy"), (65536, "rabenseifner"), (262144, "hierarchy")))
+    facts = JobFacts(framework="tensorflow", on_mpi=True, ranks=8, ranks_per_host=2)
+    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), facts)
+    among_four_hosts, all_ranks = ["4", "1", "0 4 0 0"], ["8", "1", "0 6 0 0"]
+    assert numbers_of(tmp_path / "out" / "allreduce.rules") == ["1", "2", "2", *among_four_hosts, *all_ranks]
+    first = numbers_of(tmp_path / "out" / "hierarchy.rules")[:13]
+    assert first == ["8", "2", "2", "1", "1", "1", "1", "0 tuned", "2", "1", "1", "3", "0 han"]
+    assert numbers_of(tmp_path / "out" / "hierarchy.rules")[13:15] == ["65536 libnbc", "262144 han"]
+    assert exported.env["OMPI_MCA_coll_han_dynamic_rules_filename"] == str((tmp_path / "out" / "hierarchy.rules").resolve())
+    assert "`allreduce.rules` and `hierarchy.rules` lie at the same path" in exported.usage
+
+
+def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -> None:
+    facts = JobFacts(on_mpi=True, ranks=4, ranks_per_host=2)
+    export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (Target.HOROVOD,), facts)
+    assert numbers_of(tmp_path / "out" / "allreduce.rules") == ["1", "2", "1", "2", "1", "0 3 0 0"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (JobFacts(on_mpi=True, ranks=4, ranks_per_host=1), "several ranks on a host"),
+        (JobFacts(on_mpi=True, ranks=4), "a recording that tells of one number of ranks on every host"),
+        (JobFacts(), "a recording that tells of one number of ranks on every host"),
+        (JobFacts(on_mpi=False, ranks=4, ranks_per_host=2), "which has one algorithm"),
+    ],
+)
+def test_a_hierarchy_without_use_is_refused_with_the_reason(facts: JobFacts, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason):
+        export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (Target.HOROVOD,), facts)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_exported_plan_is_the_plan(tmp_path: Path) -> None:
     export_horovod(GROUPED, tmp_path / "out")
     assert Plan.load(tmp_path / "out" / "plan.json") == GROUPED

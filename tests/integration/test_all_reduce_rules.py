@@ -8,7 +8,7 @@ import pytest
 
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.costmodel.collectives import Algorithm, counts
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import JobFacts, Target
@@ -28,42 +28,75 @@ handle = lambda name: ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi,
 sent = lambda: next(int(line.split()[9]) for line in open("/proc/net/dev") if line.strip().startswith("eth0"))
 mpi.MPI_Init(None, None)
 world, kind, add = map(handle, ("ompi_mpi_comm_world", "ompi_mpi_float", "ompi_mpi_op_sum"))
+rank = ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
 for size in map(int, sys.argv[2:]):
-    buffer = (ctypes.c_char * size)()
+    buffer = (ctypes.c_float * (size // 4))()
+    buffer[0] = buffer[size // 4 - 1] = rank.value + 1
     reduce = lambda: mpi.MPI_Allreduce(ctypes.c_void_p(1), buffer, size // 4, kind, add, world)
     reduce(), mpi.MPI_Barrier(world)
+    total = buffer[0], buffer[size // 8], buffer[size // 4 - 1]
     before = sent()
     for _ in range(int(sys.argv[1])):
         reduce()
-    print(size, (sent() - before) / size / int(sys.argv[1]), flush=True)
+    print(size, (sent() - before) / size / int(sys.argv[1]), *total, flush=True)
 mpi.MPI_Finalize()
 """
 
 
-def bytes_sent(env, out) -> dict[int, float]:
-    """What a rank sends for each byte of an all-reduce, by size: the mean over ranks."""
-    command = (sys.executable, "-c", SENT, str(CALLS), str(SMALL), str(LARGE))
-    with ShapedHosts(RANKS) as hosts:
-        run_mpi_job(JobSpec(command=command, ranks=RANKS, env=dict(env), timeout_s=120), out, hosts=hosts)
-    found: dict[int, float] = {SMALL: 0.0, LARGE: 0.0}
-    for rank in range(RANKS):
-        for line in (out / f"rank{rank}" / "log").read_text().splitlines():
-            size, share = line.split()
-            found[int(size)] += float(share) / RANKS
-    return found
+def bytes_sent(plan, folder, *, ranks_per_host=1, sizes=(SMALL, LARGE)) -> list[float]:
+    """What a host sends for each byte of an all-reduce under an exported plan, by size: the mean over ranks. Sums must be right."""
+    exported = export_plan(plan, folder / "plan", (Target.HOROVOD,), facts(ranks_per_host))
+    command = (sys.executable, "-c", SENT, str(CALLS), *map(str, sizes))
+    spec = JobSpec(
+        command=command,
+        ranks=RANKS,
+        ranks_per_host=ranks_per_host,
+        cores=default_cores(RANKS, ranks_per_host),
+        env=dict(exported.env),
+        timeout_s=120,
+    )
+    with ShapedHosts(spec.hosts) as hosts:
+        run_mpi_job(spec, folder / "run", hosts=hosts)
+    lines = [(folder / "run" / f"rank{rank}" / "log").read_text().split("\n")[: len(sizes)] for rank in range(RANKS)]
+    columns = [[[float(word) for word in line.split()] for line in of_size] for of_size in zip(*lines, strict=True)]
+    assert all(row[2:] == [10, 0, 10] for rows in columns for row in rows)
+    assert [rows[0][0] for rows in columns] == list(sizes)
+    return [sum(row[1] for row in rows) / RANKS for rows in columns]
+
+
+def facts(ranks_per_host: int) -> JobFacts:
+    return JobFacts(on_mpi=True, ranks=RANKS, ranks_per_host=ranks_per_host)
+
+
+def on_link(algorithm: Algorithm, ranks_per_host: int = 1) -> float:
+    return pytest.approx(float(counts(algorithm, RANKS, ranks_per_host=ranks_per_host).wire), rel=0.12)
 
 
 def test_sizes_are_added_up_as_the_plan_says(tmp_path):
-    plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "ring")))
-    exported = export_plan(plan, tmp_path / "plan", (Target.HOROVOD,), JobFacts(on_mpi=True))
-    sent = bytes_sent(exported.env, tmp_path / "run")
-    doubling, ring = (float(counts(algorithm, RANKS).wire) for algorithm in (Algorithm.RECURSIVE_DOUBLING, Algorithm.RING))
-    assert doubling / ring == pytest.approx(4 / 3)
-    assert sent == {SMALL: pytest.approx(doubling, rel=0.12), LARGE: pytest.approx(ring, rel=0.12)}
+    sent = bytes_sent(Plan(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "ring"))), tmp_path)
+    assert sent == [on_link(Algorithm.RECURSIVE_DOUBLING), on_link(Algorithm.RING)]
 
 
 def test_another_plan_of_the_same_sizes_sends_other_bytes(tmp_path):
-    plan = Plan(allreduce_algorithms=((0, "ring"), (LARGE, "recursive-doubling")))
-    exported = export_plan(plan, tmp_path / "plan", (Target.HOROVOD,), JobFacts(on_mpi=True))
-    sent = bytes_sent(exported.env, tmp_path / "run")
-    assert sent[LARGE] > 1.2 * sent[SMALL]
+    small, large = bytes_sent(Plan(allreduce_algorithms=((0, "ring"), (LARGE, "recursive-doubling"))), tmp_path)
+    assert large > 1.2 * small
+
+
+@pytest.mark.parametrize(
+    ("ranges", "sent"),
+    [
+        (((0, "hierarchy"),), (1, 1, 1)),
+        (((0, "ring"), (LARGE, "hierarchy")), (1.5, 1, 1.5)),
+        (((0, "hierarchy"), (LARGE, "ring")), (1, 1.5, 1)),
+    ],
+)
+def test_sizes_in_a_hierarchy_and_others_send_what_they_should_over_the_links_of_two_hosts(ranges, sent, tmp_path):
+    found = bytes_sent(Plan(allreduce_algorithms=ranges), tmp_path, ranks_per_host=2, sizes=(SMALL, LARGE, SMALL))
+    assert found == [pytest.approx(share, rel=0.12) for share in sent]
+
+
+def test_algorithms_that_know_no_hosts_send_over_their_links_what_the_counts_say(tmp_path):
+    plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "rabenseifner")))
+    doubling, halving = on_link(Algorithm.RECURSIVE_DOUBLING, 2), on_link(Algorithm.HALVING_DOUBLING, 2)
+    assert bytes_sent(plan, tmp_path, ranks_per_host=2) == [doubling, halving]

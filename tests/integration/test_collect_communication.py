@@ -32,14 +32,15 @@ def needs(environment: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="OpenMPI is not installed")
-def test_open_mpi_runs_the_algorithm_that_it_is_told(tmp_path):
+@pytest.mark.parametrize(("ranks_per_host", "more"), [(1, ()), (2, ("hierarchy",))])
+def test_open_mpi_runs_the_algorithm_that_it_is_told(ranks_per_host, more, tmp_path):
     out = tmp_path / "t.jsonl"
-    progress = collect_communication(request("mpi", ranks=(4,)), out)
+    progress = collect_communication(request("mpi", ranks=(4,), ranks_per_host=ranks_per_host), out)
     assert progress.complete
     rows = {row.algorithm: row for row in read_comm_table(out).rows if row.size_bytes == SIZE}
-    for name in ("ring", "recursive-doubling", "rabenseifner"):
+    for name in ("ring", "recursive-doubling", "rabenseifner", *more):
         (algorithm,) = algorithms_of("mpi", name)
-        expected = counts(algorithm, 4.0).wire * SIZE
+        expected = counts(algorithm, 4.0, ranks_per_host=ranks_per_host).wire * SIZE
         assert rows[name].sent_bytes == pytest.approx(expected, rel=0.1), name
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device
+from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
@@ -82,15 +83,17 @@ class Backend:
         require_framework(python, self.modules, self.environment)
         return python
 
-    def run(self, python: str, ranks: int, hosts: ShapedHosts, folder: Path, timeout_s: float) -> None:
-        """Run the ranks, which follow the orders in `folder`, to their end.
+    def run(self, python: str, layout: tuple[int, int], hosts: ShapedHosts, folder: Path, timeout_s: float) -> None:
+        """Run the ranks, which follow the orders in `folder`, to their end; `layout`: how many, and how many on a host.
 
         Raises `JobError` if one failed or they took longer than `timeout_s`.
         """
+        ranks, ranks_per_host = layout
         spec = JobSpec(
             command=(python, str(_WORKER), self.name, str(folder)),
             ranks=ranks,
-            cores=default_cores(ranks),
+            ranks_per_host=ranks_per_host,
+            cores=default_cores(ranks, ranks_per_host),
             env={"OMP_NUM_THREADS": "1", **self.env},
             timeout_s=timeout_s,
         )
@@ -108,6 +111,10 @@ def _launch_gloo(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
 
 
 def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
+    if spec.ranks_per_host > 1:
+        rules = folder / "hierarchy.rules"
+        rules.write_bytes(hierarchy_rules([(0, True)]))
+        spec = replace(spec, env={**spec.env, **hierarchy_env(rules), "DPRO_SEARCH_AMONG_HOSTS": among_hosts(spec.hosts)})
     run_mpi_job(spec, folder, hosts=hosts)
 
 
@@ -126,7 +133,8 @@ _FORCED = {
     # Ranks that share a core let each other run while they wait, as mpirun has them do when it knows that they share it.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-_MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner")
+_HIERARCHY = "hierarchy"  # of hosts with several ranks
+_MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", _HIERARCHY)
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -153,17 +161,26 @@ BACKENDS = {
 }
 
 
-def backends_named(names: tuple[str, ...]) -> tuple[Backend, ...]:
+def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Backend, ...]:
     """Backends by name, all if none is named; ``name:algorithm`` takes one of its algorithms, and may come several times.
 
-    Raises `InputError` for an unknown one.
+    Raises `InputError` for an unknown one, or one that cannot have several ranks on a host.
     """
+    several = ranks_per_host > 1
+    if several and not names:
+        names = ("mpi",)
     wanted: dict[str, list[str]] = {}
     for text in names or BACKENDS:
         name, _, algorithm = text.partition(":")
         if name not in BACKENDS:
             raise InputError(f"--backends: '{name}' is none of {', '.join(BACKENDS)}")
         known = BACKENDS[name].algorithms
+        if several and name != "mpi":
+            raise InputError(f"--backends {text}: several ranks on a host are measured with mpi only")
+        if not several:
+            known = tuple(one for one in known if one != _HIERARCHY)
+        if algorithm == _HIERARCHY and not several:
+            raise InputError(f"--backends {text}: a hierarchy needs several ranks on each host: --ranks-per-host")
         if algorithm and algorithm not in known:
             raise InputError(f"--backends {text}: {name} has {', '.join(known)}")
         wanted.setdefault(name, []).extend((algorithm,) if algorithm else known)

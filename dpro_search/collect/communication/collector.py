@@ -26,7 +26,7 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import Backend, backends_named
 from dpro_search.collect.communication.conversation import Answer, Cell, Conversation, Order
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
+from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, RowKey, read_comm_table, write_comm_table
 from dpro_search.collect.job import machine
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
@@ -54,6 +54,8 @@ class CommRequest:
         Names, or ``name:algorithm`` for one of its algorithms; empty: all that this machine has.
     ranks, rates_bps, sizes_bytes
         Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
+    ranks_per_host
+        On each host; more than one: with MPI only.
     rounds
         Of every all-reduce; up to three times as many, if at least two are asked for, where these differ.
     longest_s
@@ -75,10 +77,13 @@ class CommRequest:
     python: str | None = None
     limit: int | None = None
     seconds: float | None = None
+    ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
         if not self.ranks or min(self.ranks) < 2 or max(self.ranks) > 64:
             raise InputError("--ranks: an all-reduce needs 2 ranks, and this machine takes no more than 64")
+        if self.ranks_per_host < 1 or any(ranks % self.ranks_per_host or ranks == self.ranks_per_host for ranks in self.ranks):
+            raise InputError(f"--ranks-per-host {self.ranks_per_host}: every number of --ranks must be that of several such hosts")
         if not self.sizes_bytes or any(size < 8 or size % 4 for size in self.sizes_bytes):
             raise InputError("sizes must be multiples of 4 bytes, from 8 on")
         if self.rounds < 1 or not self.rates_bps:
@@ -110,7 +115,7 @@ def collect_communication(request: CommRequest, out: Path, on_progress: Callable
         Nothing could be measured.
     """
     progress = Progress()
-    backends = backends_named(request.backends)
+    backends = backends_named(request.backends, request.ranks_per_host)
     pythons: dict[str, str] = {}
     for backend in backends:
         try:
@@ -150,7 +155,7 @@ class _Store:
         cores = len(os.sched_getaffinity(0))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._header = CommHeader(machine=machine(), cores=cores, versions={}, started_at=now)
-        self.rows: dict[tuple[str, str, int, float | None, int], AllReduceRow] = {}
+        self.rows: dict[RowKey, AllReduceRow] = {}
         if path.exists():
             known = read_comm_table(path)
             if (known.header.machine, known.header.cores) != (self._header.machine, cores):
@@ -196,13 +201,14 @@ class _Job:
         until = min(self._deadline, time.monotonic() + _JOB_S)
         with (
             tempfile.TemporaryDirectory(prefix="dpro-search-comm-", ignore_cleanup_errors=True) as scratch,
-            ShapedHosts(self._ranks + servers) as hosts,
+            ShapedHosts(self._ranks // self._request.ranks_per_host + servers) as hosts,
         ):
             folder = Path(scratch)
             talk = Conversation(folder, self._ranks, hosts, self._in_time(until), self._on_ready, self._on_answers)
             talk.start()
             try:
-                self._backend.run(python, self._ranks, hosts, folder, until - time.monotonic() + _EDGES_S)
+                layout = self._ranks, self._request.ranks_per_host
+                self._backend.run(python, layout, hosts, folder, until - time.monotonic() + _EDGES_S)
             finally:
                 talk.end()
             if talk.error is not None:
@@ -271,8 +277,8 @@ class _Job:
                 return _carried_us(row, size_bytes) if position <= _CARRIES else float("inf")
         return _FIRST_US if len(sizes) <= _CARRIES else float("inf")
 
-    def _key(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> tuple[str, str, int, float | None, int]:
-        return self._backend.name, algorithm, self._ranks, rate_bps, size_bytes
+    def _key(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> RowKey:
+        return self._backend.name, algorithm, self._ranks, self._request.ranks_per_host, rate_bps, size_bytes
 
     def _on_ready(self, version: str) -> None:
         self._store.note_version(self._backend.name, version)
@@ -287,6 +293,7 @@ class _Job:
                     algorithm=cell.algorithm,
                     ranks=self._ranks,
                     servers=self._backend.servers(self._ranks),
+                    ranks_per_host=self._request.ranks_per_host,
                     rate_bps=order.rate_bps,
                     size_bytes=cell.size_bytes,
                     rounds_us=(*(old.rounds_us if old else ()), round(answer.call_us, 2)),

@@ -23,6 +23,7 @@ from dpro_search.errors import TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2  # 1: single calls, each from links that had rested
 KIND = "all-reduces"
+RowKey = tuple[str, str, int, int, float | None, int]
 
 
 class CommHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +44,17 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     servers
         Of a parameter server; 0: none.
+    ranks_per_host
+        That share a host's link, and its memory.
     rate_bps
-        Of every rank's and server's link in each direction; None: not limited.
+        Of every host's link in each direction; None: not limited.
     rounds_us
         Mean time of a call in each round: in a train of calls with nothing between them; of MPI's calls, before which ranks meet,
         from when the last rank began to when the last had ended.
     calls
         Timed calls in all rounds.
     sent_bytes
-        What the busiest rank's host sent in a call, headers included.
+        What the busiest host sent in a call, headers included.
     busy_us
         How long a core did anything in a call, its ranks, servers or the kernel, on the core where that was longest: in each round
         that tells. Those of backends whose ranks use their cores while they wait do not.
@@ -61,6 +64,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str
     ranks: int
     servers: int = 0
+    ranks_per_host: int = 1
     rate_bps: float | None = None
     size_bytes: int
     rounds_us: tuple[float, ...]
@@ -73,13 +77,15 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a measured duration is missing, not positive or not finite")
         if self.ranks < 1 or self.size_bytes < 1 or self.servers < 0 or (self.rate_bps is not None and not self.rate_bps > 0):
             raise ValueError("ranks, servers, bytes or rate are impossible")
+        if self.ranks_per_host < 1 or self.ranks % self.ranks_per_host:
+            raise ValueError("ranks are not so many on each host")
         if not all(math.isfinite(us) for us in self.busy_us):
             raise ValueError("a processor's time is not finite")
 
     @property
-    def key(self) -> tuple[str, str, int, float | None, int]:
+    def key(self) -> RowKey:
         """What makes it one row of a table."""
-        return self.backend, self.algorithm, self.ranks, self.rate_bps, self.size_bytes
+        return self.backend, self.algorithm, self.ranks, self.ranks_per_host, self.rate_bps, self.size_bytes
 
     @property
     def duration_us(self) -> float:
@@ -178,5 +184,5 @@ class _Head(msgspec.Struct):
     kind: str
 
 
-def _order(row: AllReduceRow) -> tuple[str, str, int, float, int]:
-    return row.backend, row.algorithm, row.ranks, row.rate_bps or float("inf"), row.size_bytes
+def _order(row: AllReduceRow) -> tuple[str, str, int, int, float, int]:
+    return row.backend, row.algorithm, row.ranks, row.ranks_per_host, row.rate_bps or float("inf"), row.size_bytes

@@ -6,6 +6,7 @@ its library is called as it is.
 """
 
 import ctypes
+import os
 
 _MPI_NUMBERS = {
     "default": 0,
@@ -15,6 +16,8 @@ _MPI_NUMBERS = {
     "segmented-ring": 5,
     "rabenseifner": 6,
 }
+_HIERARCHY = "hierarchy"
+_AMONG_HOSTS = "DPRO_SEARCH_AMONG_HOSTS"  # its algorithm there; set where hosts have several ranks
 _IN_PLACE = ctypes.c_void_p(1)  # Open MPI's MPI_IN_PLACE
 
 
@@ -48,7 +51,8 @@ class Mpi:
     """Open MPI with its all-reduce algorithm forced.
 
     The variable that forces it is read whenever a communicator is made, so that a process has one communicator for each
-    algorithm. Needs OMPI_MCA_coll_tuned_use_dynamic_rules=1 from the start.
+    algorithm. Needs OMPI_MCA_coll_tuned_use_dynamic_rules=1 from the start. Where hosts have several ranks, a hierarchy is one
+    more: coll/han has the first say then, and is kept from the communicators of the others.
     """
 
     def __init__(self):
@@ -70,12 +74,29 @@ class Mpi:
         self._call("MPI_T_init_thread", 0, ctypes.byref(provided))
         self._call("MPI_T_cvar_get_index", b"coll_tuned_allreduce_algorithm", ctypes.byref(index))
         self._call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(count))
+        flat = self._without_han()
         made = {}
         for name, number in _MPI_NUMBERS.items():
             self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(number)))
             made[name] = ctypes.c_void_p()
-            self._call("MPI_Comm_dup", self._world, ctypes.byref(made[name]))
+            self._call("MPI_Comm_dup_with_info", self._world, flat, ctypes.byref(made[name]))
+        among_hosts = os.environ.get(_AMONG_HOSTS)
+        if among_hosts:
+            self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(_MPI_NUMBERS[among_hosts])))
+            made[_HIERARCHY] = ctypes.c_void_p()
+            self._call("MPI_Comm_dup", self._world, ctypes.byref(made[_HIERARCHY]))
+            # Its parts' communicators are made by the first call.
+            self._call("MPI_Allreduce", _IN_PLACE, (ctypes.c_float * 8)(), 8, self._float, self._sum, made[_HIERARCHY])
         return made
+
+    def _without_han(self):
+        """What a communicator is told, so that coll/han leaves it alone; nothing where it does so anyway."""
+        if _AMONG_HOSTS not in os.environ:
+            return self._object("ompi_mpi_info_null")
+        info = ctypes.c_void_p()
+        self._call("MPI_Info_create", ctypes.byref(info))
+        self._call("MPI_Info_set", info, b"ompi_comm_coll_preference", b"^han")
+        return info
 
     def prepare(self, algorithm, size_bytes):
         buffer = (ctypes.c_char * size_bytes)()

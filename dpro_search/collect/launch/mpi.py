@@ -1,8 +1,9 @@
 """Start a job's ranks with OpenMPI's mpirun, without ssh, on this machine or on shaped hosts: `run_mpi_job`.
 
 On shaped hosts mpirun starts its daemons through a remote-shell agent of ours, which enters the host's namespace instead of
-logging in; MPI's own messages and the job's keep to the hosts' subnet. Each rank is run by a small shell script that gives it its
-folder, its core and its log. mpirun, daemons and ranks are each killed when the one that started them ends, whatever ends it.
+logging in; MPI's own messages and the job's keep to the hosts' subnet, and ranks of one host talk through its memory. Each rank is
+run by a small shell script that gives it its folder, its core and its log. mpirun, daemons and ranks are each killed when the one
+that started them ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from dpro_search.errors import JobError, MissingCapabilityError
 _FAILED_RANK = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)")
 _SIGNALLED_RANK = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
 _OTHERS_LEFT = "Horovod has been shut down"
+
+# Ranks that share a core let each other run while they wait.
+_SHARED = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # $0 is the folder of the ranks' folders, $1 the cores, comma-separated or "-"; the rest is the training command.
 _RANK_SCRIPT = r"""
@@ -60,17 +64,17 @@ def run_mpi_job(
     for rank in range(spec.ranks):
         (out / f"rank{rank}").mkdir(parents=True, exist_ok=True)
     cores = ",".join(map(str, spec.cores)) if spec.cores else "-"
-    env = {**os.environ, **spec.env}
+    env = {**os.environ, **(_SHARED if _share_cores(spec) else {}), **spec.env}
     if hook is not None:
         env |= hook_env(hook, env)
-    passed = sorted({*spec.env, "PYTHONPATH", *(name for name in env if name.startswith(("DPRO_SEARCH_", "HOROVOD_")))})
+    passed = sorted({*spec.env, *_SHARED, "PYTHONPATH", *(name for name in env if name.startswith(("DPRO_SEARCH_", "HOROVOD_")))})
     exported = [word for name in passed if name in env for word in ("-x", name)]
     # Short, for MPI puts sockets under it.
     with tempfile.TemporaryDirectory(prefix="dps-mpi-", ignore_cleanup_errors=True) as work:
         command = [
             *("setpriv", "--pdeathsig", "KILL", "mpirun", "--allow-run-as-root", "--bind-to", "none"),
             *("--leave-session-attached", "-mca", "orte_tmpdir_base", work, "-np", str(spec.ranks)),
-            *_network(hosts, Path(work), spec.ranks),
+            *_network(hosts, Path(work), spec),
             *exported,
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
@@ -84,18 +88,24 @@ def run_mpi_job(
             end_process(process)
 
 
-def _network(hosts: ShapedHosts | None, work: Path, ranks: int) -> list[str]:
+def _share_cores(spec: JobSpec) -> bool:
+    """Whether ranks of one host share a core, which mpirun, that counts the machine's, does not see."""
+    return spec.ranks_per_host > 1 and len(set(spec.cores[: spec.ranks_per_host])) < spec.ranks_per_host
+
+
+def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
     """Options of mpirun that say where the ranks run and what they talk over."""
     if hosts is None:
-        return ["-host", f"localhost:{ranks}"]
+        return ["-host", f"localhost:{spec.ranks}"]
     agent = work / "agent"
-    agent.write_text(_agent([(hosts.address(i), hosts.command(i, ())) for i in range(ranks)]))
+    agent.write_text(_agent([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
     agent.chmod(0o700)
+    memory = ",vader" if spec.ranks_per_host > 1 else ""
     return [
-        *("-host", ",".join(f"{hosts.address(i)}:1" for i in range(ranks))),
+        *("-host", ",".join(f"{hosts.address(i)}:{spec.ranks_per_host}" for i in range(spec.hosts)), "-map-by", "slot"),
         *("-mca", "plm_rsh_agent", str(agent), "-mca", "plm_rsh_no_tree_spawn", "1"),
         *("-mca", "oob_tcp_if_include", hosts.subnet, "-mca", "btl_tcp_if_include", hosts.subnet),
-        *("-mca", "btl", "tcp,self", "-mca", "pml", "ob1"),
+        *("-mca", "btl", f"tcp{memory},self", "-mca", "pml", "ob1"),
     ]
 
 

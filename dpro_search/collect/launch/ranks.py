@@ -28,7 +28,9 @@ class JobSpec:
     command
         The training command; its first word decides which Python runs the rendezvous server.
     ranks
-        Number of ranks; each has a host of its own on `hosts`, or all are on this machine.
+        Number of ranks, on hosts of their own or all on this machine.
+    ranks_per_host
+        Ranks side by side on each host; more than one needs hosts and Open MPI.
     cores
         Core of each rank; empty: not pinned.
     env
@@ -39,6 +41,7 @@ class JobSpec:
 
     command: tuple[str, ...]
     ranks: int = 2
+    ranks_per_host: int = 1
     cores: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 3600
@@ -48,8 +51,15 @@ class JobSpec:
             raise InputError("no command given: write it after '--', like '-- python train.py'")
         if self.ranks < 1:
             raise InputError(f"--hosts {self.ranks}: at least 1")
+        if self.ranks_per_host < 1 or self.ranks % self.ranks_per_host:
+            raise InputError(f"{self.ranks} ranks cannot be {self.ranks_per_host} on each host")
         if not self.timeout_s > 0:
             raise InputError(f"--timeout {self.timeout_s:g}: more than 0 seconds")
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that the ranks need, where they have some of their own."""
+        return self.ranks // self.ranks_per_host
 
     @property
     def interpreter(self) -> str:
@@ -62,10 +72,13 @@ class JobSpec:
         return found
 
 
-def default_cores(ranks: int) -> tuple[int, ...]:
-    """Spread the ranks over the cores that this process may use, one core each."""
+def default_cores(ranks: int, ranks_per_host: int = 1) -> tuple[int, ...]:
+    """Spread the ranks over the cores that this process may use, one core each; hosts have their own, as far as they go."""
     available = sorted(os.sched_getaffinity(0))
-    return tuple(available[r % len(available)] for r in range(ranks))
+    hosts = ranks // ranks_per_host
+    each = min(max(len(available) // hosts, 1), ranks_per_host)
+    of_host = [[available[(host * each + i) % len(available)] for i in range(each)] for host in range(hosts)]
+    return tuple(of_host[rank // ranks_per_host][rank % ranks_per_host % each] for rank in range(ranks))
 
 
 def require_framework(interpreter: str, modules: Sequence[str], environment: str = "tensorflow") -> None:
@@ -136,6 +149,8 @@ def run_ranks(
 
     The other parameters, and what is raised, are those of `run_job`.
     """
+    if spec.ranks_per_host > 1:
+        raise InputError("several ranks on a host: only jobs on Open MPI are started so (Horovod with HOROVOD_CONTROLLER=mpi)")
     require_tools()
     processes: list[subprocess.Popen[bytes]] = []
     try:

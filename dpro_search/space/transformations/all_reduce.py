@@ -32,10 +32,7 @@ class AllReduceAlgorithms(Knob):
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
-        for _, algorithm in plan.allreduce_algorithms or ():
-            if algorithm not in self.known.algorithms:
-                return f"allreduce_algorithms: nothing is known of {algorithm}, only of {', '.join(self.known.algorithms)}"
-        return None
+        return self.known.refusal([algorithm for _, algorithm in plan.allreduce_algorithms or ()])
 
     @cached_property
     def choice(self) -> Choice:

@@ -36,11 +36,13 @@ def horovod() -> PlanSpace:
     return horovod_space(TENSORS, CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0))
 
 
-def mpi() -> PlanSpace:
+def mpi(ranks_per_host: int = 1) -> PlanSpace:
     """Horovod on Open MPI, where small all-reduces are faster by doubling, large ones by the ring."""
     recorded = CommSettings(fusion_threshold_bytes=2**20, cycle_time_us=1000.0)
     ratio = {"recursive-doubling": np.array([0.8, 1.0, 1.5]), "ring": np.array([1.6, 1.1, 0.9])}
-    known = AllReduceChoice(from_bytes=np.array([0.0, 2.0**16, 1.5e6]), ratio=ratio)
+    if ranks_per_host > 1:
+        ratio["hierarchy"] = np.array([2.0, 1.2, 0.6])
+    known = AllReduceChoice(from_bytes=np.array([0.0, 2.0**16, 1.5e6]), ratio=ratio, ranks_per_host=ranks_per_host)
     return horovod_space(TENSORS, recorded, others=(AllReduceAlgorithms(horovod_facts(TENSORS, recorded), known),))
 
 
@@ -179,3 +181,12 @@ def test_an_algorithm_of_which_nothing_is_known_is_refused():
         mpi().check(Plan(allreduce_algorithms=((0, "rabenseifner"),)))
     with pytest.raises(InputError, match="a Horovod job has no allreduce_algorithms"):
         horovod().check(Plan(allreduce_algorithms=((0, "ring"),)))
+
+
+def test_a_hierarchy_is_a_choice_where_hosts_have_several_ranks_and_refused_with_the_reason_elsewhere():
+    planned = Plan(allreduce_algorithms=((0, "ring"), (2**20, "hierarchy")))
+    mpi(ranks_per_host=2).check(planned)
+    choice = next(choice for choice in mpi(ranks_per_host=2).choices if choice.name == "all-reduce")
+    assert planned in [choice.put(Plan(), "ring, then hierarchy", rung) for rung in range(len(choice.ways["ring, then hierarchy"]))]
+    with pytest.raises(InputError, match="every host has one rank"):
+        mpi().check(planned)

@@ -68,7 +68,10 @@ def run(
     ] = None,
     allow_lossy: Annotated[
         bool,
-        typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod, DDP) or 2 bits (KVStore)."),
+        typer.Option(
+            "--allow-lossy",
+            help="Also what changes the numbers: gradients in fp16 (Horovod, DDP), by PowerSGD (DDP), in 2 bits (KVStore).",
+        ),
     ] = False,
     memory_limit: Annotated[
         int | None,

@@ -120,7 +120,7 @@ class DdpPlans(PlanPredictor):
         job, modules = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors), predictor.graph.modules
         found: list[Transformation] = [BucketSize(job)]
         if allow_lossy:
-            found.append(DdpCompression(job, predictor.graph.compression))
+            found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
         if "precision" in compute:
             found.append(ModulePrecision(job, modules, predictor.ratios))
         if "recomputation" in compute:

@@ -109,7 +109,7 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
 def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(torch_job, tmp_path, rank):
     trace = record_ddp_job(torch_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
     prices = plan_predictor(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
-    plan = Plan(compression=f"powersgd-{rank}", bucket_cap_bytes=20_000)
+    plan = Plan(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
     spec = replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(tmp_path / "sent")})
     run = replace(torch_job, spec=spec).run(plan, warmup=2)
     first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))

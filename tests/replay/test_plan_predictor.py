@@ -164,6 +164,9 @@ class TestDdp:
         hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
         with pytest.raises(InputError, match="takes only one"):
             hooked.predict(Plan(compression="fp16"))
+        named = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, comm_hook="own_hook"))
+        with pytest.raises(InputError, match="has the communication hook own_hook, and a model takes only one"):
+            named.predict(Plan(compression="powersgd-1"))
         assert "takes only one" in str(DdpPlans(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
 
 

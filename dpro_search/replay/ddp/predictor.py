@@ -123,7 +123,8 @@ class DdpPredictor(ProgramPredictor):
 
     def refusal(self, plan: Plan) -> str | None:
         """Why the job's gradients cannot be compressed as a plan says; None: they can."""
-        return DdpCompression(JobFacts(name=_NAME, tensors=self.tensors), self.graph.compression).legal(plan)
+        job = JobFacts(name=_NAME, tensors=self.tensors)
+        return DdpCompression(job, self.graph.compression, self.graph.comm_hook).legal(plan)
 
     def _limits_bytes(self, plan: Plan) -> list[int]:
         """Those of `bucket_assignment`; none: buckets are as recorded."""
@@ -139,7 +140,7 @@ class DdpPredictor(ProgramPredictor):
     def _memory_bytes(self, plan: Plan) -> int | None:
         """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16.
 
-        Halves of buckets live from the hook to their copy back: at most all at once, beside all else. What PowerSGD leaves over
+        Halves of buckets live from the hook to their copy back: at most all at once, beside all else. What PowerSGD takes
         lives from step to step.
         """
         if plan.bfloat16_modules:

@@ -56,10 +56,14 @@ class DdpCompression(GradientCompression):
     PowerSGD (Vogels et al. 2019) sends factors of rank 4, 2 or 1 in place of gradients that are more than twice as large.
     """
 
-    def __init__(self, job: JobFacts, recorded_share: float) -> None:
-        """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them."""
-        hooked = "the recorded job has a communication hook that compresses, and a model takes only one"
-        super().__init__(job, ("fp16", *POWERSGD), allow_lossy=True, refused=hooked if recorded_share < 1 else None)
+    def __init__(self, job: JobFacts, recorded_share: float, hook: str = "") -> None:
+        """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them.
+
+        `hook` is the name of the recorded job's own, if it had one.
+        """
+        named = f"the communication hook {hook}" if hook else "a communication hook that compresses" if recorded_share < 1 else None
+        refused = None if named is None else f"the recorded job has {named}, and a model takes only one"
+        super().__init__(job, ("fp16", *POWERSGD), allow_lossy=True, refused=refused)
 
     def _refusal(self, compression: str) -> str | None:
         if compression not in POWERSGD or self._refused is not None:

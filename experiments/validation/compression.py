@@ -55,7 +55,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         spec = JobSpec(command=command, ranks=2, cores=default_cores(2), env={})
         schedule = Schedule(warmup=WARMUP, untraced=6, traced=8)
-        record_ddp_job(spec, folder / "trace", schedule=schedule, rate_bps=parse_rate(options.rate))
+        record_ddp_job(spec, folder / "trace", schedule=schedule, rate_bps=parse_rate(options.rate), shaped=True)
     trace = Trace.load(folder / "trace")
     prices, job = plan_predictor(trace, PlanOptions(allow_lossy=True)), RecordedJob.of(trace, command)
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}

@@ -19,7 +19,8 @@ from dpro_search.collect.trace import Floats, Ints, TensorInfo
 
 RANKS = (4, 2, 1)  # r of the plans; what the hook takes for others was not measured
 COMPRESSIONS = {f"powersgd-{rank}": rank for rank in RANKS}
-COMPUTE_DOUBT = 1.0  # of the core time: inside a job (VGG-16) the hook took twice what the table says
+# Of the core time: inside a job (VGG-16) the hook took twice what the table says, as glibc had given back the memory of its copies.
+COMPUTE_DOUBT = 1.0
 _MIN_COMPRESSION_RATE = 2  # the hook's own
 _MAPPED_BYTES = 32 * 2**20  # memory that glibc maps and unmaps: fresh at each call
 _TALL_ROWS = 600

@@ -68,7 +68,10 @@ def run(
     ] = None,
     allow_lossy: Annotated[
         bool,
-        typer.Option("--allow-lossy", help="Also what changes the numbers: gradients in fp16 (Horovod, DDP) or 2 bits (KVStore)."),
+        typer.Option(
+            "--allow-lossy",
+            help="Also what changes the numbers: gradients in fp16 (Horovod, DDP), by PowerSGD (DDP), in 2 bits (KVStore).",
+        ),
     ] = False,
     memory_limit: Annotated[
         int | None,
@@ -366,7 +369,8 @@ def describe(plan: Plan) -> str:
     if plan.micro_batches is not None:
         words.append(_counted(plan.micro_batches, "micro-batch", "micro-batches"))
     if plan.compression is not None:
-        words.append(f"gradients in {plan.compression}")
+        kind, _, rank = plan.compression.partition("-")
+        words.append(f"gradients by PowerSGD of rank {rank}" if kind == "powersgd" else f"gradients in {kind}")
     return ", ".join(words) or "as recorded"
 
 

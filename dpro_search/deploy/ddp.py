@@ -1,4 +1,4 @@
-"""Makes DistributedDataParallel follow a plan's buckets. Copy beside `ddp.json` and import it from the training script:
+"""Makes DistributedDataParallel follow a plan's buckets and compression. Copy beside `ddp.json` and import it from the script:
 
     from ddp import planned_ddp
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def planned_ddp(module: Any, **options: Any) -> Any:
-    """`DistributedDataParallel` of a module, with the plan's buckets; `options` are its other arguments.
+    """`DistributedDataParallel` of a module, with the plan's buckets and compression; `options` are its other arguments.
 
     Raises
     ------
@@ -39,8 +39,27 @@ def planned_ddp(module: Any, **options: Any) -> Any:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         parallel.register_comm_hook(None, fp16_compress_hook)
+    if "powersgd" in plan:
+        _compress_by_powersgd(parallel, plan["powersgd"])
     _tell_used()
     return parallel
+
+
+def _compress_by_powersgd(parallel: Any, options: dict[str, Any]) -> None:
+    """Register PyTorch's PowerSGD with the given options, a bucket at a time.
+
+    The hook posts a bucket's second and third all-reduce from callbacks. Gloo runs these on threads of its own, whenever they come,
+    so that ranks post the all-reduces of two buckets in different orders: they then add up what does not belong together, or abort
+    ("Received data size doesn't match expected size"). Waited for, no bucket meets another.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    def powersgd_in_turn(state, bucket):  # type: ignore[no-untyped-def] # DDP wants its own types, or none
+        done = powerSGD_hook(state, bucket)
+        done.wait()
+        return done
+
+    parallel.register_comm_hook(PowerSGDState(None, **options), powersgd_in_turn)
 
 
 def _tell_used() -> None:

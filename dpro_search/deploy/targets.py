@@ -15,6 +15,7 @@ from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.collectives import HIERARCHY, MpiAlgorithm
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
@@ -38,6 +39,9 @@ _TUNED_ALGORITHMS: Mapping[MpiAlgorithm, int] = {
     "rabenseifner": 6,
 }
 Ranges = Sequence[tuple[int, MpiAlgorithm]]  # from how many bytes
+# PyTorch's DDP makes its buckets anew after the first step, and PowerSGD keeps what is left over by bucket. The epsilon keeps a
+# gradient that is 0 from becoming NaN.
+_POWERSGD_OPTIONS = {"start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
 _DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
 _MIB = 2**20
 
@@ -376,13 +380,16 @@ def _ddp(plan: Plan, facts: JobFacts) -> Part:
         options["bucket_cap_mb"] = plan.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
-    if plan.compression not in (None, "fp16"):
-        raise InputError(f"compression: DDP has fp16, not {plan.compression}")
-    content = {"version": 1, "options": options, "compression": plan.compression}
-    script = (
+    if plan.compression not in (None, "fp16", *POWERSGD):
+        raise InputError(f"compression: DDP has fp16 and {', '.join(POWERSGD)}, not {plan.compression}")
+    content: dict[str, object] = {"version": 1, "options": options, "compression": plan.compression}
+    script: tuple[str, ...] = (
         "`from ddp import planned_ddp`, and `model = planned_ddp(model)` in place of `DistributedDataParallel(model)`; it takes "
         "the same arguments.",
     )
+    if plan.compression in POWERSGD:
+        content["powersgd"] = {**_POWERSGD_OPTIONS, "matrix_approximation_rank": POWERSGD[plan.compression]}
+        script += (_POWERSGD_START,)
     return Part(files={"ddp.json": _json(content), "ddp.py": _helper("ddp.py")}, script=script)
 
 
@@ -487,6 +494,11 @@ _TAPE = (
 _AVERAGES = (
     "`from tape import planned_averages`, and `gradients = planned_averages(gradients, model.trainable_variables)` behind "
     "`planned_gradients`, in place of `hvd.allreduce`."
+)
+_POWERSGD_START = (
+    "PowerSGD begins at step `start_powerSGD_iter` of `ddp.json`, which is 2, the least that PyTorch takes, so that short runs "
+    "measure compressed steps: for training raise it to a tenth of all steps, as PyTorch advises, since early gradients suffer "
+    "most. What the hook leaves over of gradients is in no checkpoint: a job that starts again begins without it."
 )
 _TRAINER = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 

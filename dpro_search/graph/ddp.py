@@ -50,6 +50,8 @@ class DdpGraph:
         bytes; and whether rank 0 only sends, [collectives].
     compression
         Bytes that the buckets' all-reduces moved over those of their gradients: below 1 where a communication hook compresses.
+    comm_hook
+        Name of the communication hook that the recorded model had; empty: none, or not known.
     modules
         Those of the model, in the order in which they run; none where the recording does not have them.
     forward_from_us, forward_us, again_us
@@ -81,6 +83,7 @@ class DdpGraph:
     backward_until_us: Floats
     steps: Ints
     ops: int
+    comm_hook: str = ""
 
     @property
     def gradient_bytes(self) -> Floats:
@@ -133,6 +136,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
         modules=trace.modules,
         **{name: np.array([[part.modules_us[name] for part in row] for row in parts]) for name in _MODULE_TIMES},
         steps=np.array(sampled, dtype=np.int64),
+        comm_hook=str(trace.meta.knobs.get("comm_hook", "")),
         ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
     )
 

@@ -108,7 +108,7 @@ class DdpPlans(PlanPredictor):
     compute
         Some of "precision", which needs the predictor to know ratios, and "recomputation".
     allow_lossy
-        Also fp16 gradients.
+        Also gradients in fp16 or by PowerSGD.
     """
 
     def __init__(self, predictor: DdpPredictor, compute: Collection[str] = (), *, allow_lossy: bool = False) -> None:
@@ -120,7 +120,7 @@ class DdpPlans(PlanPredictor):
         job, modules = JobFacts(name="a DistributedDataParallel job", tensors=predictor.tensors), predictor.graph.modules
         found: list[Transformation] = [BucketSize(job)]
         if allow_lossy:
-            found.append(DdpCompression(job, predictor.graph.compression))
+            found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
         if "precision" in compute:
             found.append(ModulePrecision(job, modules, predictor.ratios))
         if "recomputation" in compute:
@@ -193,7 +193,7 @@ def _ddp_plans(trace: Trace, options: PlanOptions) -> DdpPlans:
     if unknown:
         raise InputError(
             f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
-            "(and fp16 gradients), not for that"
+            "(and compressed gradients), not for that"
         )
     if options.compute and not trace.modules:
         raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")

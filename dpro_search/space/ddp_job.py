@@ -16,11 +16,14 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints, TensorInfo
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.space.cluster import ClusterSpec
 
+_PARTS = ("vectors", "P", "Q")  # what PowerSGD sends of a bucket
 GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unless told otherwise
 
 
@@ -110,6 +113,34 @@ class DdpJob:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledJob(DdpJob):
+    """A job with the names of its collectives, and how many segments of its program are the forward pass's."""
+
+    labels: tuple[str, ...]
+    forward_segments: int
+
+    @property
+    def collective_names(self) -> list[str]:
+        """What people call the collectives."""
+        return list(self.labels)
+
+    @property
+    def segment_names(self) -> list[str]:
+        """What people call the segments."""
+        forms = {Action.POST: "{0} until {1}", Action.WAIT: "{0} until {1} is back", Action.NONE: "end of backward, optimizer"}
+        return [
+            forms[Action(action)].format("forward" if number < self.forward_segments else "backward", self.labels[collective])
+            for number, (action, collective) in enumerate(zip(self.action.tolist(), self.collective.tolist(), strict=True))
+        ]
+
+    @property
+    def segment_kinds(self) -> list[OpKind]:
+        """`OpKind` of the segments."""
+        segments, forward = len(self.action), self.forward_segments
+        return [OpKind.FORWARD] * forward + [OpKind.BACKWARD] * (segments - forward - 1) + [OpKind.UPDATE]
+
+
 def bucket_assignment(tensors: Sequence[TensorInfo], limits_bytes: Sequence[int]) -> Ints:
     """Bucket of each gradient, [tensors], numbered in the order of their all-reduces.
 
@@ -149,20 +180,32 @@ def apply_ddp(
     bucket_limits_bytes: Sequence[int] = (),
     cluster: ClusterSpec | None = None,
     threads: int = GLOO_THREADS,
-    half: bool = False,
+    compression: str | None = None,
 ) -> DdpJob:
     """The job with other buckets (as recorded if no limit is given) on a cluster (the recorded one if None).
 
-    Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn. With `half`,
-    float32 buckets travel in half precision: `fp16_compress_hook` casts a bucket on the main thread when it is full, before its
-    post, and the callback of its future casts it back on Gloo's thread, before the main thread's wait for it ends.
+    Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn. With the
+    compression "fp16", float32 buckets travel in half precision: `fp16_compress_hook` casts a bucket on the main thread when it is
+    full, before its post, and the callback of its future casts it back on Gloo's thread, before the main thread's wait for it ends.
+    With one of `costmodel.powersgd`, the main thread waits for each bucket where it is full (`deploy/ddp.py` says why).
     """
     cluster = cluster or recorded
     bucket_of = bucket_assignment(graph.tensors, bucket_limits_bytes) if bucket_limits_bytes else graph.bucket_of
+    full_us = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(int(bucket_of.max()) + 1)], axis=2)
+    # Buckets are posted in order.
+    full_us = np.minimum(np.maximum.accumulate(full_us, axis=2), graph.backward_us[:, :, None])
+    comm = at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks))
+    if compression in POWERSGD:
+        return _low_rank_job(graph, bucket_of, full_us, POWERSGD[compression], cluster, threads, comm)
+    return _overlapped_job(graph, bucket_of, full_us, cluster, threads, comm, half=compression == "fp16")
+
+
+def _overlapped_job(
+    graph: DdpGraph, bucket_of: Ints, post: Floats, cluster: ClusterSpec, threads: int, comm: CommCosts, *, half: bool
+) -> DdpJob:
+    """Buckets travel beside the backward pass; `post` is the core time used up when each is full, [samples, ranks, buckets]."""
     profile = np.arange(cluster.ranks) % graph.ranks
-    buckets, forward = int(bucket_of.max()) + 1, len(graph.forward_bytes)
-    post = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(buckets)], axis=2)
-    post = np.minimum(np.maximum.accumulate(post, axis=2), graph.backward_us[:, :, None])  # buckets are posted in order
+    buckets, forward = post.shape[2], len(graph.forward_bytes)
     gradient_bytes, backward_us, finish_us = graph.gradient_bytes, graph.backward_us, np.zeros(forward + buckets)
     if half:
         is_float32 = np.array([tensor.dtype == "float32" for tensor in graph.tensors])
@@ -182,7 +225,6 @@ def apply_ddp(
     work = np.concatenate((*posted, copies[:, :, :-1], last), axis=2)
     first, later = np.arange(forward), forward + np.arange(buckets)
     steps = [(Action.POST, first), (Action.WAIT, first), (Action.POST, later), (Action.WAIT, later), (Action.NONE, np.array([-1]))]
-    comm = at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks))
     return DdpJob(
         core=numbered_cores(cluster),
         work_us=np.ascontiguousarray(work[:, profile]),
@@ -198,6 +240,51 @@ def apply_ddp(
         threads=threads,
         finish_us=finish_us,
         comm=of_halves(comm, cluster.ranks) if half else comm,
+    )
+
+
+def _low_rank_job(
+    graph: DdpGraph, bucket_of: Ints, full_us: Floats, rank: int, cluster: ClusterSpec, threads: int, comm: CommCosts
+) -> LabelledJob:
+    """Each bucket's all-reduces, and what PowerSGD computes between them, stand in the backward pass where the bucket is full.
+
+    An all-reduce of nothing is left out: Gloo has none to send.
+    """
+    profile, found = np.arange(cluster.ranks) % graph.ranks, low_rank(graph.tensors, bucket_of, rank)
+    forward = len(graph.forward_bytes)
+    forward_us = np.diff(np.maximum.accumulate(graph.forward_post_us, axis=2), axis=2, prepend=0.0)
+    steps = [(Action.POST, c, forward_us[:, :, c]) for c in range(forward)]
+    steps += [(Action.WAIT, c, np.zeros_like(graph.backward_us)) for c in range(forward)]
+    labels, sizes = [f"buffers {c}" for c in range(forward)], graph.forward_bytes.tolist()
+    now_us, pending_us = forward_us.sum(axis=2), np.zeros_like(graph.backward_us)
+    for bucket, (sent, stages) in enumerate(zip(found.sent_bytes.tolist(), found.stages_us.tolist(), strict=True)):
+        pending_us = pending_us + np.maximum(full_us[:, :, bucket] - now_us, 0.0)
+        now_us = np.maximum(now_us, full_us[:, :, bucket])
+        for part, size_bytes, before_us in zip(_PARTS, sent, stages, strict=False):
+            pending_us = pending_us + before_us
+            if size_bytes:
+                steps += [
+                    (Action.POST, len(sizes), pending_us),
+                    (Action.WAIT, len(sizes), np.zeros_like(pending_us)),
+                ]
+                labels.append(f"{part} of bucket {bucket}")
+                sizes.append(size_bytes)
+                pending_us = np.zeros_like(pending_us)
+        pending_us = pending_us + stages[-1]
+    pending_us = pending_us + np.maximum(graph.backward_us - now_us, 0.0) + graph.copy_us.sum(axis=2) + graph.after_us
+    steps.append((Action.NONE, -1, pending_us))
+    work = np.stack([us for _, _, us in steps], axis=2)
+    return LabelledJob(
+        core=numbered_cores(cluster),
+        work_us=np.ascontiguousarray(work[:, profile]),
+        action=np.array([int(action) for action, _, _ in steps]),
+        collective=np.array([which for _, which, _ in steps]),
+        size_bytes=np.array(sizes),
+        is_broadcast=np.concatenate((graph.forward_is_broadcast, np.zeros(len(sizes) - forward, dtype=np.bool_))),
+        threads=threads,
+        comm=comm,
+        labels=tuple(labels),
+        forward_segments=2 * forward,
     )
 
 

@@ -1,4 +1,4 @@
-"""``apply_fsdp(graph, ...) -> FsdpJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
+"""``apply_fsdp(graph, ...) -> LabelledJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
 
 The machine is that of DistributedDataParallel jobs (`space/ddp_job.py`): a program of core time, posts and waits on every rank.
 """
@@ -13,40 +13,11 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
-from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import GLOO_THREADS, Action, DdpJob, numbered_cores
+from dpro_search.space.ddp_job import GLOO_THREADS, Action, LabelledJob, numbered_cores
 
 _ACTION = {Mark.POST: Action.POST, Mark.WAIT: Action.WAIT}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FsdpJob(DdpJob):
-    """A job with the names of its collectives, and how many segments of its program are the forward pass's."""
-
-    labels: tuple[str, ...]
-    forward_segments: int
-
-    @property
-    def collective_names(self) -> list[str]:
-        """What people call the collectives."""
-        return list(self.labels)
-
-    @property
-    def segment_names(self) -> list[str]:
-        """What people call the segments."""
-        forms = {Action.POST: "{0} until {1}", Action.WAIT: "{0} until {1} is back", Action.NONE: "end of backward, optimizer"}
-        return [
-            forms[Action(action)].format("forward" if number < self.forward_segments else "backward", self.labels[collective])
-            for number, (action, collective) in enumerate(zip(self.action.tolist(), self.collective.tolist(), strict=True))
-        ]
-
-    @property
-    def segment_kinds(self) -> list[OpKind]:
-        """`OpKind` of the segments."""
-        segments, forward = len(self.action), self.forward_segments
-        return [OpKind.FORWARD] * forward + [OpKind.BACKWARD] * (segments - forward - 1) + [OpKind.UPDATE]
 
 
 @dataclass(frozen=True)
@@ -67,7 +38,7 @@ def apply_fsdp(
     reshard: bool = True,
     cluster: ClusterSpec | None = None,
     threads: int = GLOO_THREADS,
-) -> FsdpJob:
+) -> LabelledJob:
     """The job on a cluster (the recorded one if None).
 
     Parameters
@@ -95,7 +66,7 @@ def apply_fsdp(
     profile = np.arange(cluster.ranks) % graph.ranks
     behind = (Purpose.BACKWARD, Purpose.SCATTER)
     backward = (place for place, step in enumerate(program) if graph.purpose[step.collective] in behind)
-    return FsdpJob(
+    return LabelledJob(
         core=numbered_cores(cluster),
         work_us=np.ascontiguousarray(np.stack([step.work_us for step in [*program, last]], axis=2)[:, profile]),
         action=np.array([*(int(_ACTION[step.mark]) for step in program), int(Action.NONE)], dtype=np.int64),

@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     micro_batches
         Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
     compression
-        Lossy compression of gradients: "fp16" or "2bit".
+        Lossy compression of gradients: "fp16", "2bit", or PyTorch's PowerSGD with matrices of the named rank ("powersgd-1").
     """
 
     fusion_threshold_bytes: int | None = None
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     recomputed_modules: tuple[str, ...] | None = None
     bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
-    compression: Literal["fp16", "2bit"] | None = None
+    compression: Literal["fp16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
 
     def __post_init__(self) -> None:
         for name in (*_NOT_NEGATIVE, *_POSITIVE):

@@ -69,6 +69,8 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(recomputed_modules=("a",)), (T.TENSORFLOW,), "recomputed_modules: tensorflow cannot express it .known to: pytorch;"),
         (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
+        (Plan(compression="powersgd-1"), (T.HOROVOD,), "Horovod has fp16, not powersgd-1"),
+        (Plan(compression="2bit"), (T.DDP,), "DDP has fp16 and powersgd-4, powersgd-2, powersgd-1, not 2bit"),
         (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
         (Plan(servers_on_workers=True), (T.HOROVOD,), "servers_on_workers: horovod cannot express it .known to: mxnet, byteps;"),
         (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),
@@ -187,6 +189,15 @@ def test_a_helper_needs_nothing_of_this_package(helper, tmp_path):
         "assert not [name for name in sys.modules if name.startswith(('dpro_search', 'numpy'))]"
     )
     assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
+
+
+def test_powersgd_begins_when_it_can_and_the_readme_says_how_to_begin_later(tmp_path):
+    export_plan(Plan(compression="powersgd-2", bucket_cap_bytes=2**20), tmp_path / "out", (T.DDP,))
+    found = json.loads((tmp_path / "out" / "ddp.json").read_text())
+    assert (found["compression"], found["options"]) == ("powersgd-2", {"bucket_cap_mb": 1.0})
+    options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
+    assert found["powersgd"] == options
+    assert "raise it to a tenth of all steps" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_buckets_of_ddp_are_cut_to_the_plans_groups():

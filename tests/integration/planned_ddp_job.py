@@ -1,6 +1,7 @@
 """A rank of a DistributedDataParallel job that follows the plan in DPRO_SEARCH_PLAN: buckets, parts of a batch, modules.
 
-MODEL=blocks: of blocks with batch normalisation and dropout, whose statistics STATE_TO is to hold at the end.
+MODEL=blocks: of blocks with batch normalisation and dropout, whose statistics STATE_TO is to hold at the end. With SENT_TO each
+rank has data of its own, and writes there the bytes of its last step's all-reduces by Python, and the sums of its parameters.
 """
 
 import json
@@ -21,6 +22,12 @@ def planned(name):
     return bool(PLAN) and Path(PLAN, name).exists()
 
 
+def counted(tensor, *arguments, **options):
+    sent.append(tensor.numel() * tensor.element_size())
+    return all_reduce(tensor, *arguments, **options)
+
+
+sent, all_reduce, dist.all_reduce = [], dist.all_reduce, counted
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 if os.environ.get("MODEL") == "blocks":
@@ -41,8 +48,11 @@ else:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loss_of = nn.CrossEntropyLoss()
 inputs, labels = torch.randn(16, 64), torch.randint(10, (16,))
+if os.environ.get("SENT_TO"):
+    inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
 for step in range(12):
     optimizer.zero_grad()
+    sent.clear()
     with torch.no_grad():
         value = loss_of(model.module(inputs), labels).item()
     if planned("micro_batches.py"):
@@ -60,4 +70,7 @@ if os.environ.get("BUCKETS_TO") and dist.get_rank() == 0:
 if os.environ.get("STATE_TO") and dist.get_rank() == 0:
     sums = {name: value.double().sum().item().hex() for name, value in model.module.state_dict().items()}
     Path(os.environ["STATE_TO"]).write_text(json.dumps(sums))
+if os.environ.get("SENT_TO"):
+    found = {"bytes": sent, "parameters": [value.double().sum().item() for value in model.parameters()]}
+    Path(f"{os.environ['SENT_TO']}-{dist.get_rank()}").write_text(json.dumps(found))
 dist.destroy_process_group()

@@ -105,6 +105,24 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
     assert found.verdict == "same", found.reason
 
 
+@pytest.mark.parametrize("rank", [1, 4])
+def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(torch_job, tmp_path, rank):
+    trace = record_ddp_job(torch_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
+    prices = plan_predictor(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
+    plan = Plan(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
+    spec = replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(tmp_path / "sent")})
+    run = replace(torch_job, spec=spec).run(plan, warmup=2)
+    first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))
+    predicted = prices.predictor.job(plan).size_bytes.tolist()
+    assert len(predicted) > 2 * 3  # several buckets, whose all-reduces could meet
+    assert first["bytes"] == second["bytes"] == predicted
+    assert sum(predicted) < sum(tensor.size_bytes for tensor in trace.tensors) / 4
+    assert first["parameters"] == second["parameters"]
+    plain = replace(torch_job, spec=spec).run(Plan(), warmup=2)
+    fell = [losses[0].value - losses[-1].value for losses in (run.losses, plain.losses)]
+    assert fell[0] > 0.5 * fell[1] > 0
+
+
 @pytest.fixture(scope="module")
 def blocks_job(torch_job):
     """Of three blocks with batch normalisation and dropout."""

@@ -121,12 +121,52 @@ class TestDdp:
         prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         assert prices.predict(Plan()) == ddp().predict(Plan())
 
+    def test_factors_cost_less_communication_and_more_compute_and_memory(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
+        plain, half, factors = (prices.predict(Plan(compression=kind)) for kind in (None, "fp16", "powersgd-1"))
+        assert factors.iteration_us < half.iteration_us
+        assert factors.breakdown_us["compute"] > plain.breakdown_us["compute"]
+        assert plain.peak_memory_bytes is not None
+        assert factors.peak_memory_bytes is not None
+        assert factors.peak_memory_bytes > plain.peak_memory_bytes + 54_056  # what is left over of every bucket
+        assert factors.source == "extrapolated"
+
+    def test_the_search_chooses_among_all_kinds(self, tmp_path: Path) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
+        kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
+        best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
+        found = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="ddp")
+        assert found.plans[0].plan.compression == best == "powersgd-1"
+
+    def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
+        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+
+        def refusal(**changes: object) -> str:
+            tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in prices.tensors)
+            changed = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, tensors=tensors))
+            changed.tensors = tensors
+            space = DdpPlans(changed, allow_lossy=True).space
+            kinds = [
+                rung["compression"] for choice in space.choices for rung in choice.ways.get("set", ()) if "compression" in rung
+            ]
+            assert kinds == ["fp16"]  # nothing to choose that would be refused
+            return str(space.refusal(Plan(compression="powersgd-2")))
+
+        assert "known of float32 gradients, and this job has float64" in refusal(dtype="float64")
+        assert "has none" in refusal(shape=())
+        assert "would compress no gradient" in refusal(shape=(10,))
+
     def test_what_a_hook_cannot_do_is_refused(self) -> None:
         prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
         hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
         with pytest.raises(InputError, match="takes only one"):
             hooked.predict(Plan(compression="fp16"))
+        named = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, comm_hook="own_hook"))
+        with pytest.raises(InputError, match="has the communication hook own_hook, and a model takes only one"):
+            named.predict(Plan(compression="powersgd-1"))
         assert "takes only one" in str(DdpPlans(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
 
 

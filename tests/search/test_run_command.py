@@ -97,6 +97,7 @@ def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
         (Plan(op_clusters=(("a", "b"),), bfloat16_ops=("c", "d")), "1 op cluster, 2 ops in bfloat16"),
         (Plan(recomputed_ops=("a",), micro_batches=2), "1 op recomputed, 2 micro-batches"),
         (Plan(compression="fp16"), "gradients in fp16"),
+        (Plan(compression="powersgd-2"), "gradients by PowerSGD of rank 2"),
     ],
 )
 def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:

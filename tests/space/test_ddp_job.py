@@ -13,8 +13,12 @@ from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.ddp import fit_ddp_costs
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import low_rank
 from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import build_ddp_graph
+from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import Action, DdpJob, apply_ddp, bucket_assignment
 
@@ -74,7 +78,7 @@ def program(job: DdpJob) -> list[tuple[str, int]]:
 
 
 def test_halves_move_half_of_the_gradients_bytes_and_cost_casts(recorded):
-    plain, half = (apply_ddp(*recorded, half=half) for half in (False, True))
+    plain, half = (apply_ddp(*recorded, compression=kind) for kind in (None, "fp16"))
     assert half.size_bytes.tolist() == [1536, 24, 36904 / 2, 17152 / 2]  # buffers travel as they are
     more_us = (half.work_us - plain.work_us).mean(axis=(0, 1))
     posts = np.flatnonzero(plain.action == Action.POST)[2:]
@@ -88,7 +92,7 @@ def test_halves_move_half_of_the_gradients_bytes_and_cost_casts(recorded):
 
 @given(st.lists(st.integers(0, 60_000), max_size=3))
 def test_halves_are_half_whatever_the_buckets(recorded, limits):
-    plain, half = (apply_ddp(*recorded, bucket_limits_bytes=limits, half=half) for half in (False, True))
+    plain, half = (apply_ddp(*recorded, bucket_limits_bytes=limits, compression=kind) for kind in (None, "fp16"))
     np.testing.assert_allclose(half.size_bytes[2:], plain.size_bytes[2:] / 2)
     assert (half.work_us >= plain.work_us - 1e-6).all()
     assert half.action.tolist() == plain.action.tolist()
@@ -98,10 +102,44 @@ def test_gradients_of_other_types_are_not_halved(recorded):
     graph, costs, cluster = recorded
     tensors = tuple(msgspec.structs.replace(tensor, dtype="float16") for tensor in graph.tensors)
     plain = apply_ddp(replace(graph, tensors=tensors), costs, cluster)
-    half = apply_ddp(replace(graph, tensors=tensors), costs, cluster, half=True)
+    half = apply_ddp(replace(graph, tensors=tensors), costs, cluster, compression="fp16")
     assert half.size_bytes.tolist() == plain.size_bytes.tolist()
     np.testing.assert_array_equal(half.work_us, plain.work_us)
     assert not half.finish_us.any()
+
+
+@given(st.sampled_from(sorted(POWERSGD)), st.lists(st.integers(0, 60_000), max_size=3))
+def test_powersgd_waits_for_each_of_a_buckets_all_reduces_where_the_bucket_is_full(recorded, compression, limits):
+    graph, *_ = recorded
+    plain, compressed = (apply_ddp(*recorded, bucket_limits_bytes=limits, compression=kind) for kind in (None, compression))
+    bucket_of = bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of
+    found = low_rank(graph.tensors, bucket_of, POWERSGD[compression])
+    forward = len(graph.forward_bytes)
+    sent = found.sent_bytes.ravel()
+    assert compressed.size_bytes[forward:].tolist() == sent[sent > 0].tolist()
+    assert compressed.size_bytes[:forward].tolist() == plain.size_bytes[:forward].tolist()
+    later = [
+        ("POST", c) if is_post else ("WAIT", c) for c in range(forward, len(compressed.size_bytes)) for is_post in (True, False)
+    ]
+    assert program(compressed)[2 * forward :] == [*later, ("NONE", -1)]
+    more_us = compressed.work_us.sum(axis=2) - plain.work_us.sum(axis=2)
+    np.testing.assert_allclose(more_us, found.stages_us.sum(), rtol=1e-6)
+    assert (compressed.work_us >= 0).all()
+    assert compressed.comm == plain.comm
+    assert len(set(compressed.collective_names)) == len(compressed.size_bytes)
+    assert replay_ddp(compressed, iterations=4).iteration_us >= compressed.work_us.sum(axis=2).min()
+
+
+def test_powersgd_computes_in_the_backward_pass(recorded):
+    job = apply_ddp(*recorded, compression="powersgd-1")
+    assert job.collective_names[2:] == [f"{part} of bucket {bucket}" for bucket in range(2) for part in ("vectors", "P", "Q")]
+    found = low_rank(recorded[0].tensors, recorded[0].bucket_of, 1).stages_us
+    full = apply_ddp(*recorded).work_us[:, :, 4]
+    np.testing.assert_allclose(job.work_us[:, :, 4], full + found[0, 0])
+    np.testing.assert_allclose(job.work_us[:, :, 6], found[0, 1])
+    np.testing.assert_allclose(job.work_us[:, :, 8], found[0, 2])
+    assert job.segment_kinds[-2:] == [OpKind.BACKWARD, OpKind.UPDATE]
+    assert job.segment_names[4] == "backward until vectors of bucket 0"
 
 
 def test_a_rank_syncs_buffers_posts_buckets_waits_for_them_in_turn_and_steps(recorded):

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import Action
-from dpro_search.space.fsdp_job import FsdpJob, apply_fsdp
+from dpro_search.space.ddp_job import Action, LabelledJob
+from dpro_search.space.fsdp_job import apply_fsdp
 
 CLUSTER = ClusterSpec(cores=(0, 1), rate_bps=1e9)
 
 
-def applied(graph=None, **options) -> FsdpJob:
+def applied(graph=None, **options) -> LabelledJob:
     return apply_fsdp(two_units() if graph is None else graph, FREE, CLUSTER, **options)
 
 
-def program(job: FsdpJob) -> list[tuple[str, str]]:
+def program(job: LabelledJob) -> list[tuple[str, str]]:
     names = [*job.collective_names, ""]
     return [(Action(action).name, names[which]) for action, which in zip(job.action, job.collective, strict=True)]
 

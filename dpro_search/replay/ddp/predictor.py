@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from dpro_search.collect.trace import Trace
+import numpy as np
+
+from dpro_search.collect.trace import Ints, Trace
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import COMPUTE_DOUBT, kept_bytes, low_rank
 from dpro_search.costmodel.precision import no_table
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import DdpJob, apply_ddp
+from dpro_search.space.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.transformations import DdpCompression, JobFacts
 from dpro_search.space.transformations.module_precision import doubt_us, in_bfloat16
@@ -20,6 +24,7 @@ from dpro_search.space.transformations.modules import recomputed, saved_bytes
 from dpro_search.space.transformations.precision import Ratios
 
 DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none
+_NAME = "a DistributedDataParallel job"
 
 
 class DdpPredictor(ProgramPredictor):
@@ -99,14 +104,9 @@ class DdpPredictor(ProgramPredictor):
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
         known = ("bucket_cap_bytes", "recomputed_modules", "bfloat16_modules", "compression")
-        facts = JobFacts(name="a DistributedDataParallel job", tensors=self.tensors)
-        refuse_unknown(plan, known, facts.name)
-        if (why := DdpCompression(facts, self.graph.compression).legal(plan)) is not None:
+        refuse_unknown(plan, known, _NAME)
+        if (why := self.refusal(plan)) is not None:
             raise InputError(f"plan: {why}")
-        limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
-        if limits[0] is not None and limits[1] is None:
-            limits[1] = self._bucket_cap_bytes
-        named = [limit for limit in limits if limit is not None]
         graph = self.graph
         if plan.bfloat16_modules:
             graph = in_bfloat16(graph, plan.bfloat16_modules, self.ratios)
@@ -116,26 +116,51 @@ class DdpPredictor(ProgramPredictor):
             graph,
             self.costs,
             self.cluster,
-            bucket_limits_bytes=named,
+            bucket_limits_bytes=self._limits_bytes(plan),
             cluster=cluster or self._wanted,
-            half=plan.compression is not None,
+            compression=plan.compression,
         )
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Why the job's gradients cannot be compressed as a plan says; None: they can."""
+        job = JobFacts(name=_NAME, tensors=self.tensors)
+        return DdpCompression(job, self.graph.compression, self.graph.comm_hook).legal(plan)
+
+    def _limits_bytes(self, plan: Plan) -> list[int]:
+        """Those of `bucket_assignment`; none: buckets are as recorded."""
+        limits = [self._first_bucket_bytes, plan.bucket_cap_bytes]
+        if limits[0] is not None and limits[1] is None:
+            limits[1] = self._bucket_cap_bytes
+        return [limit for limit in limits if limit is not None]
+
+    def _bucket_of(self, plan: Plan) -> Ints:
+        limits = self._limits_bytes(plan)
+        return bucket_assignment(self.tensors, limits) if limits else self.graph.bucket_of
 
     def _memory_bytes(self, plan: Plan) -> int | None:
         """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16.
 
-        Halves of buckets live from the hook to their copy back: at most all at once, beside all else.
+        Halves of buckets live from the hook to their copy back: at most all at once, beside all else. What PowerSGD takes
+        lives from step to step.
         """
         if plan.bfloat16_modules:
             return None
         saved = saved_bytes(self.graph, plan.recomputed_modules or ())
         peak = super()._memory_bytes(plan)
-        halves = sum(tensor.size_bytes for tensor in self.tensors if tensor.dtype == "float32") // 2 if plan.compression else 0
-        return None if peak is None or saved is None else max(peak - saved, 0) + halves
+        return None if peak is None or saved is None else max(peak - saved, 0) + self._compression_bytes(plan)
+
+    def _compression_bytes(self, plan: Plan) -> int:
+        if plan.compression in POWERSGD:
+            return kept_bytes(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.dtype == "float32") // 2 if plan.compression else 0
 
     def _doubt_us(self, plan: Plan) -> float:
         names = plan.bfloat16_modules or ()
-        return doubt_us(self.graph, names, self.ratios) if names else 0.0
+        doubts = [doubt_us(self.graph, names, self.ratios)] if names else []
+        if plan.compression in POWERSGD:
+            found = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
+            doubts.append(COMPUTE_DOUBT * float(found.stages_us.sum()))
+        return float(np.linalg.norm(doubts))
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
         return self._first_bucket_bytes is None and super()._is_recorded(plan, cluster)

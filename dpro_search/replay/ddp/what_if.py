@@ -17,6 +17,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 _MIB = 2**20
 _BUCKETS_MIB = (1, 5, 25, 100)  # largest buckets that `gains` asks for
+_HOOKS = {"comm_hook=half": Plan(compression="fp16"), "comm_hook=powersgd-1": Plan(compression="powersgd-1")}
 _Predictor = TypeVar("_Predictor", bound=ProgramPredictor)
 
 
@@ -42,8 +43,7 @@ def gains(predictor: DdpPredictor) -> list[dict[str, float | str]]:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
     changed = {f"bucket_cap_mb={mib}": predictor.predict(Plan(bucket_cap_bytes=mib * _MIB)) for mib in _BUCKETS_MIB}
     changed |= {f"first_bucket_mb={mib}": predictor.at(first_bucket_bytes=mib * _MIB).predict(Plan()) for mib in _BUCKETS_MIB}
-    if predictor.graph.compression == 1.0:
-        changed["comm_hook=half"] = predictor.predict(Plan(compression="fp16"))
+    changed |= {name: predictor.predict(plan) for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
     return ranked_gains(predictor, changed)
 
 

@@ -10,7 +10,8 @@ from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.replay.ddp.program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.fsdp_job import FsdpJob, apply_fsdp
+from dpro_search.space.ddp_job import LabelledJob
+from dpro_search.space.fsdp_job import apply_fsdp
 from dpro_search.space.plan import Plan, refuse_unknown
 
 
@@ -55,7 +56,7 @@ class FsdpPredictor(ProgramPredictor):
         """Parameters that are given up after the forward pass and gathered again, as each rank holds them then."""
         return int(self.graph.size_bytes[self.graph.purpose == Purpose.BACKWARD].sum())
 
-    def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> FsdpJob:
+    def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> LabelledJob:
         """The job on a cluster. Raises `InputError` for a plan that changes anything."""
         refuse_unknown(plan, (), "a fully sharded job")
         return apply_fsdp(

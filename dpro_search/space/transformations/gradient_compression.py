@@ -7,6 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
 
@@ -29,28 +31,55 @@ class GradientCompression(Knob):
             return None
         if plan.compression not in self._known:
             return f"compression '{plan.compression}': {self.job.name} has {', '.join(self._known)}"
-        if self._refused is not None:
-            return f"compression: {self._refused}"
+        if (why := self._refusal(plan.compression)) is not None:
+            return f"compression: {why}"
         return None if self._allowed else f"compression '{plan.compression}' changes the numbers; only with --allow-lossy"
 
     @cached_property
     def choice(self) -> Choice:
         ways: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
-        possible = self._allowed and self._refused is None
+        possible = [kind for kind in self._known if self._allowed and self._refusal(kind) is None]
         return Choice(
             name=self.name,
             fields=self.fields,
-            ways=ways | ({"set": ladder("compression", self._known)} if possible else {}),
+            ways=ways | ({"set": ladder("compression", possible)} if possible else {}),
         )
+
+    def _refusal(self, compression: str) -> str | None:
+        """Why this job cannot have a kind that it knows."""
+        return self._refused
 
 
 class DdpCompression(GradientCompression):
-    """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook``."""
+    """PyTorch's DistributedDataParallel, by a communication hook: float32 buckets in half precision, or PowerSGD.
 
-    def __init__(self, job: JobFacts, recorded_share: float) -> None:
-        """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them."""
-        hooked = "the recorded job has a communication hook that compresses, and a model takes only one"
-        super().__init__(job, ("fp16",), allow_lossy=True, refused=hooked if recorded_share < 1 else None)
+    PowerSGD (Vogels et al. 2019) sends factors of rank 4, 2 or 1 in place of gradients that are more than twice as large.
+    """
+
+    def __init__(self, job: JobFacts, recorded_share: float, hook: str = "") -> None:
+        """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them.
+
+        `hook` is the name of the recorded job's own, if it had one.
+        """
+        named = f"the communication hook {hook}" if hook else "a communication hook that compresses" if recorded_share < 1 else None
+        refused = None if named is None else f"the recorded job has {named}, and a model takes only one"
+        super().__init__(job, ("fp16", *POWERSGD), allow_lossy=True, refused=refused)
+
+    def _refusal(self, compression: str) -> str | None:
+        if compression not in POWERSGD or self._refused is not None:
+            return self._refused
+        tensors, rank = self.job.tensors, POWERSGD[compression]
+        foreign = sorted({tensor.dtype for tensor in tensors} - {"float32"})
+        if foreign:
+            return f"what PowerSGD takes is known of float32 gradients, and this job has {foreign[0]}"
+        shapeless = next((tensor.name for tensor in tensors if not tensor.shape), None)
+        if shapeless is not None:
+            return f"PowerSGD's hook takes gradients with a dimension or more, and '{shapeless}' has none"
+        if all(factor_elements(tensor, rank) is None for tensor in tensors):
+            return (
+                f"PowerSGD of rank {rank} would compress no gradient of this job: none is more than twice as large as its factors"
+            )
+        return None
 
 
 class KvstoreCompression(GradientCompression):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from bus_objective import tensors_of
@@ -51,6 +52,12 @@ def ddp() -> PlanSpace:
     return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
+def ddp_of_matrices() -> PlanSpace:
+    matrices = tuple(msgspec.structs.replace(tensor, shape=(tensor.size_bytes // 400, 100)) for tensor in TENSORS)
+    job = JobFacts(name="a DistributedDataParallel job", tensors=matrices)
+    return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
+
+
 def kvstore(*, p3: bool = False, limited: bool = True) -> PlanSpace:
     values = {"servers": 2, "servers_on_workers": False, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
     job = JobFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
@@ -69,6 +76,7 @@ SPACES = {
     "horovod": horovod,
     "mpi": mpi,
     "ddp": ddp,
+    "ddp of matrices": ddp_of_matrices,
     "kvstore": kvstore,
     "kvstore without limits": lambda: kvstore(limited=False),
     "p3": lambda: kvstore(p3=True),
@@ -122,6 +130,9 @@ def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str
         ("kvstore", Plan(p3=True, slice_threshold=10), "at most 20000 are replayed"),
         ("kvstore", Plan(credit=1), "a job with parameter servers has no credit"),
         ("ddp", Plan(compression="2bit"), "a DistributedDataParallel job has fp16"),
+        ("ddp", Plan(compression="powersgd-1"), "compress no gradient of this job"),
+        ("kvstore", Plan(compression="powersgd-1"), "a job with parameter servers has 2bit"),
+        ("horovod", Plan(compression="powersgd-1"), "a Horovod job has no compression"),
         ("kvstore", Plan(compression="fp16"), "a job with parameter servers has 2bit"),
         ("kvstore", Plan(compression="2bit", p3=True), "does not compress priority slices"),
         ("p3", Plan(compression="2bit"), "does not compress priority slices"),
@@ -134,6 +145,16 @@ def test_what_a_job_cannot_follow_is_refused_with_the_reason(kind: str, plan: Pl
     assert why in str(space.refusal(plan))
     with pytest.raises(InputError, match="plan: "):
         space.check(plan)
+
+
+def test_powersgd_is_to_choose_where_gradients_are_matrices() -> None:
+    kinds = {
+        name: next(choice for choice in SPACES[name]().choices if choice.name == "compression").ways["set"]
+        for name in SPACES
+        if "ddp" in name
+    }
+    assert [rung["compression"] for rung in kinds["ddp"]] == ["fp16"]
+    assert [rung["compression"] for rung in kinds["ddp of matrices"]] == ["fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
 
 
 def test_a_field_without_effect_is_left_out() -> None:

@@ -1,0 +1,125 @@
+"""What PyTorch's PowerSGD hook makes of the gradients of a bucket, and what that costs on CPU ranks.
+
+``powerSGD_hook`` (`torch.distributed.algorithms.ddp_comm_hooks`; Vogels et al. 2019) views a gradient as a matrix M of n rows and m
+columns, and in place of it all-reduces P = M Q, of n x r, and Q = M^T P, of m x r, where these are less than half as large. What is
+not compressed goes before them, in one all-reduce. So a bucket has three all-reduces, which follow each other, and four stages of
+compute: one before each, and one after the last. What earlier steps left over is added to a bucket, and what this step leaves over
+is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats, Ints, TensorInfo
+
+RANKS = (4, 2, 1)  # r of the plans; what the hook takes for others was not measured
+COMPRESSIONS = {f"powersgd-{rank}": rank for rank in RANKS}
+# Of the core time: inside a job (VGG-16) the hook took twice what the table says, as glibc had given back the memory of its copies.
+COMPUTE_DOUBT = 1.0
+_MIN_COMPRESSION_RATE = 2  # the hook's own
+_MAPPED_BYTES = 32 * 2**20  # memory that glibc maps and unmaps: fresh at each call
+_TALL_ROWS = 600
+_ALIASED_BYTES = 4096  # rows that are multiples of it compete for the same lines of a cache
+# Core time of each stage per unit of each of the `features`, fitted to the hook on 25 buckets of made-up gradients, 30 times
+# each, on one core of an AMD EPYC: PyTorch 2.13, `python -m experiments.costmodel.powersgd`.
+_STAGES_US = {
+    1: (
+        (28.7, 33.6, 7.1, 0.289e-3, 0.333e-3, 0.361e-3, 0, 0),
+        (74.6, 0.115, 6.17, 0.00202e-3, 0.115e-3, 0, 0, 0),
+        (0, 22.6, 0.254, 0.0441e-3, 0.0124e-3, 0, 0.022e-3, 0),
+        (0, 6.86, 0.767, 0.182e-3, 0.156e-3, 0.571e-3, 0, 0),
+    ),
+    2: (
+        (382, 62.7, 2.9, 0.517e-3, 0.248e-3, 0.373e-3, 0, 0),
+        (116, 0, 5.6, 0.00206e-3, 0.0957e-3, 0, 0, 0),
+        (0, 51, 0.226, 0.4e-3, 0.00804e-3, 0.742e-3, 0.111e-3, 0.561e-3),
+        (0, 7.33, 0.745, 0.342e-3, 0.141e-3, 0.603e-3, 0, 0),
+    ),
+    4: (
+        (0, 30.7, 6.31, 0.541e-3, 0.325e-3, 0.392e-3, 0, 0),
+        (136, 0, 5.3, 0.00143e-3, 0.104e-3, 0, 0, 0),
+        (0, 17.8, 0.236, 0.371e-3, 0.00787e-3, 0.789e-3, 0.15e-3, 0.538e-3),
+        (0, 6.03, 0.648, 0.341e-3, 0.161e-3, 0.661e-3, 0, 0),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankBuckets:
+    """Buckets under the hook.
+
+    Attributes
+    ----------
+    sent_bytes
+        Of the three all-reduces of each bucket: what is not compressed, Ps, and Qs, [buckets, 3].
+    stages_us
+        Core time of the compute before each of them, and after the last, [buckets, 4].
+    """
+
+    sent_bytes: Floats
+    stages_us: Floats
+
+
+def low_rank(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> LowRankBuckets:
+    """What the hook makes of gradients in the given buckets, [tensors], with matrices P and Q of rank `rank`, one of `RANKS`."""
+    factors = [factor_elements(tensor, rank) for tensor in tensors]
+    size = np.array([tensor.size_bytes for tensor in tensors], dtype=np.float64)
+    elements = np.array([max(math.prod(tensor.shape), 1) for tensor in tensors], dtype=np.float64)
+    is_left = np.array([factor is None for factor in factors])
+    parts = np.array([factor or (0, 0) for factor in factors], dtype=np.float64) * (size / elements)[:, None]
+    sent = np.stack([_by_bucket(column, bucket_of) for column in (size * is_left, *parts.T)], axis=1)
+    return LowRankBuckets(sent_bytes=sent, stages_us=features(tensors, bucket_of, rank) @ np.array(_STAGES_US[rank]).T)
+
+
+def factor_elements(tensor: TensorInfo, rank: int) -> tuple[int, int] | None:
+    """Elements of a gradient's P and Q, [n, r] and [m, r]; None for one that the hook does not compress."""
+    if not tensor.shape:
+        return None
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    least = min(rows, columns, rank)
+    worth = (rows + columns) * least * _MIN_COMPRESSION_RATE < rows * columns
+    return (rows * least, columns * least) if worth else None
+
+
+def kept_bytes(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> int:
+    """Memory that the hook takes: Ps and Qs, two copies of the largest bucket, and, twice, what steps left over of each bucket.
+
+    Either of Gloo's two threads makes what is left over of a bucket, and glibc keeps the room for it in a heap of each: with one
+    heap for all threads (``MALLOC_ARENA_MAX=1``) a job of 730 MiB took 61 MiB less.
+    """
+    buckets = _by_bucket(np.array([tensor.size_bytes for tensor in tensors], dtype=np.float64), bucket_of)
+    factors = low_rank(tensors, bucket_of, rank).sent_bytes[:, 1:].sum()
+    return int(2 * buckets.sum() + factors + 2 * buckets.max())
+
+
+def features(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> Floats:
+    """What the core time of a bucket's stages is linear in, [buckets, 8].
+
+    The columns: 1; gradients that are compressed, and that are not; bytes of the former, and of the latter; bytes of a bucket that
+    is copied to fresh memory; bytes of compressed gradients with many rows, and with rows that are aliased in a cache.
+    """
+    size = np.array([tensor.size_bytes for tensor in tensors], dtype=np.float64)
+    is_matrix = np.array([factor_elements(tensor, rank) is not None for tensor in tensors])
+    rows = np.array([tensor.shape[0] if tensor.shape else 1 for tensor in tensors], dtype=np.float64)
+    is_aliased = np.where(rows > 0, size / np.maximum(rows, 1), 1) % _ALIASED_BYTES == 0
+    bucket_bytes = _by_bucket(size, bucket_of)
+    columns = (is_matrix, ~is_matrix, size * is_matrix, size * ~is_matrix)
+    shaped = (size * is_matrix * (rows >= _TALL_ROWS), size * is_matrix * is_aliased)
+    return np.stack(
+        [
+            np.ones(len(bucket_bytes)),
+            *(_by_bucket(column, bucket_of) for column in columns),
+            bucket_bytes * (bucket_bytes >= _MAPPED_BYTES),
+            *(_by_bucket(column, bucket_of) for column in shaped),
+        ],
+        axis=1,
+    )
+
+
+def _by_bucket(values: Floats, bucket_of: Ints) -> Floats:
+    return np.asarray(np.bincount(bucket_of, weights=values), dtype=np.float64)

@@ -169,7 +169,9 @@ def _beside(
         for name, process in processes.items():
             if process.poll() not in (None, 0):
                 raise JobError(f"{name} ended with code {process.returncode}: {_tail(out / name / 'log')}")
-            used[name].append((time.time_ns(), _cpu_ns(process.pid)))
+            used_ns = _cpu_ns(process.pid)
+            if not used[name] or used_ns >= used[name][-1][1]:  # less: it is ending, and threads are gone
+                used[name].append((time.time_ns(), used_ns))
 
     try:
         for name, host, core in parts:

@@ -1,5 +1,6 @@
 """Starting servers beside workers: how many there are, on which hosts, and what of it a job is told."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -96,3 +97,14 @@ def test_variables_of_the_job_say_how_many_servers_there_are_and_where():
 def test_a_place_that_servers_do_not_have_is_one_line(text):
     with pytest.raises(InputError, match=f"^DPRO_SEARCH_SERVER_HOSTS={text}: known are own, workers$"):
         on_workers_of({"DPRO_SEARCH_SERVER_HOSTS": text})
+
+
+def test_a_look_at_a_server_that_is_ending_does_not_count(tmp_path):
+    """Its threads are gone by then, and what they used with them: the server works for a while and ends before the workers do."""
+    job = JobSpec(command=(sys.executable, "-c", "import time; time.sleep(1.5)"), ranks=1, timeout_s=30)
+    work = "import time\nuntil = time.monotonic() + 0.5\nwhile time.monotonic() < until: pass"
+    run_with_servers(job, tmp_path, ServerSpec(count=1, code=work))
+    looks = json.loads((tmp_path / "server0" / "cpu.json").read_text())
+    used_ns = [used for _, used in looks]
+    assert used_ns == sorted(used_ns)
+    assert used_ns[-1] > 1e8, "what it had used when it ended, not 0"

@@ -26,6 +26,7 @@ from dpro_search.collect.launch.ranks import JobSpec
 
 _JOB = Path(__file__).with_name("kvstore_slices_job.py")
 _RANKS = 2
+_SHARES = 1, _RANKS  # slices that a server and a worker handle, over those of a server
 
 
 class Setting(NamedTuple):
@@ -111,10 +112,10 @@ def table(rows: list[Used]) -> str:
         medians = float(np.median(server_us)), float(np.median(worker_us))
         more = ["", ""]
         if before is not None and before[0][:2] == setting[:2]:
-            slices = setting.slices - before[0].slices
-            more = [f"{(now - then) / slices:.0f}" for now, then in zip(medians, before[1:], strict=True)]
+            handled = [(setting.slices - before[0].slices) * share for share in _SHARES]
+            more = [f"{(now - then) / slices:.0f}" for now, then, slices in zip(medians, before[1:], handled, strict=True)]
         elif setting.elements == setting.slice_elements and setting.elements <= 1_000:
-            more = [f"{median / setting.slices:.0f} (all)" for median in medians]
+            more = [f"{median / (setting.slices * share):.0f} (all)" for median, share in zip(medians, _SHARES, strict=True)]
         cells = [
             f"{median / 1e3:.0f} ({min(each) / 1e3:.0f}-{max(each) / 1e3:.0f})"
             for median, each in zip(medians, (server_us, worker_us), strict=True)

@@ -16,7 +16,9 @@ def test_a_slice_costs_what_more_of_them_cost_where_bytes_are_the_same() -> None
     rows = table([*rounds, used(halves, 105_000.0, 52_000.0), used(whole, 101_000.0, 51_000.0), used(halves, 99_000.0, 52_500.0)])
     first, second = rows.splitlines()[2:]
     assert "| 50 | 100 (90-101) |  | 50 (50-51) |  |" in first
-    assert "| 100 | 105 (99-110) | 100 | 52 (52-53) | 25 |" in second, "medians: 5 ms more for 50 slices; a worker has those of both servers"
+    assert "| 100 | 105 (99-110) | 100 | 52 (52-53) | 25 |" in second, (
+        "medians: 5 ms more for 50 slices, of which workers have twice"
+    )
 
 
 def test_small_arrays_tell_what_a_slice_costs_by_itself_and_others_are_not_compared() -> None:

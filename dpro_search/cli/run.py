@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dpro_search.deploy.targets import Servers
+    from dpro_search.deploy.parts.part import Servers
     from dpro_search.search import FinishedTrial, SearchResult
     from dpro_search.space.plan import Plan, Prediction
 

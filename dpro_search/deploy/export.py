@@ -8,7 +8,9 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.targets import FOLDER, JobFacts, Part, Servers, Target, more_servers, parts_of, step_files
+from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Servers
+from dpro_search.deploy.parts.tensorflow_step import step_files
+from dpro_search.deploy.targets import Target, more_servers, parts_of
 from dpro_search.space.plan import Plan, Prediction
 
 _START = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpro_search.deploy.export import ExportedFiles, export_plan
-from dpro_search.deploy.targets import Target, horovod_environment
+from dpro_search.deploy.parts.horovod import horovod_environment
+from dpro_search.deploy.targets import Target
 from dpro_search.space.plan import Plan
 
 __all__ = ["export_horovod", "horovod_environment"]

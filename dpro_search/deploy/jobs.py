@@ -18,7 +18,8 @@ from dpro_search.collect.torch_job import time_ddp_job
 from dpro_search.collect.trace import EventKind, Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
-from dpro_search.deploy.targets import JobFacts, Servers, Target, targets_for
+from dpro_search.deploy.parts.part import JobFacts, Servers
+from dpro_search.deploy.targets import Target, targets_for
 from dpro_search.errors import InputError, JobError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.space.placement import on_workers

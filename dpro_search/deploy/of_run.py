@@ -14,7 +14,8 @@ from dpro_search.collect.job import StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
-from dpro_search.deploy.targets import JobFacts, Target, targets_for
+from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.targets import Target, targets_for
 from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError, JobError
 from dpro_search.replay.plan_predictor import plan_predictor

@@ -12,7 +12,7 @@ from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
-from dpro_search.deploy.targets import Servers
+from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.faults.processes import succeeds

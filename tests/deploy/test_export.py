@@ -17,7 +17,8 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
-from dpro_search.deploy.targets import FIELDS, JobFacts, Servers, Target, parts_of, targets_for
+from dpro_search.deploy.parts.part import JobFacts, Servers
+from dpro_search.deploy.targets import FIELDS, Target, parts_of, targets_for
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.launch.ranks import HOOKS
-from dpro_search.deploy import targets
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.horovod import export_horovod, horovod_environment
-from dpro_search.deploy.targets import JobFacts, Target
+from dpro_search.deploy.parts.open_mpi import TUNED_ALGORITHMS
+from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.targets import Target
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan
 
@@ -66,7 +67,7 @@ def test_algorithms_are_rules_of_open_mpi(tmp_path: Path) -> None:
 
 def test_rules_have_the_numbers_with_which_algorithms_are_measured() -> None:
     measured = runpy.run_path(str(HOOKS / "dpro_search_comm_groups.py"))["_MPI_NUMBERS"]
-    assert measured == {"default": 0} | targets._TUNED_ALGORITHMS
+    assert measured == {"default": 0} | TUNED_ALGORITHMS
 
 
 def test_algorithms_beside_groups_and_compression_are_written_too(tmp_path: Path) -> None:

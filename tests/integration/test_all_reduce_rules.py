@@ -11,7 +11,8 @@ from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.costmodel.collectives import Algorithm, counts
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.targets import JobFacts, Target
+from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.targets import Target
 from dpro_search.space.plan import Plan
 
 pytestmark = [

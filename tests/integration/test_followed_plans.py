@@ -16,7 +16,7 @@ from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.horovod import export_horovod, horovod_environment
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
-from dpro_search.deploy.targets import JobFacts
+from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
 from dpro_search.replay import Predictor

@@ -11,7 +11,7 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.jobs import KINDS, RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
-from dpro_search.deploy.targets import JobFacts
+from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES, SWITCHING
 

@@ -1,0 +1,131 @@
+"""What is known of the job that is to follow a plan, and what one system needs for that: `JobFacts`, `Part`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.collect.modules import ModuleInfo
+from dpro_search.collect.trace import TensorInfo, Trace
+
+FOLDER = "{folder}"
+TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Recorded parameter servers: how many (0: none, or not known), and whether they were on the workers' hosts."""
+
+    count: int = 0
+    on_workers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What is known of the job that will follow a plan.
+
+    Attributes
+    ----------
+    framework
+        "tensorflow", "pytorch" or "mxnet"; None: not known.
+    tensors
+        The gradients in the order in which they become ready; empty: not known.
+    ready_order
+        Whether that is the order of `tensors`.
+    op_types, op_inputs
+        Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
+    modules
+        The model's modules that a plan can name; empty: not known.
+    servers
+        Recorded parameter servers.
+    on_mpi
+        Whether Horovod communicates by MPI; None: not known.
+    ranks, ranks_per_host
+        How many there are, and side by side on each host; None: not known, or hosts differ.
+    """
+
+    framework: str | None = None
+    tensors: Sequence[TensorInfo] = ()
+    ready_order: bool = False
+    op_types: Mapping[str, str] = field(default_factory=dict)
+    op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Sequence[ModuleInfo] = ()
+    servers: Servers = field(default_factory=Servers)
+    on_mpi: bool | None = None
+    ranks: int | None = None
+    ranks_per_host: int | None = None
+
+    @staticmethod
+    def of(trace: Trace) -> JobFacts:
+        """What a recording knows."""
+        types: dict[str, str] = {}
+        inputs: dict[str, list[str]] = {}
+        if trace.graphs:
+            graph = trace.graphs[trace.graph_of_rank[0]]
+            for i, (name, kind) in enumerate(zip(graph.name, graph.op, strict=True)):
+                types[name] = kind
+                inputs[name] = [graph.name[k] for k in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]]]
+        controller = trace.meta.knobs.get("HOROVOD_CONTROLLER")
+        return JobFacts(
+            framework=trace.meta.framework,
+            tensors=trace.tensors,
+            op_types=types,
+            op_inputs=inputs,
+            modules=trace.modules,
+            on_mpi=None if controller is None else controller == "mpi",
+            ranks=trace.meta.ranks,
+            ranks_per_host=trace.meta.ranks_per_host,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one target needs to follow a plan.
+
+    Attributes
+    ----------
+    env
+        Variables of every process of the job; `FOLDER` in a value stands for the path of the folder that is written.
+    files
+        Content by name.
+    step
+        What `xla.py` does to the graph of a TensorFlow step.
+    script
+        What changes in the training script, in words, a sentence each; empty: nothing.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
+    script: tuple[str, ...] = ()
+
+
+def numbers(values: Mapping[str, int | None]) -> dict[str, str]:
+    """Variables that a plan sets."""
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def micro_batch_files(count: int) -> dict[str, bytes]:
+    """The helper that divides a batch, and into how many parts."""
+    return {
+        "micro_batches.json": as_json({"version": 1, "micro_batches": count}),
+        "micro_batches.py": helper_file("micro_batches.py"),
+    }
+
+
+def trainer_files(options: Mapping[str, object]) -> dict[str, bytes]:
+    """The helper that adds options to MXNet's trainers, and the options."""
+    return {"trainer.json": as_json({"version": 1, "options": options}), "trainer.py": helper_file("trainer.py")}
+
+
+def helper_file(name: str) -> bytes:
+    """Content of a helper that runs in the job."""
+    return (Path(__file__).parents[1] / name).read_bytes()
+
+
+def as_json(content: object) -> bytes:
+    """A file of a plan, for people to read as well."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"

@@ -1,0 +1,86 @@
+"""PyTorch: buckets and communication hooks of DistributedDataParallel; modules in bfloat16 or computed again; parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file, micro_batch_files
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations.module_precision import refusal as precision_refusal
+from dpro_search.space.transformations.modules import refusal
+
+_MIB = 2**20
+# PyTorch's DDP makes its buckets anew after the first step, and PowerSGD keeps what is left over by bucket. The epsilon keeps a
+# gradient that is 0 from becoming NaN.
+_POWERSGD_OPTIONS = {"start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
+_POWERSGD_START = (
+    "PowerSGD begins at step `start_powerSGD_iter` of `ddp.json`, which is 2, the least that PyTorch takes, so that short runs "
+    "measure compressed steps: for training raise it to a tenth of all steps, as PyTorch advises, since early gradients suffer "
+    "most. What the hook leaves over of gradients is in no checkpoint: a job that starts again begins without it."
+)
+
+
+def ddp_part(plan: Plan, facts: JobFacts) -> Part:
+    """Buckets and compression of DistributedDataParallel."""
+    options: dict[str, object] = {}
+    if plan.tensor_groups is not None and plan.bucket_cap_bytes is not None:
+        raise InputError("tensor_groups and bucket_cap_bytes: a bucket's size follows from its group; leave out one of them")
+    if plan.bucket_cap_bytes is not None:
+        options["bucket_cap_mb"] = plan.bucket_cap_bytes / _MIB
+    if plan.tensor_groups is not None:
+        options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
+    if plan.compression not in (None, "fp16", *POWERSGD):
+        raise InputError(f"compression: DDP has fp16 and {', '.join(POWERSGD)}, not {plan.compression}")
+    content: dict[str, object] = {"version": 1, "options": options, "compression": plan.compression}
+    script: tuple[str, ...] = (
+        "`from ddp import planned_ddp`, and `model = planned_ddp(model)` in place of `DistributedDataParallel(model)`; it takes "
+        "the same arguments.",
+    )
+    if plan.compression in POWERSGD:
+        content["powersgd"] = {**_POWERSGD_OPTIONS, "matrix_approximation_rank": POWERSGD[plan.compression]}
+        script += (_POWERSGD_START,)
+    return Part(files={"ddp.json": as_json(content), "ddp.py": helper_file("ddp.py")}, script=script)
+
+
+def _bucket_sizes(groups: Sequence[Sequence[str]], facts: JobFacts) -> list[int]:
+    """Limits under which DDP makes exactly these buckets: it closes one with the gradient that brings it to its limit.
+
+    Raises `InputError` for groups that are not runs of the order in which gradients become ready.
+    """
+    if not facts.ready_order:
+        raise InputError(
+            "tensor_groups: DDP's buckets are cut by size, which needs the recording: export from the folder of the search"
+        )
+    sizes = {tensor.name: tensor.size_bytes for tensor in facts.tensors}
+    names = [name for group in groups for name in group]
+    if names != list(sizes):
+        raise InputError(
+            "tensor_groups: DDP's buckets hold every gradient, and are cut from the order in which these become ready; "
+            "the plan's groups are not such runs"
+        )
+    return [sum(sizes[name] for name in group) for group in groups]
+
+
+def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
+    """Modules in bfloat16 or computed again, and parts of a batch."""
+    files: dict[str, bytes] = {}
+    script: list[str] = []
+    if plan.recomputed_modules is not None or plan.bfloat16_modules is not None:
+        again, lowered = plan.recomputed_modules or (), plan.bfloat16_modules or ()
+        why = (refusal(facts.modules, again) or precision_refusal(facts.modules, lowered)) if facts.modules else None
+        if why is not None:
+            raise InputError(why)
+        content = {"version": 1, "recomputed": again, "bfloat16": lowered}
+        files |= {"modules.json": as_json(content), "modules.py": helper_file("modules.py")}
+        script.append(
+            "`from modules import planned_modules`, and `model = planned_modules(model)` before `DistributedDataParallel(model)`."
+        )
+    if plan.micro_batches is not None:
+        files |= micro_batch_files(plan.micro_batches)
+        script.append(
+            "`from micro_batches import planned_parts`, and forward and backward pass below "
+            "`for inputs, labels in planned_parts(model, inputs, labels):` (the optimizer's step stays behind it)."
+        )
+    return Part(files=files, script=tuple(script))

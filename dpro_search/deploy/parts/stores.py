@@ -1,0 +1,53 @@
+"""Parameter servers: MXNet's KVStore and BytePS."""
+
+from __future__ import annotations
+
+from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
+from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, numbers, trainer_files
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+
+
+def kvstore_part(plan: Plan, facts: JobFacts) -> Part:
+    """Servers, slicing and compression of MXNet's KVStore."""
+    env = numbers(
+        {
+            "DMLC_NUM_SERVER": plan.servers,
+            "MXNET_KVSTORE_BIGARRAY_BOUND": plan.bigarray_bound,
+            "MXNET_KVSTORE_SLICE_THRESHOLD": plan.slice_threshold,
+        }
+    )
+    env |= _server_hosts(plan)
+    if plan.p3 is not None:  # an empty variable is the ordinary van; P3's servers do not update
+        env |= {"DMLC_PS_VAN_TYPE": "p3" if plan.p3 else "zmq", "MXNET_UPDATE_ON_KVSTORE": "0" if plan.p3 else "1"}
+    if plan.compression is None:
+        return Part(env=env)
+    if plan.compression != "2bit":
+        raise InputError(f"compression: MXNet's KVStore has 2bit, not {plan.compression}")
+    if plan.p3:
+        raise InputError("compression and p3: MXNet's KVStore does not compress priority slices")
+    return Part(env=env, files=trainer_files({"compression_params": {"type": "2bit", "threshold": 0.5}}), script=(TRAINER_LINE,))
+
+
+def byteps_part(plan: Plan, facts: JobFacts) -> Part:
+    """Servers, partitions, credit and compression of BytePS."""
+    env = numbers(
+        {
+            "DMLC_NUM_SERVER": plan.servers,
+            "BYTEPS_PARTITION_BYTES": plan.partition_bytes,
+            "BYTEPS_SCHEDULING_CREDIT": plan.credit,
+        }
+    )
+    env |= _server_hosts(plan)
+    if plan.compression not in (None, "fp16"):
+        raise InputError(f"compression: BytePS has fp16, not {plan.compression}")
+    if plan.compression is None:
+        return Part(env=env)
+    return Part(env=env, files=trainer_files({"compression_params": {"fp16": True}}), script=(TRAINER_LINE,))
+
+
+def _server_hosts(plan: Plan) -> dict[str, str]:
+    """What our own launcher obeys; any other one is told by people."""
+    if plan.servers_on_workers is None:
+        return {}
+    return {SERVER_HOSTS: "workers" if plan.servers_on_workers else "own"}

@@ -21,9 +21,9 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
-from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
+from experiments.validation.turns import in_turn
 
 TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "torch_train.py"
 WARMUP = 4
@@ -61,15 +61,10 @@ def main() -> None:
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}
     path = folder / "runs.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
-    for _ in range(options.rounds):
-        base = None
-        for name, plan in settings.items():
-            run = job.run(plan, warmup=WARMUP)
-            base = base or run
-            verdict = compare([base.losses], [run.losses], tolerance_of(plan)).reason
-            last = f", ends at {run.losses[-1].value:.4g}" if run.losses else ""
-            runs.append(Measured(name, run.times.iteration_us.tolist(), run.times.peak_rss_bytes, verdict + last))
-            path.write_bytes(msgspec.json.encode(runs))
+    for name, run, verdict in in_turn(job, settings, options.rounds, WARMUP):
+        last = f", ends at {run.losses[-1].value:.4g}" if run.losses else ""
+        runs.append(Measured(name, run.times.iteration_us.tolist(), run.times.peak_rss_bytes, verdict + last))
+        path.write_bytes(msgspec.json.encode(runs))
     print(table(prices, runs))
 
 

@@ -21,9 +21,9 @@ from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.jobs import RecordedJob
-from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
+from experiments.validation.turns import in_turn
 
 TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "torch_train.py"
 WARMUP = 4
@@ -81,16 +81,10 @@ def main() -> None:
     prices = plan_predictor(trace, PlanOptions(compute=frozenset({options.change}), precision_table=options.precision_table))
     settings, job, path = plans(prices, options.change), RecordedJob.of(trace, command), folder / f"{options.change}.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
-    for _ in range(options.rounds):
-        base = None
-        for name, plan in settings.items():
-            run = job.run(plan, warmup=WARMUP)
-            base = base or run
-            verdict = compare([base.losses], [run.losses], tolerance_of(plan))
-            times = run.times
-            columns = (times.iteration_us.tolist(), times.compute_cpu_us.tolist(), times.peak_rss_bytes, verdict.reason)
-            runs.append(Measured(name, *columns))
-            path.write_bytes(msgspec.json.encode(runs))
+    for name, run, verdict in in_turn(job, settings, options.rounds, WARMUP):
+        times = run.times
+        runs.append(Measured(name, times.iteration_us.tolist(), times.compute_cpu_us.tolist(), times.peak_rss_bytes, verdict))
+        path.write_bytes(msgspec.json.encode(runs))
     print(table(prices, settings, runs))
 
 

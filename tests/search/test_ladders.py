@@ -76,6 +76,31 @@ def test_coarse_places_of_every_ladder_come_first() -> None:
     assert {plan.servers for plan in first[3:]} == {3}, "the best so far"
 
 
+def test_what_has_few_places_is_settled_first_whatever_the_order_of_the_choices() -> None:
+    job = Ridge()
+    few, many = ServerCount(job.space.job), TensorPartition(job.space.job)
+    for transformations in ((few, many), (many, few)):
+        job.space = PlanSpace(job.space.job, transformations)
+        first = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 5)]
+        assert [plan.servers for plan in first[:3]] == [1, 3, 4]
+        assert all(plan.partition_bytes is not None for plan in first[3:])
+
+
+def test_a_lucky_value_far_from_other_good_ones_is_found_before_steps_in_two_knobs() -> None:
+    job = Lucky()
+    asked = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+    before = asked[: asked.index(job.best)]
+    assert Plan(partition_bytes=16_384) in before, "the best of all but the lucky one"
+    assert not {Plan(partition_bytes=24_576, servers=servers) for servers in (1, 3)} & set(before)
+
+
+def test_of_whole_ladders_the_largest_parts_come_first() -> None:
+    job = Lucky()
+    asked = [plan.partition_bytes for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+    large = [size for size in asked if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first place
+    assert large[:5] == [8_388_608, 4_194_304, 2_965_504, 2_097_152, 1_482_752]
+
+
 def test_one_knob_is_set_as_well() -> None:
     job = KnobObjective()
     found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 30)
@@ -138,6 +163,18 @@ class Ridge:
         rungs = 2 * math.log2((plan.partition_bytes or 4_096_000) / 32_768)
         servers = (plan.servers or 2) - 2
         return priced(1000.0 + 100 * abs(rungs - servers) + 20 * (abs(rungs) + abs(servers)), plan, 0.01)
+
+
+class Lucky(Ridge):
+    """The same knobs: servers are best as recorded, small partitions are better, and one large size is lucky."""
+
+    best = Plan(partition_bytes=2_965_504)
+
+    def predict(self, plan: Plan) -> Prediction:
+        self.space.check(plan)
+        size_bytes = plan.partition_bytes or 4_096_000
+        us = 1000.0 + 20 * math.log2(size_bytes) + 100 * abs((plan.servers or 2) - 2)
+        return priced(us - 300 * (size_bytes == self.best.partition_bytes), plan, 0.01)
 
 
 @pytest.mark.parametrize("start", [Plan(partition_bytes=49_152, servers=3), Plan(partition_bytes=65_536, servers=4)])

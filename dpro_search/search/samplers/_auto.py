@@ -21,7 +21,7 @@ from dpro_search.space.transformations import PlanSpace
 
 _BLOCK = 12  # trials that a sampler gets at a time
 _DEAR_BLOCK = 2  # of Optuna where replays are fast: a proposal of its estimator then takes longer than half a dozen of them
-_LADDERS_BLOCK = 32  # first block of line searches, which end it themselves when they have nothing new
+_LADDERS_BLOCK = 20  # first block of line searches: about what their first places take
 _MEMORY = 0.5  # how much of a sampler's earlier gains still counts after each of its blocks
 _GAIN_DIGITS = 4  # smaller gains count as none
 _FRESH_ATTEMPTS = 8  # proposals of a member that another one had priced, which cost no trial

@@ -28,21 +28,24 @@ _AS_RECORDED: _Place = (RECORDED, 0)
 class LadderSampler(Sampler):
     """A pattern search over the choices of a space (Hooke and Jeeves 1961).
 
-    Each choice in turn is tried once at a few places of all its ladders, the others being as in the best plan so far. Then with a
-    step up and one down from the best plan, again and again until a round of all choices finds nothing better, first long steps,
-    half as long each time; recorded values have their place between the rungs, and a choice whose first places hardly differ gets
-    no steps. When steps in one choice do not help any more, there are shortest steps in two at once: where the best value of a
-    choice depends on another, the way to a better plan leads past worse ones. Then all that is left of the ladders through the best
-    plan: hashes decide which server gets which part, so that single values may be lucky far from any other good one. Ladders of
-    other ways than the best plan's come last. Lines are searched anew through the best plan if that is another one than before;
-    else there is nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way, neighbours of
-    the best plan are asked for.
+    Choices with few places come first: what they settle holds for all places of the others. Each choice in turn is tried once
+    at a few places of all its ladders, the others being as in the best plan so far. Then with a step up and one down from the
+    best plan, again and again until a round of all choices finds nothing better, first long steps, half as long each time;
+    recorded values have their place between the rungs, and a choice whose first places hardly differ gets no steps. Then all
+    that is left of the ladders of these choices through the best plan, from the last rung on, for large parts take little time
+    to replay: hashes decide which server gets which part, so that single values may be lucky far from any other good one. When
+    that does not help any more, there are shortest steps in two choices at once: where the best value of a choice depends on
+    another, the way to a better plan leads past worse ones. Ladders of choices that hardly matter, and of other ways than the
+    best plan's, come last. Lines are searched anew through the best plan if that is another one than before; else there is
+    nothing new, until a better plan comes from elsewhere. While the prices of a line are on their way, neighbours of the best
+    plan are asked for.
     """
 
     name: ClassVar[str] = "ladders"
 
     def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
         super().__init__(space, rng, guide)
+        self._choices = sorted(space.choices, key=lambda choice: sum(map(len, choice.ways.values())))
         self._best, self._best_us = Plan(), math.inf
         self._known: set[Plan] = {Plan()}  # priced, or on their way
         self._prices_us: dict[Plan, float] = {}
@@ -96,22 +99,20 @@ class LadderSampler(Sampler):
 
     def _all_lines(self) -> Iterator[list[Plan]]:
         steep = []
-        for choice in self.space.choices:
+        for choice in self._choices:
             places = self._places(choice)
             yield places
             if not self._is_flat(places):
                 steep.append(choice)
-        longest = max((_stride(len(axis)) for choice in self.space.choices for axis in self._axes(choice)), default=1)
+        longest = max((_stride(len(axis)) for choice in self._choices for axis in self._axes(choice)), default=1)
         shortest = longest.bit_length() - 1  # halvings of the longest step, after which all steps are from a place to the next
         for halvings in range(1, shortest + 1):
             yield from self._while_better(partial(self._single_steps, steep, halvings))
+        yield from self._while_better(partial(self._whole_ladders, steep, own=True))
         yield from self._while_better(partial(self._double_steps, steep, shortest))
         begun = self._best
         for own in (True, False):
-            for choice in self.space.choices:
-                at = choice.nearest(self._best)
-                axes = [axis for axis in self._axes(choice) if (at in axis) == own]
-                yield self._legal([choice.put(self._best, *place) for axis in axes for place in axis])
+            yield from self._whole_ladders(self._choices, own=own)
             if self._best != begun:
                 return
 
@@ -126,6 +127,13 @@ class LadderSampler(Sampler):
         """Whether it hardly matters where on its ladders a choice is, as far as prices are known."""
         found_us = [self._prices_us[plan] for plan in places if plan in self._prices_us]
         return len(found_us) > 1 and max(found_us) < (1 + _FLAT) * min(found_us)
+
+    def _whole_ladders(self, choices: Sequence[Choice], *, own: bool) -> Iterator[list[Plan]]:
+        """All places of the ladders through the best plan, or of the other ones."""
+        for choice in choices:
+            at = choice.nearest(self._best)
+            axes = [axis for axis in self._axes(choice) if (at in axis) == own]
+            yield self._legal([choice.put(self._best, *place) for axis in axes for place in reversed(axis)])
 
     def _single_steps(self, choices: Sequence[Choice], halvings: int) -> Iterator[list[Plan]]:
         for choice in choices:

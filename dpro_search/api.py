@@ -175,7 +175,7 @@ class Recording:
             What plans may also do to compute: some of "op-fusion", "precision", "recomputation" and "accumulation" (TensorFlow with
             Horovod), "recomputation" (PyTorch's DistributedDataParallel).
         allow_lossy
-            Also what changes the numbers: gradients in fp16 (Horovod, DistributedDataParallel), by PowerSGD
+            Also what changes the numbers: gradients in fp16 (Horovod, DistributedDataParallel, BytePS), by PowerSGD
             (DistributedDataParallel) or in 2 bits (KVStore).
         memory_limit_bytes
             Memory that a rank may take; plans recompute or accumulate to fit.

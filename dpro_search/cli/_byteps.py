@@ -26,7 +26,7 @@ def replay_trace(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     from dpro_search.cli._stores import replayed
     from dpro_search.replay.store_plans import BytepsPlans
 
-    return replayed(trace, request, BytepsPlans.from_trace(trace))
+    return replayed(trace, request, BytepsPlans.from_trace(trace, allow_lossy=True))
 
 
 def diagnose_trace(trace: Trace) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def replay(
             metavar="K=V",
             help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N, first_bucket_bytes=N (DDP); "
             "prefetch=1, reshard_after_forward=0 (FSDP); "
-            "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N (KVStore); "
-            "servers=N, servers_on_workers=1, partition_bytes=N, credit=N (BytePS); "
+            "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
+            "servers=N, servers_on_workers=1, partition_bytes=N, credit=N, compression=fp16 (BytePS); "
             "ranks=N, cores=N (that the ranks share; Horovod and DDP), rate=1gbit.",
         ),
     ] = None,

@@ -70,7 +70,7 @@ def run(
         bool,
         typer.Option(
             "--allow-lossy",
-            help="Also what changes the numbers: gradients in fp16 (Horovod, DDP), by PowerSGD (DDP), in 2 bits (KVStore).",
+            help="Also what changes the numbers: gradients in fp16 (Horovod, DDP, BytePS), by PowerSGD (DDP), in 2 bits (KVStore).",
         ),
     ] = False,
     memory_limit: Annotated[

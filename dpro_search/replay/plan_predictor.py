@@ -171,15 +171,10 @@ def _of_kind(trace: Trace, options: PlanOptions) -> PlanPredictor:
         from dpro_search.replay.store_plans import KvstorePlans
 
         return KvstorePlans.from_trace(trace, allow_lossy=options.allow_lossy)
-    if options.allow_lossy:
-        raise InputError(
-            "lossy compression: what it costs is known of Horovod, DistributedDataParallel and MXNet's KVStore, and this trace "
-            f"({trace.meta.format}) is of none of them"
-        )
     if trace.meta.format == "mxnet-byteps":
         from dpro_search.replay.store_plans import BytepsPlans
 
-        return BytepsPlans.from_trace(trace)
+        return BytepsPlans.from_trace(trace, allow_lossy=options.allow_lossy)
     raise InputError(f"the trace ({trace.meta.format}) is of a job whose knobs are not known: there is nothing to search")
 
 

@@ -24,6 +24,7 @@ from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.transformations import (
+    BytepsCompression,
     Credit,
     JobFacts,
     KeySlicing,
@@ -61,13 +62,19 @@ class StorePlans(PlanPredictor, Generic[_Job]):
 
     @classmethod
     @abstractmethod
-    def from_trace(cls, trace: Trace) -> Self:
-        """Prices of the plans of a recorded job; raises `GraphError` if it cannot be rebuilt."""
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        """Prices of the plans of a recorded job, with `allow_lossy` also of compressed gradients.
+
+        Raises
+        ------
+        GraphError
+            The job cannot be rebuilt.
+        """
 
     @classmethod
     @abstractmethod
-    def of_job(cls, job: _Job, tensors: Sequence[TensorInfo]) -> Self:
-        """Prices of the plans of a job."""
+    def of_job(cls, job: _Job, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+        """Prices of the plans of a job, with `allow_lossy` also of compressed gradients."""
 
     @abstractmethod
     def job(self, plan: Plan) -> _Job:
@@ -121,7 +128,7 @@ class StorePlans(PlanPredictor, Generic[_Job]):
 
     def _space_of(self, job: _Job) -> PlanSpace:
         """The plans of another job, of the kinds that there are now."""
-        return self.of_job(job, self.tensors).space
+        return self.of_job(job, self.tensors, allow_lossy="compression" in self.space.fields).space
 
 
 class KvstorePlans(StorePlans[KvstoreJob]):
@@ -131,12 +138,10 @@ class KvstorePlans(StorePlans[KvstoreJob]):
 
     @classmethod
     def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
-        """Prices of the plans of a recorded job, with `allow_lossy` also of 2-bit gradients; raises `GraphError` as the others."""
         return cls.of_job(recorded_kvstore_job(trace), trace.tensors, allow_lossy=allow_lossy)
 
     @classmethod
     def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
-        """Prices of the plans of a job."""
         slicing = job.slicing
         values = {
             "servers": slicing.servers,
@@ -162,21 +167,18 @@ class KvstorePlans(StorePlans[KvstoreJob]):
     def _built(self, job: KvstoreJob) -> ReplayGraph:
         return kvstore_graph(job)
 
-    def _space_of(self, job: KvstoreJob) -> PlanSpace:
-        return self.of_job(job, self.tensors, allow_lossy="compression" in self.space.fields).space
-
 
 class BytepsPlans(StorePlans[BytepsJob]):
-    """Servers, their hosts, partition size and credit of BytePS."""
+    """Servers, their hosts, partition size, credit and compression of BytePS."""
 
     model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> Self:
-        return cls.of_job(recorded_byteps_job(trace), trace.tensors)
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        return cls.of_job(recorded_byteps_job(trace), trace.tensors, allow_lossy=allow_lossy)
 
     @classmethod
-    def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo]) -> Self:
+    def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
         values = {
             "servers": len(job.server_core),
             "servers_on_workers": on_workers(len(job.workers), job.server_host),
@@ -185,7 +187,10 @@ class BytepsPlans(StorePlans[BytepsJob]):
         }
         facts = JobFacts(name="a job with BytePS", tensors=tuple(tensors), values=values)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
-        return cls(job, tensors, PlanSpace(facts, (TensorPartition(facts), Credit(facts), ServerCount(facts), placement)))
+        found: list[Transformation] = [TensorPartition(facts), Credit(facts), ServerCount(facts), placement]
+        if allow_lossy:
+            found.append(BytepsCompression(facts, [tensor.dtype for tensor in tensors], job.recorded_compression))
+        return cls(job, tensors, PlanSpace(facts, found))
 
     def job(self, plan: Plan) -> BytepsJob:
         return byteps_under(plan, self.recorded_job)

@@ -6,6 +6,9 @@ and once that is acknowledged PULL, whose request waits behind the pushes that t
 copies the first worker's part, adds the other ones, and answers requests once all are there. The worker updates the weights of a
 group of gradients when all of them are back; an operator of the next step starts when its weights are updated.
 
+Where gradients are compressed to fp16 (`byteps.mxnet.compression.FP16Compressor`), the worker makes a half of each behind its
+scaling, BytePS cuts, sends and adds the half, and the worker makes it whole before its update, both on the thread of its operators.
+
 With BYTEPS_SCHEDULING_CREDIT (0: off) REDUCE takes partitions by priority (the first parameter first), and holds no more bytes than
 that many partitions have. BytePS 0.2.5 returns the credit when REDUCE has ended, whatever is still to be pushed.
 """
@@ -46,6 +49,25 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HalfGradients:
+    """Gradients of float32 that workers and servers exchange as fp16.
+
+    Attributes
+    ----------
+    call_us, us_per_byte
+        Core time of a worker for each gradient, and for each of its bytes: half of it before the gradient is handed to BytePS, half
+        of it once it is back.
+    """
+
+    call_us: float
+    us_per_byte: float
+
+    def cast_us(self, tensor_bytes: float) -> float:
+        """Core time of one of the two ways of a gradient."""
+        return (self.call_us + tensor_bytes * self.us_per_byte) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class BytepsJob:
     """Workers, servers and what they cost; t tensors.
 
@@ -74,6 +96,10 @@ class BytepsJob:
         the sum to its use.
     server_host
         Host of each server, [servers], see `placement.py`; empty: each has one of its own.
+    halves
+        What it costs that gradients are exchanged as fp16; None: they are exchanged as they are.
+    recorded_compression
+        How the recorded gradients were compressed; "": not at all. fp16's casts are among the recorded operators.
     """
 
     workers: tuple[tuple[Segment, ...], ...]
@@ -98,6 +124,8 @@ class BytepsJob:
     reply_us: float
     after_pull_us: float
     server_host: tuple[int, ...] = ()
+    halves: HalfGradients | None = None
+    recorded_compression: str = ""
 
     def __post_init__(self) -> None:
         if not self.server_core or self.partition_bytes < 1 or self.credit < 0:
@@ -118,9 +146,14 @@ class BytepsJob:
         """The bound that BytePS uses: whole pages."""
         return -(-self.partition_bytes // PAGE_BYTES) * PAGE_BYTES
 
+    @property
+    def sent_bytes(self) -> Floats:
+        """What a worker sends of each tensor, [t]."""
+        return self.tensor_bytes if self.halves is None else self.tensor_bytes / 2
+
     def parts(self, tensor: int) -> list[Part]:
-        """Partitions of a tensor."""
-        size, bound = float(self.tensor_bytes[tensor]), self.page_partition_bytes
+        """Partitions of what is sent of a tensor."""
+        size, bound = float(self.sent_bytes[tensor]), self.page_partition_bytes
         found = []
         for number in range(int(-(-size // bound))):
             key = (int(self.declared_key[tensor]) << 16) + number
@@ -182,7 +215,10 @@ class _BytepsGraph:
         for (tensor, _), ops in zip(parts, self._exchanged(parts, made).tolist(), strict=True):
             arrived.setdefault(tensor, []).append(ops)
         for worker, wanted in enumerate(uses):
-            self._update(worker, {tensor: [ops[worker] for ops in each] for tensor, each in arrived.items()}, wanted)
+            back = {tensor: [ops[worker] for ops in each] for tensor, each in arrived.items()}
+            if job.halves is not None:
+                back = {tensor: [self._cast(worker, tensor, "whole", OpKind.UPDATE, ops)] for tensor, ops in back.items()}
+            self._update(worker, back, wanted)
         return self._builder.build()
 
     def _work(self, process: int, work_us: float, name: str, kind: OpKind, after: Sequence[int]) -> int:
@@ -215,9 +251,17 @@ class _BytepsGraph:
             last = self._work(
                 worker, float(job.scale_us[worker, tensor]), f"tensor{tensor}.scale@{worker}", OpKind.BACKWARD, [last]
             )
+            if job.halves is not None:
+                last = self._cast(worker, tensor, "half", OpKind.BACKWARD, [last])
             scaled[tensor] = last
         builder.carry(last, first)
         return uses, scaled
+
+    def _cast(self, worker: int, tensor: int, name: str, kind: OpKind, after: Sequence[int]) -> int:
+        """A worker's casts of a gradient, one way."""
+        assert self._job.halves is not None
+        work_us = self._job.halves.cast_us(float(self._job.tensor_bytes[tensor]))
+        return self._work(worker, work_us, f"tensor{tensor}.{name}@{worker}", kind, after)
 
     def _exchanged(self, parts: Sequence[tuple[int, Part]], made: Ints) -> Int32s:
         """Push, sum and pull partitions.

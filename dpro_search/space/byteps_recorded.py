@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob
+from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob, HalfGradients
 from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
 from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us
 
@@ -41,7 +41,9 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
     free = max((*trace.meta.cores, -1)) + 1
     cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
     knobs = trace.meta.knobs
-    cpu_us_per_byte, worker_polling, server_polling = _cpu(trace, workers, sizes)
+    compression = knobs.get("compression", "")
+    halves = HalfGradients(call_us=0.0, us_per_byte=0.0) if compression == "fp16" else None
+    cpu_us_per_byte, worker_polling, server_polling = _cpu(trace, workers, sizes if halves is None else sizes / 2)
     delays = _delays(trace, sizes)
     return BytepsJob(
         workers=tuple(worker.segments for worker in computed),
@@ -62,6 +64,8 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         cpu_us_per_byte=cpu_us_per_byte,
         message_us=MESSAGE_US,
         server_host=server_hosts(trace, workers),
+        halves=halves,
+        recorded_compression=compression,
         **delays,
     )
 

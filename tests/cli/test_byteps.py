@@ -51,7 +51,7 @@ def test_a_slower_link_takes_longer(trace):
     assert replayed(trace, changes=("rate=5mbit",))["measured_iteration_us"] is None
 
 
-@pytest.mark.parametrize("change", ["servers=1", "partition_bytes=4096", "credit=4", "rate=unlimited"])
+@pytest.mark.parametrize("change", ["servers=1", "partition_bytes=4096", "credit=4", "rate=unlimited", "compression=fp16"])
 def test_every_knob_can_be_set(trace, change):
     assert replayed(trace, changes=(change,))["predicted_iteration_us"] > 0
 
@@ -61,10 +61,11 @@ def test_every_knob_can_be_set(trace, change):
     [
         (
             "fusion_threshold_bytes=1",
-            "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, rate",
+            "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, compression, rate",
         ),
         ("partition_bytes=many", "'many' is not a number"),
         ("servers=0", "servers must be > 0"),
+        ("compression=2bit", "compression '2bit': a job with BytePS has fp16"),
     ],
 )
 def test_what_byteps_does_not_have_is_refused(trace, change, said):
@@ -109,6 +110,18 @@ def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan.write_bytes(Plan(p3=True).to_json())
     with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):
         replayed(trace, plan=plan)
+
+
+def test_halves_are_found_by_a_search_that_may_lose_something_and_exported(trace, tmp_path):
+    replace(trace, meta=msgspec.structs.replace(trace.meta, rate_bps=2e6)).save(tmp_path / "trace")
+    args = ("run", tmp_path / "trace", "--trials", 30, "--sampler", "auto")
+    plain = json.loads(succeeds(*args, "--out", tmp_path / "plain", "--json"))
+    lossy = json.loads(succeeds(*args, "--allow-lossy", "--out", tmp_path / "lossy", "--json"))
+    assert all("compression" not in row["plan"] for row in plain["plans"])
+    assert lossy["plans"][0]["plan"]["compression"] == "fp16"
+    assert lossy["best_us"] < plain["best_us"]
+    succeeds("export", tmp_path / "lossy", "--out", tmp_path / "tuned")
+    assert json.loads((tmp_path / "tuned" / "trainer.json").read_text())["options"] == {"compression_params": {"fp16": True}}
 
 
 def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):

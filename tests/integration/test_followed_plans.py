@@ -270,9 +270,10 @@ def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
     assert np.isfinite(base.times.iteration_us).all()
 
 
-def test_byteps_trains_the_same_with_other_servers_parts_and_credit(byteps_python):
+@pytest.mark.parametrize("plan", [Plan(servers=1, partition_bytes=512_000, credit=4), Plan(compression="fp16")])
+def test_byteps_trains_the_same_with_other_servers_parts_and_credit_and_by_halves(byteps_python, plan):
     command = (byteps_python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
     plain = job("mxnet-byteps", command, "mxnet", DMLC_NUM_SERVER="2")
-    found = verdict(plain, Plan(servers=1, partition_bytes=512_000, credit=4), plain.run(Plan(), warmup=2))
+    found = verdict(plain, plan, plain.run(Plan(), warmup=2))
     assert found.compared == 8
     assert found.verdict == "same", found.reason

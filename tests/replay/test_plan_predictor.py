@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
 from dpro_search.replay.plan_predictor import DdpPlans, PlanOptions, PlanPredictor, plan_predictor
-from dpro_search.replay.store_plans import KvstorePlans
+from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
 from dpro_search.search import run_search
 from dpro_search.space.kvstore_job import KvstoreJob, Segment
 from dpro_search.space.plan import Plan
@@ -209,6 +210,50 @@ def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
     assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
 
 
+class TestHalvesOfBytePS:
+    """A real recording of two workers and two servers, without links; its gradients are float32."""
+
+    def prices(self, **meta: Any) -> BytepsPlans:
+        trace = assemble_byteps(DATA / "byteps_mlp")
+        changed = dataclasses.replace(trace, meta=msgspec.structs.replace(trace.meta, **meta))
+        found = plan_predictor(changed, PlanOptions(allow_lossy=True))
+        assert isinstance(found, BytepsPlans)
+        return found
+
+    def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
+        allowed, plain = self.prices(), plan_predictor(assemble_byteps(DATA / "byteps_mlp"))
+        assert isinstance(plain, BytepsPlans)
+        ours, theirs = allowed.graph(Plan()), plain.graph(Plan())
+        assert list(ours.names) == list(theirs.names)
+        np.testing.assert_array_equal(ours.duration_us, theirs.duration_us)
+        np.testing.assert_array_equal(ours.flow_bytes, theirs.flow_bytes)
+        assert allowed.predict(Plan()) == plain.predict(Plan())
+        with pytest.raises(InputError, match="a job with BytePS has no compression"):
+            plain.predict(Plan(compression="fp16"))
+
+    def test_halves_gain_where_the_link_is_what_limits_and_cost_two_casts_of_each_gradient(self) -> None:
+        half = Plan(compression="fp16")
+        slow = self.prices().at_rate(2e6)
+        assert slow.predict(half).iteration_us < 0.75 * slow.predict(Plan()).iteration_us
+        assert slow.predict(half).source == "extrapolated"
+        names = list(slow.graph(half).names)
+        assert [sum(f".{way}@" in name for name in names) for way in ("half", "whole")] == [2 * len(slow.tensors)] * 2
+
+    def test_a_search_finds_them_on_a_slow_link(self, tmp_path: Path) -> None:
+        result = run_search(self.prices(rate_bps=2e6), trials=30, out=tmp_path / "run", trace_digest="byteps")
+        assert result.plans[0].plan.compression == "fp16"
+
+    def test_what_is_not_known_is_refused_with_the_reason(self) -> None:
+        prices = self.prices()
+        tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.tensors]
+        foreign = BytepsPlans.of_job(prices.recorded_job, tensors, allow_lossy=True)
+        assert "known of float32 gradients, and this job has float64" in str(foreign.space.refusal(Plan(compression="fp16")))
+        assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.ways]
+        recorded = self.prices(knobs={"compression": "onebit"})
+        assert "compressed already (onebit)" in str(recorded.at_rate(1e9).space.refusal(Plan(compression="fp16")))
+        assert "a job with BytePS has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
+
+
 def test_a_slower_link_and_a_question_change_every_price() -> None:
     from dpro_search.replay.sensitivity import ComputeScaled
 
@@ -307,8 +352,6 @@ class TestHorovod:
             PlanOptions(memory_limit_bytes=0)
         with pytest.raises(InputError, match="only jobs of TensorFlow"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
-        with pytest.raises(InputError, match="lossy compression: what it costs is known of"):
-            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(allow_lossy=True))
         with pytest.raises(InputError, match="does not tell how much memory"):
             plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
         with pytest.raises(InputError, match="precision: name a table"):

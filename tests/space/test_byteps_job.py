@@ -4,6 +4,7 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
-from dpro_search.space.byteps_job import BytepsJob, byteps_graph, hash_of
+from dpro_search.space.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.kvstore_job import Segment
 from dpro_search.space.recorded_stores import untraced_us
@@ -23,6 +24,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxn
 PAGE = 4096
 MIB = 2**20
 SIZES = st.lists(st.integers(1, 5 * MIB), min_size=1, max_size=6)
+FREE_CASTS = HalfGradients(call_us=0.0, us_per_byte=0.0)
 
 
 def job(sizes, *, workers=2, servers=1, **fields) -> BytepsJob:
@@ -195,6 +197,56 @@ def test_weights_are_updated_when_the_last_gradient_of_their_group_is_back():
 def test_jobs_that_cannot_be_are_refused(wrong):
     with pytest.raises(InputError):
         replace(job([MIB]), **wrong)
+
+
+@given(sizes=SIZES, bound=st.integers(1, 2 * MIB))
+def test_halves_are_cut_by_their_own_length_at_the_same_bound(sizes, bound):
+    """`InitTensor` of BytePS counts the bytes of what it is handed, and its bound stays in whole pages."""
+    cut = job([2 * size for size in sizes], partition_bytes=bound, halves=FREE_CASTS)
+    plain = job(sizes, partition_bytes=bound)
+    assert [cut.parts(tensor) for tensor in range(len(sizes))] == [plain.parts(tensor) for tensor in range(len(sizes))]
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, credit=st.integers(0, 2))
+def test_half_the_bytes_of_gradients_are_pushed_and_pulled_as_halves(sizes, credit):
+    halves = byteps_graph(job([2 * size for size in sizes], halves=FREE_CASTS, bytes_per_us=50.0, credit=credit))
+    halves.validate()
+    moved = [".push@" in name or ".pull@" in name for name in halves.names]
+    assert halves.flow_bytes[moved].sum() == halves.flow_bytes.sum() == pytest.approx(4 * sum(sizes))
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(1, 5 * MIB))
+def test_a_half_whose_casts_cost_nothing_takes_as_long_as_a_gradient_of_half_the_bytes(size):
+    shared = {"bytes_per_us": 50.0, "cpu_us_per_byte": 0.001, "message_us": 20.0}
+    half = iteration_us(job([2 * size], halves=FREE_CASTS, **shared))
+    assert half == pytest.approx(iteration_us(job([size], **shared)), rel=1e-6)
+
+
+def test_a_gradient_is_made_a_half_behind_its_scaling_and_whole_before_its_update():
+    costs = HalfGradients(call_us=100.0, us_per_byte=1e-3)
+    fields = {"scale_us": np.full((2, 1), 70.0), "update_us": np.full((2, 1), 500.0), "bytes_per_us": 50.0}
+    cast = job([MIB], halves=costs, **fields)
+    one_way_us = (100.0 + MIB * 1e-3) / 2
+    ((_, scaled),) = times_us(cast, ".scale@0").values()
+    ((begun, halved),) = times_us(cast, ".half@0").values()
+    assert (begun, halved) == (scaled, pytest.approx(scaled + one_way_us))
+    assert min(start for start, _ in times_us(cast, ".reduce@0").values()) == pytest.approx(halved)
+    back = max(end for _, end in times_us(cast, ".copied@0").values())
+    ((begun, whole),) = times_us(cast, ".whole@0").values()
+    assert (begun, whole) == (pytest.approx(back), pytest.approx(back + one_way_us))
+    ((updated, _),) = times_us(cast, "group0.update@0").values()
+    assert updated == pytest.approx(whole)
+
+
+def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_its_operators():
+    trace = assemble_byteps(RAW)
+    meta = msgspec.structs.replace(trace.meta, knobs={**trace.meta.knobs, "compression": "fp16"})
+    found, plain = recorded_byteps_job(replace(trace, meta=meta)), recorded_byteps_job(trace)
+    assert (found.halves, found.recorded_compression) == (FREE_CASTS, "fp16")
+    assert (found.sent_bytes == plain.sent_bytes / 2).all()
+    assert plain.halves is None
 
 
 def test_a_recorded_job_is_what_was_recorded():

@@ -82,6 +82,18 @@ class DdpCompression(GradientCompression):
         return None
 
 
+class BytepsCompression(GradientCompression):
+    """MXNet with BytePS: float32 gradients in half precision, by its DistributedTrainer."""
+
+    def __init__(self, job: JobFacts, dtypes: Sequence[str], recorded: str = "") -> None:
+        """`dtypes` are those of the gradients, `recorded` is how the recorded job's were compressed ("": they were not)."""
+        foreign = sorted(set(dtypes) - {"float32"})
+        refused = f"what BytePS's casts take is known of float32 gradients, and this job has {foreign[0]}" if foreign else None
+        if recorded:
+            refused = f"the recorded job's gradients were compressed already ({recorded}): record it without, and search there"
+        super().__init__(job, ("fp16",), allow_lossy=True, refused=refused)
+
+
 class KvstoreCompression(GradientCompression):
     """MXNet's KVStore: 2 bits for an element that a worker pushes. Its priority slices are never compressed (``P3StoreDist``)."""
 

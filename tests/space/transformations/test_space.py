@@ -16,6 +16,7 @@ from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.transformations import (
     RECORDED,
     BucketSize,
+    BytepsCompression,
     Credit,
     DdpCompression,
     JobFacts,
@@ -69,7 +70,8 @@ def kvstore(*, p3: bool = False, limited: bool = True) -> PlanSpace:
 def byteps() -> PlanSpace:
     values = {"servers": 2, "servers_on_workers": True, "partition_bytes": 4_096_000, "credit": 0}
     job = JobFacts(name="a job with BytePS", tensors=TENSORS, values=values)
-    return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job), ServerPlacement(job, limited=True)))
+    placement, compression = ServerPlacement(job, limited=True), BytepsCompression(job, ["float32"])
+    return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job), placement, compression))
 
 
 SPACES = {
@@ -137,6 +139,7 @@ def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str
         ("kvstore", Plan(compression="2bit", p3=True), "does not compress priority slices"),
         ("p3", Plan(compression="2bit"), "does not compress priority slices"),
         ("byteps", Plan(servers=5000), "at most 1024 are replayed"),
+        ("byteps", Plan(compression="2bit"), "a job with BytePS has fp16"),
         ("byteps", Plan(micro_batches=2), "a job with BytePS has no micro_batches; it knows partition_bytes, credit, servers"),
     ],
 )

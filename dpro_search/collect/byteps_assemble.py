@@ -75,6 +75,11 @@ def assemble_byteps(raw: Path) -> Trace:
     computed = _Computed(profiles, symbol, dropped, [_traced_steps(hook) for hook in hooks]).trace()
     sent = _sent(raw, job, hooks, base_us, dropped)
     events, dependencies, names = _together(computed, sent)
+    assert hooks[0].kvstore is not None  # it was checked
+    compression = hooks[0].kvstore.compression
+    knobs = {**job.knobs, "compression": compression}
+    unknown = compression not in ("", "fp16")
+    warned = (f"the gradients were compressed ({compression}): replays take them to be sent whole",) if unknown else ()
     trace = replace(
         sent,
         names=names,
@@ -92,9 +97,9 @@ def assemble_byteps(raw: Path) -> Trace:
             cores=(*(hook.core for hook in hooks), *(job.server_cores[server] for server in order)),
             rate_bps=job.rate_bps,
             versions=hooks[0].versions,
-            knobs={name: value for name, value in job.knobs.items() if value},
+            knobs={name: value for name, value in knobs.items() if value},
             dropped={reason: dropped[reason] for reason in sorted(dropped) if dropped[reason]},
-            warnings=computed.meta.warnings,
+            warnings=(*computed.meta.warnings, *warned),
             peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
             command=job.command,
             machine=job.machine,

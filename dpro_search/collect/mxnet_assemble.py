@@ -44,11 +44,12 @@ class Parameter(msgspec.Struct, kw_only=True):
 
 
 class StoreFacts(msgspec.Struct, kw_only=True):
-    """What a worker knows of its store."""
+    """What a worker knows of its store; `compression` is how BytePS compresses gradients ("": not, or another store)."""
 
     type: str
     update_on_kvstore: bool
     parameters: list[Parameter]
+    compression: str = ""
 
 
 class MxnetHookFile(RankFile, kw_only=True):

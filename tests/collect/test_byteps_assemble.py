@@ -128,6 +128,18 @@ def test_gradients_that_the_trainer_has_not_are_refused(tmp_path):
         assemble_byteps(raw)
 
 
+@pytest.mark.parametrize(("compression", "warnings"), [("", 0), ("fp16", 0), ("onebit", 1)])
+def test_how_gradients_were_compressed_is_a_knob(tmp_path, compression, warnings):
+    raw = copied(tmp_path)
+    for path in sorted(raw.glob("rank*/hook.json")):
+        hook = json.loads(path.read_text())
+        hook["kvstore"]["compression"] = compression
+        path.write_text(json.dumps(hook))
+    meta = assemble_byteps(raw).meta
+    assert meta.knobs.get("compression", "") == compression
+    assert sum("replays take them to be sent whole" in warning for warning in meta.warnings) == warnings
+
+
 def assembled_or_one_line(raw: Path) -> Trace | str:
     try:
         return assemble_byteps(raw)

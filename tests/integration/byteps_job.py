@@ -1,4 +1,4 @@
-"""A small job of MXNet with BytePS for the recorder's tests: `python byteps_job.py [STEPS]`."""
+"""A small job of MXNet with BytePS for the recorder's tests: `python byteps_job.py [STEPS] [fp16]`."""
 
 import sys
 
@@ -17,7 +17,8 @@ def main():
     net.initialize(mx.init.Xavier())
     net.hybridize()
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    compression = {"fp16": True} if sys.argv[2:] == ["fp16"] else None
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, compression_params=compression)
     inputs, labels = mx.nd.random.normal(shape=(16, 32)), mx.nd.array([i % 10 for i in range(16)])
     for _ in range(steps):
         with autograd.record():

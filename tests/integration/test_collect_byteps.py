@@ -1,5 +1,6 @@
 """Recording a real job of MXNet with BytePS, without a line added to its script."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,18 @@ def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
     assert len(comm) == 2 * TENSORS * 3
     assert Trace.load(tmp_path / "trace").meta == trace.meta
     assert replay(byteps_graph(recorded_byteps_job(trace))).iteration_us > 0
+
+
+def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
+    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    plain = spec(byteps_python, BYTEPS_PARTITION_BYTES="8192", DMLC_NUM_SERVER="1")
+    trace = record_byteps_job(replace(plain, command=(*plain.command, "fp16")), tmp_path / "trace", schedule=schedule)
+    assert trace.meta.knobs["compression"] == "fp16"
+    job = recorded_byteps_job(trace)
+    pushes = {trace.names[name] for name in trace.events.name if trace.names[name].endswith(" PUSH")}
+    parts = {tensor.name: sum(name.startswith(f"{tensor.name}[") for name in pushes) for tensor in trace.tensors}
+    assert list(parts.values()) == [len(job.parts(tensor)) for tensor in range(TENSORS)]
+    assert max(parts.values()) > 1
 
 
 def test_a_job_can_be_timed(byteps_python):

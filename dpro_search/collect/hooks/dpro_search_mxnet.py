@@ -234,6 +234,7 @@ def _facts(trainer):
         "type": "" if store is None else store.type,
         "update_on_kvstore": bool(trainer._update_on_kvstore),
         "prefix": getattr(trainer, "_prefix", ""),  # before the keys in the names of Horovod's all-reduces
+        "compression": _compression(trainer),
         "parameters": [
             {
                 "key": key,
@@ -246,6 +247,13 @@ def _facts(trainer):
             for key, parameter in enumerate(trainer._params)
         ],
     }
+
+
+def _compression(trainer):
+    """How BytePS's trainer compresses gradients: "fp16", or by which of BytePS's own compressors; "" for not at all."""
+    compressors = [getattr(parameter, "byteps_compressor_type", "") for parameter in trainer._params]
+    casts = type(getattr(trainer, "_intra_compressor", None)).__name__ == "FP16Compressor"
+    return max(compressors, default="") or ("fp16" if casts else "")
 
 
 def _dtype(parameter):

@@ -1,7 +1,7 @@
-"""Compressed gradients in DistributedDataParallel jobs: predicted beside real runs in turn.
+"""Compressed gradients in jobs of DistributedDataParallel or of MXNet with BytePS: predicted beside real runs in turn.
 
     python -m experiments.validation.compression DIR --python ENV/bin/python --workload vgg16 --rate 500mbit
-        [--compress powersgd-1 ...] [--steps 20] [--rounds 2]
+        [--scheme ddp] [--compress powersgd-1 ...] [--steps 20] [--rounds 2]
 
 Records the job into DIR where that was not done, runs it as recorded and under each compression (A B A B), adds the runs to those
 that DIR holds, and prints the table of all. Nothing else may run on the machine meanwhile.
@@ -10,11 +10,13 @@ that DIR holds, and prints the table of all. Nothing else may run on the machine
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from dpro_search.collect.byteps_job import record_byteps_job
 from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
@@ -23,9 +25,10 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
+from experiments.search.testbed_jobs import SCHEMES
 from experiments.validation.turns import in_turn
 
-TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "torch_train.py"
+RECORDERS: dict[str, Callable[..., Trace]] = {"ddp": record_ddp_job, "byteps": record_byteps_job}
 WARMUP = 4
 _RECORDED = "none"
 
@@ -43,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--python", required=True)
+    parser.add_argument("--scheme", choices=sorted(RECORDERS), default="ddp")
     parser.add_argument("--workload", default="vgg16")
     parser.add_argument("--rate", default="500mbit")
     parser.add_argument("--compress", nargs="+", default=["powersgd-1"])
@@ -50,14 +54,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     folder: Path = options.folder
-    command = (options.python, str(TRAIN), "--model", options.workload, "--steps", str(options.steps))
+    command = SCHEMES[options.scheme].command(options.python, options.workload, options.steps)
     if not (folder / "trace").exists():
         folder.mkdir(parents=True, exist_ok=True)
         spec = JobSpec(command=command, ranks=2, cores=default_cores(2), env={})
         schedule = Schedule(warmup=WARMUP, untraced=6, traced=8)
-        record_ddp_job(spec, folder / "trace", schedule=schedule, rate_bps=parse_rate(options.rate), shaped=True)
+        RECORDERS[options.scheme](spec, folder / "trace", schedule=schedule, rate_bps=parse_rate(options.rate), shaped=True)
     trace = Trace.load(folder / "trace")
-    prices, job = plan_predictor(trace, PlanOptions(allow_lossy=True)), RecordedJob.of(trace, command)
+    job = RecordedJob.of(trace, command)
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}
     path = folder / "runs.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
@@ -65,7 +69,7 @@ def main() -> None:
         last = f", ends at {run.losses[-1].value:.4g}" if run.losses else ""
         runs.append(Measured(name, run.times.iteration_us.tolist(), run.times.peak_rss_bytes, verdict + last))
         path.write_bytes(msgspec.json.encode(runs))
-    print(table(prices, runs))
+    print(table(plan_predictor(trace, PlanOptions(allow_lossy=True)), runs))
 
 
 def table(prices: PlanPredictor, runs: list[Measured]) -> str:

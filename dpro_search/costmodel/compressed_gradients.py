@@ -26,11 +26,13 @@ _SUM_US_PER_BYTE = 0.35e-3
 # Core time per byte of a float32 gradient: least durations of QuantizeCPU (0.61 and 0.64e-3 on two workers) and of DequantizeCPU,
 # for the part of each worker, in six profiled steps of ResNet-50 with 2-bit gradients (MXNet 1.9.1, one thread of an AMD EPYC).
 TWO_BIT_QUANTIZE_US_PER_BYTE, TWO_BIT_DEQUANTIZE_US_PER_BYTE = 0.625e-3, 0.6e-3
-# Core time of a worker for each float32 gradient and each of its bytes, both ways together: MXNet 1.9.1 and BytePS 0.2.5, a core of
-# an AMD EPYC, two workers and two servers that only add up arrays (`experiments.costmodel.byteps_halves`). A gradient of 4 KB
-# takes 440 us more as a half, 360 among large ones; a byte 2.1, 1.7, 1.6 and 2.4e-3 at 0.64, 5, 26 and 80 MB, of which it is the
-# median. Servers took -0.13 to 0.13e-3 more for each byte of halves that they added, 0.25e-3 for subnormal ones: left out.
-BYTEPS_CAST_CALL_US, BYTEPS_CAST_US_PER_BYTE = 400.0, 1.9e-3
+# Core time of a worker for each float32 gradient and each of its bytes, both ways together: MXNet 1.9.1 and BytePS 0.2.5, two
+# workers and two servers on two cores of an AMD EPYC. Where these only add up arrays (`experiments.costmodel.byteps_halves`), a
+# gradient of 4 KB takes 440 us more as a half, 360 among large ones; a byte 2.1, 1.7, 1.6 and 2.4e-3 at 0.64, 5, 26 and 80 MB:
+# 400 us and 1.9e-3. Jobs (`experiments.costmodel.byteps_halves_in_jobs`) take 0.62 of that, the mean of three pairs of runs of
+# ResNet-50 (0.26 to 0.72) and three of Inception-v3 (0.68 to 1.06). Servers took -0.13 to 0.13e-3 more for each byte of halves that
+# they added, 0.25e-3 for subnormal ones: left out.
+BYTEPS_CAST_CALL_US, BYTEPS_CAST_US_PER_BYTE = 250.0, 1.2e-3
 
 
 def half_cast_us(bucket_bytes: Floats) -> Floats:

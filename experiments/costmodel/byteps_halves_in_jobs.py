@@ -63,14 +63,14 @@ def measure(workload: str, kind: str, python: str) -> Used:
 
 
 def table(rows: list[Used]) -> str:
-    """What each workload takes more by halves: difference of the medians, and what the costs say."""
+    """What each workload takes more by halves, the mean over the rounds, and what the costs say."""
     lines = [
         "| workload | gradients | MB | worker, ms: whole | half | more by halves | said |",
         "|---|---:|---:|---|---|---:|---:|",
     ]
     for workload in dict.fromkeys(row.workload for row in rows):
         whole, half = ([row for row in rows if (row.workload, row.kind) == (workload, kind)] for kind in _KINDS)
-        more_us = np.median([row.worker_us for row in half]) - np.median([row.worker_us for row in whole])
+        more_us = np.mean([one.worker_us - other.worker_us for one, other in zip(half, whole, strict=True)])
         said_us = half[0].tensors * BYTEPS_CAST_CALL_US + half[0].gradient_bytes * BYTEPS_CAST_US_PER_BYTE
         times = (", ".join(f"{row.worker_us / 1e3:.0f}" for row in ran) for ran in (whole, half))
         size = f"{half[0].gradient_bytes / 1e6:.1f}"

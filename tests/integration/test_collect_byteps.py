@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.byteps_job import record_byteps_job, time_byteps_job
+from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device, record_byteps_job, time_byteps_job
 from dpro_search.collect.job import Schedule
+from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
@@ -46,6 +47,16 @@ def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
     parts = {tensor.name: sum(name.startswith(f"{tensor.name}[") for name in pushes) for tensor in trace.tensors}
     assert list(parts.values()) == [len(job.parts(tensor)) for tensor in range(TENSORS)]
     assert max(parts.values()) > 1
+
+
+def test_sums_of_halves_are_right_to_the_last_bit(byteps_python, tmp_path):
+    script = str(JOB.with_name("byteps_sums_job.py"))
+    command = (byteps_python, "-c", WITH_OWN_SHM, byteps_python, script)
+    run_with_servers(
+        replace(spec(byteps_python), command=command), tmp_path, ServerSpec(count=2, code=SERVER_CODE), worker_env=one_device
+    )
+    for rank in range(2):
+        assert "wrong: 0" in (tmp_path / f"rank{rank}" / "log").read_text().splitlines()
 
 
 def test_a_job_can_be_timed(byteps_python):

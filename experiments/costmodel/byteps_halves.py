@@ -22,6 +22,7 @@ import numpy as np
 from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec
+from experiments.costmodel.told import server_cpu_ns, told_by
 
 _JOB = Path(__file__).with_name("byteps_halves_job.py")
 _RANKS = 2
@@ -69,12 +70,6 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
 
 
-class _Told(msgspec.Struct):
-    begin_ns: int
-    end_ns: int
-    cpu_us: float
-
-
 def measure(setting: Setting, python: str) -> Used:
     """Run workers and servers in one setting."""
     words = (setting.arrays, setting.elements, setting.small, setting.steps, setting.kind, setting.scale)
@@ -87,12 +82,11 @@ def measure(setting: Setting, python: str) -> Used:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run_with_servers(spec, folder, ServerSpec(count=_RANKS, code=SERVER_CODE), worker_env=one_device)
-        logs = [(folder / f"rank{rank}" / "log").read_text().strip().splitlines() for rank in range(_RANKS)]
-        told = [msgspec.json.decode(next(line for line in reversed(log) if line.startswith("{")), type=_Told) for log in logs]
+        told = [told_by(folder / f"rank{rank}") for rank in range(_RANKS)]
         span_ns = [told[0].begin_ns, told[0].end_ns]
         used_us = []
         for server in range(_RANKS):
-            at_ns, cpu_ns = np.array(msgspec.json.decode((folder / f"server{server}" / "cpu.json").read_bytes()), float).T
+            at_ns, cpu_ns = server_cpu_ns(folder / f"server{server}")
             used = float(np.diff(np.interp(span_ns, at_ns, cpu_ns))[0])
             looking = _idle_share(at_ns, cpu_ns) * float(np.diff(span_ns)[0])
             used_us.append((used - looking) / setting.steps / 1e3)

@@ -23,6 +23,7 @@ from dpro_search.collect.kvstore_slices import SLICE_THRESHOLD, VAN
 from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.parameter_servers import ServerSpec, hosts_needed, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec
+from experiments.costmodel.told import server_cpu_ns, told_by
 
 _JOB = Path(__file__).with_name("kvstore_slices_job.py")
 _RANKS = 2
@@ -63,12 +64,6 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
 
 
-class _Told(msgspec.Struct):
-    begin_ns: int
-    end_ns: int
-    cpu_us: float
-
-
 def measure(setting: Setting, python: str, rate_bps: float | None) -> Used:
     """Run workers and servers in one setting."""
     arguments = (setting.arrays, setting.elements, setting.steps)
@@ -82,12 +77,11 @@ def measure(setting: Setting, python: str, rate_bps: float | None) -> Used:
     with tempfile.TemporaryDirectory() as name, shaped_hosts(hosts_needed(spec, servers), rate_bps, True) as hosts:
         folder = Path(name)
         run_with_servers(spec, folder, servers, hosts=hosts)
-        logs = [(folder / f"rank{rank}" / "log").read_text().strip().splitlines() for rank in range(_RANKS)]
-        told = [msgspec.json.decode(log[-1], type=_Told) for log in logs]
+        told = [told_by(folder / f"rank{rank}") for rank in range(_RANKS)]
         span_ns = [told[0].begin_ns, told[0].end_ns]
         used_us = []
         for server in range(_RANKS):
-            at_ns, cpu_ns = np.array(msgspec.json.decode((folder / f"server{server}" / "cpu.json").read_bytes()), float).T
+            at_ns, cpu_ns = server_cpu_ns(folder / f"server{server}")
             used_us.append(float(np.diff(np.interp(span_ns, at_ns, cpu_ns))[0]) / setting.steps / 1e3)
     return Used(
         setting=setting,

@@ -19,7 +19,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.correction import Correction, Knobs, Session, half_width, knobs_of, mean_errors_pct
-from dpro_search.search.objective import Objective
+from dpro_search.search.objective import Objective, judge_of
 from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
 
@@ -171,6 +171,11 @@ class CalibratedObjective:
     def predict(self, plan: Plan) -> Prediction:
         """The objective's prediction, corrected."""
         return self._calibration.corrected(self._objective.predict(plan), plan)
+
+    def judged(self, plan: Plan) -> Prediction:
+        """What the objective says where it judges more carefully, corrected."""
+        judge = judge_of(self._objective)
+        return self._calibration.corrected(self._objective.predict(plan) if judge is None else judge.judged(plan), plan)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
         """The objective's replays in other luck, corrected by as much as its prediction."""

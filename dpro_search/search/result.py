@@ -15,6 +15,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
+from dpro_search.search.objective import Judge
 from dpro_search.search.robustness import beats
 from dpro_search.space.plan import Plan, Prediction
 
@@ -172,6 +173,15 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
     return tuple(ranked)
 
 
+def judged_plans(plans: Sequence[RankedPlan], judge: Judge) -> tuple[Prediction, tuple[RankedPlan, ...]]:
+    """What a judge says of the recorded setting and of plans, the feasible ones by their time, before the others as they were."""
+    baseline = judge.judged(Plan())
+    found = [_priced(ranked.plan, ranked.trial, judge.judged(ranked.plan), baseline) for ranked in plans]
+    feasible = [ranked for ranked in found if ranked.prediction.infeasible is None]
+    others = [ranked for ranked in found if ranked.prediction.infeasible is not None]
+    return baseline, (*sorted(feasible, key=lambda ranked: ranked.prediction.iteration_us), *others)
+
+
 def pareto_front(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """Feasible plans than which none is both faster and smaller, fastest first; empty if memory is unknown or always the same."""
     known = [trial for trial in _feasible(_distinct(trials)) if trial.prediction.peak_memory_bytes is not None]
@@ -211,11 +221,14 @@ def _feasible(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
 
 
 def _ranked(trial: FinishedTrial, baseline: Prediction) -> RankedPlan:
-    found = trial.prediction
+    return _priced(trial.plan, trial.number, trial.prediction, baseline)
+
+
+def _priced(plan: Plan, trial: int, found: Prediction, baseline: Prediction) -> RankedPlan:
     return RankedPlan(
-        plan=trial.plan,
+        plan=plan,
         prediction=found,
-        trial=trial.number,
+        trial=trial,
         speedup=baseline.iteration_us / found.iteration_us,
         gain_certain=found.infeasible is None and found.settled and found.interval_us[1] < baseline.interval_us[0],
     )

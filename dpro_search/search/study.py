@@ -25,9 +25,9 @@ from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, line_as_written
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
-from dpro_search.search.objective import Objective
+from dpro_search.search.objective import Objective, judge_of
 from dpro_search.search.pricing import InlinePricer, Pricer, Prices
-from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans
+from dpro_search.search.result import SearchResult, Stopped, by_quantile, judged_plans, pareto_front, rank_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
@@ -219,6 +219,8 @@ def _result(
 ) -> SearchResult:
     baseline = finished[0].prediction
     plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
+    if (judge := judge_of(objective)) is not None:
+        baseline, plans = judged_plans(plans, judge)
     if quantile is not None:
         times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
         plans, shares = by_quantile(plans, times_us, quantile)

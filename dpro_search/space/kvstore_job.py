@@ -16,8 +16,9 @@ has no place here: ps-lite orders messages by it while its sending thread is beh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.op_pattern import OpPattern
 from dpro_search.space.placement import process_hosts
@@ -53,6 +55,10 @@ class Segment:
     work_us: float
     uses: tuple[int, ...]
     makes: tuple[int, ...]
+
+    def longer(self, factor: float) -> Segment:
+        """The same, with so many times the core time."""
+        return replace(self, work_us=self.work_us * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +141,24 @@ class KvstoreJob:
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
             raise InputError("a job needs a core for each server, and links with a rate above 0")
         process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+
+    def at_costs(self, factors: CostFactors) -> Self:
+        """The job as another recording might have told its costs."""
+        compute = factors.compute.tolist()
+        return replace(
+            self,
+            workers=tuple(
+                tuple(segment.longer(factor) for segment in segments)
+                for segments, factor in zip(self.workers, compute, strict=True)
+            ),
+            beside_us_per_byte=tuple(us * factor for us, factor in zip(self.beside_us_per_byte, compute, strict=True)),
+            comm_us_per_byte=self.comm_us_per_byte * factors.message,
+            copy_us_per_byte=self.copy_us_per_byte * factors.server,
+            sum_us_per_byte=self.sum_us_per_byte * factors.server,
+            update_us_per_byte=self.update_us_per_byte * factors.server,
+            slice_us=self.slice_us * factors.server,
+            update_call_us=self.update_call_us * factors.server,
+        )
 
     @cached_property
     def host(self) -> Ints:

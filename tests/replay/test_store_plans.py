@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import TensorInfo
+from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
-from dpro_search.space.byteps_job import BytepsJob
-from dpro_search.space.kvstore_job import KvstoreJob, Segment
+from dpro_search.space.byteps_job import BytepsJob, byteps_graph
+from dpro_search.space.cost_spread import CostFactors, CostSpread
+from dpro_search.space.kvstore_job import KvstoreJob, Segment, kvstore_graph
 from dpro_search.space.plan import Plan
 
 SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)
@@ -180,3 +182,51 @@ def test_without_a_limit_of_links_it_is_all_the_same_where_servers_are(kind):
     assert limited.space.simplest(there) == there
     assert free.at_rate(500e6).space.simplest(there) == there
     assert limited.at_rate(None).space.simplest(there) == Plan()
+
+
+LAYERS = [4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000]
+SURE = CostSpread(common=0.0, worker=0.0, message=0.0, server=0.0)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_costs_that_are_the_same_in_all_recordings_judge_a_plan_as_it_is_priced(kind, monkeypatch):
+    prices = kind(LAYERS, 125.0)
+    monkeypatch.setattr(type(prices), "cost_spread", SURE)
+    for plan in PLANS[kind]:
+        price, judged = prices.predict(plan), prices.judged(plan)
+        assert judged.iteration_us == pytest.approx(price.iteration_us)
+        assert judged.interval_us == pytest.approx(price.interval_us)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_a_judged_plan_takes_the_mean_over_costs_and_its_interval_knows_their_spread(kind):
+    prices = kind(LAYERS, None)
+    for plan in PLANS[kind]:
+        if plan.servers_on_workers is not None:  # without limited links hosts make no difference, and are no choice
+            continue
+        times_us, price, judged = prices.sampled(plan, samples=16), prices.predict(plan), prices.judged(plan)
+        assert times_us.std() > 0.02 * times_us.mean()  # cores are the limit
+        assert judged.iteration_us == pytest.approx(times_us.mean())
+        assert np.diff(judged.interval_us) / judged.iteration_us > np.diff(price.interval_us) / price.iteration_us
+        assert (judged.source, judged.settled) == (price.source, price.settled)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_plans_are_sampled_at_the_same_costs(kind):
+    prices = kind(LAYERS, 125.0)
+    few, many = prices.sampled(PLANS[kind][0], samples=3, seed=4), prices.sampled(PLANS[kind][0], samples=8, seed=4)
+    assert few.tolist() == many[:3].tolist()
+    assert prices.sampled(PLANS[kind][0], samples=3, seed=5).tolist() != few.tolist()
+    with pytest.raises(InputError, match="servers"):
+        prices.sampled(Plan(servers=0), samples=2)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_a_job_whose_every_cost_doubles_takes_twice_as_long(kind):
+    """Where nothing but cores takes time; the time of a quantum of a core stays, so that it is about twice."""
+    job = kind(LAYERS, None).recorded_job
+    others = ("reduce_us", "before_push_us", "reply_us", "after_pull_us", "worker_call_us")
+    job = replace(job, **{name: 0.0 for name in others if hasattr(job, name)})
+    twice = job.at_costs(CostFactors(compute=np.full(2, 2.0), message=2.0, server=2.0))
+    graph = byteps_graph if kind is byteps else kvstore_graph
+    assert settled_us(graph(twice))[0] == pytest.approx(2 * settled_us(graph(job))[0], rel=0.05)

@@ -151,3 +151,15 @@ def test_a_job_without_luck_has_none_when_calibrated_either():
     objective = CalibratedObjective(Job(), calibration())
     with pytest.raises(InputError, match="does not replay plans in different luck"):
         objective.sampled(Plan(), samples=5)
+
+
+def test_what_an_objective_judges_is_corrected_like_its_prices():
+    class Judging(Job):
+        def judged(self, plan):
+            us = predicted(plan).iteration_us * 1.05
+            return msgspec.structs.replace(predicted(plan), iteration_us=us, interval_us=(us * 0.8, us * 1.2))
+
+    held = calibration()
+    for plan in PLANS:
+        assert CalibratedObjective(Judging(), held).judged(plan) == held.corrected(Judging().judged(plan), plan)
+        assert CalibratedObjective(Job(), held).judged(plan) == CalibratedObjective(Job(), held).predict(plan)

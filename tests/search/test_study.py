@@ -256,3 +256,25 @@ def search_process(
         env=os.environ | {"PYTHONPATH": str(root)},
         timeout=60,
     )
+
+
+class JudgingObjective(BusObjective):
+    """Knows, where it looks twice, that groups are worth less than they seem."""
+
+    def judged(self, plan: Plan) -> Prediction:
+        found = self.predict(plan)
+        share = 1.1 if plan.tensor_groups else 1.0
+        return msgspec.structs.replace(found, iteration_us=found.iteration_us * share, interval_us=(0.0, 1e9))
+
+
+def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_can(tmp_path: Path) -> None:
+    objective = JudgingObjective(OBJECTIVE.tensors)
+    result = run_search(objective, trials=60, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus")
+    plain = search(tmp_path / "plain", trials=60)
+    assert {ranked.plan for ranked in result.plans} == {ranked.plan for ranked in plain.plans}
+    assert [ranked.prediction for ranked in result.plans] == [objective.judged(ranked.plan) for ranked in result.plans]
+    assert result.baseline == objective.judged(Plan())
+    times_us = [ranked.prediction.iteration_us for ranked in result.plans]
+    assert times_us == sorted(times_us)
+    assert [ranked.speedup for ranked in result.plans] == [result.baseline.iteration_us / us for us in times_us]
+    assert not result.gain_certain

@@ -151,14 +151,20 @@ class Engine:
         return _simulated(self.graph, self.layout, self._kernel, duration_us)
 
 
-def ends_us(graph: ReplayGraph, iterations: int) -> Floats:
+def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -> Floats:
     """When each of some iterations of a valid graph ends, [iterations]: all that a single replay for its price has to find.
 
     What `Engine` prepares for further replays takes longer than this one. Raises `GraphError` for a deadlock.
+
+    Parameters
+    ----------
+    longer
+        How many times its duration each op takes in each iteration, [iterations, ops]; None: once.
     """
     whole = unrolled(graph, iterations)
     layout = lay_out(whole)
-    run = _simulated(whole, layout, _kernel(whole, layout), layout.duration_us)
+    duration_us = layout.duration_us if longer is None else layout.duration_us * longer.ravel()[layout.op_of]
+    run = _simulated(whole, layout, _kernel(whole, layout), duration_us)
     ends: Floats = run.end_us.reshape(iterations, -1).max(axis=1)
     return ends
 

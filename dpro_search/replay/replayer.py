@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.replay.engine import Engine, ends_us
 from dpro_search.replay.monte_carlo import sampled_iterations
@@ -10,6 +11,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import ReplayGraph
 
 _FIRST_TRY, _LAST_TRY = 8, 64
+_BEFORE = 2  # iterations that do not count where iterations vary
 
 
 def replay(graph: ReplayGraph, *, iterations: int | None = None, samples: int = 0, seed: int = 0) -> Timeline:
@@ -55,6 +57,24 @@ def settled_us(graph: ReplayGraph) -> tuple[float, bool]:
         if settled or iterations >= _LAST_TRY:
             return iteration_us, settled
         iterations *= 2
+
+
+def varied_us(graph: ReplayGraph, longer: Floats) -> float:
+    """The mean iteration time where iterations vary, without the first two and, as in `settled_distance`, the last.
+
+    Parameters
+    ----------
+    longer
+        How many times its duration each op takes in each iteration, [iterations >= 5, ops].
+
+    Raises
+    ------
+    GraphError
+        The graph cannot be replayed.
+    """
+    graph.validate()
+    ends = ends_us(graph, len(longer), longer)
+    return float((ends[-2] - ends[_BEFORE - 1]) / (len(ends) - _BEFORE - 1))
 
 
 def _first_try(graph: ReplayGraph) -> int:

@@ -2,7 +2,8 @@
 
 A plan's price is what one replay tells, of the costs as recorded. Where servers share the workers' hosts, who waits for whom may
 change with a few per cent of a cost, and a search finds those plans for which it happens to turn out well (the winner's curse). A
-plan that is to be followed is therefore `judged`: replayed at costs that other recordings of the job might have told.
+plan that is to be followed is therefore `judged`: replayed at costs that other recordings of the job might have told, and that vary
+from iteration to iteration as recorded ones do.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.critical_path import critical_path, path_shares
 from dpro_search.replay.plan_predictor import PlanPredictor
-from dpro_search.replay.replayer import settled_us
+from dpro_search.replay.replayer import settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
@@ -48,7 +50,8 @@ from dpro_search.space.transformations import (
 )
 
 _Job = TypeVar("_Job", KvstoreJob, BytepsJob)
-_JUDGED = 16  # replays of a plan that is judged
+_JUDGED, _ITERATIONS = 16, 10  # replays of a plan that is judged, and iterations of each
+_OPERATORS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE)
 _Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
 _PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
 
@@ -117,9 +120,10 @@ class StorePlans(PlanPredictor, Generic[_Job]):
         job = self.job(plan)
 
         def one(factors: CostFactors) -> float:
-            return settled_us(self._asked_graph(job.at_costs(factors)))[0]
+            graph = self._asked_graph(job.at_costs(factors))
+            return varied_us(graph, _longer(graph, job, factors.step))
 
-        draws = self.cost_spread.drawn(len(job.workers), samples, seed)
+        draws = self.cost_spread.drawn(len(job.workers), _ITERATIONS, samples, seed)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return np.fromiter(pool.map(one, draws), np.float64, samples)
 
@@ -169,7 +173,8 @@ class KvstorePlans(StorePlans[KvstoreJob]):
     """Servers, their hosts and slicing of MXNet's KVStore."""
 
     model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
-    cost_spread = CostSpread(common=0.08, worker=0.06, message=0.10, server=0.40)
+    # Core time is already of a step's slowest worker (`KvstoreJob.slowest`), so that none varies from step to step.
+    cost_spread = CostSpread(common=0.08, worker=0.04, message=0.08, server=0.45, step=0.0)
 
     @classmethod
     def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
@@ -207,7 +212,7 @@ class BytepsPlans(StorePlans[BytepsJob]):
     """Servers, their hosts, partition size, credit and compression of BytePS."""
 
     model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
-    cost_spread = CostSpread(common=0.08, worker=0.06, message=0.25, server=0.0)
+    cost_spread = CostSpread(common=0.08, worker=0.07, message=0.30, server=0.0, step=0.16)
 
     @classmethod
     def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
@@ -236,6 +241,18 @@ class BytepsPlans(StorePlans[BytepsJob]):
 
     def _built(self, job: BytepsJob) -> ReplayGraph:
         return byteps_graph(job)
+
+
+def _longer(graph: ReplayGraph, job: KvstoreJob | BytepsJob, step: Floats) -> Floats:
+    """How many times its duration each op takes in each iteration, [iterations, ops], by `CostFactors.step`: workers' operators.
+
+    Cores are the first devices of these graphs, in the order in which workers, then servers name them.
+    """
+    cores = list(dict.fromkeys((*job.worker_core, *job.server_core)))
+    found = np.ones((len(step), len(graph)))
+    for worker, core in enumerate(job.worker_core):
+        found[:, (graph.device == cores.index(core)) & np.isin(graph.kind, _OPERATORS)] = step[:, worker, None]
+    return found
 
 
 def breakdown_us(timeline: Timeline) -> dict[str, float]:

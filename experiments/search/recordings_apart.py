@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import SETTLING_STEPS, Floats, Trace
 from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
 
-_COSTS = ("all workers", "each worker", "messages", "servers")
+_COSTS = ("all workers", "each worker", "messages", "servers", "steps")
 
 
 def store_plans(trace: Trace) -> KvstorePlans | BytepsPlans:
@@ -50,6 +50,19 @@ def costs_of(job: KvstoreJob | BytepsJob) -> tuple[float, float]:
     return job.comm_us_per_byte, job.sum_us_per_byte
 
 
+def step_deviation(trace: Trace, workers: int) -> float:
+    """Standard deviation of the logarithm of a worker's core time in a step, profiled steps and others apart."""
+    found = []
+    for rank in range(workers):
+        for traced in (False, True):
+            steps = trace.steps.select(
+                (trace.steps.rank == rank) & (trace.steps.traced == traced) & (trace.steps.index >= SETTLING_STEPS)
+            )
+            if len(steps) > 2 and steps.compute_cpu_us.all():
+                found.append(np.log(steps.compute_cpu_us).std(ddof=1))
+    return float(np.median(found)) if found else float("nan")
+
+
 def squares(jobs: list[KvstoreJob] | list[BytepsJob]) -> Floats:
     """Sums of squares of the logarithms of costs around their means, in the order of `_COSTS`."""
     compute = np.log([compute_us(job) for job in jobs])
@@ -66,14 +79,17 @@ def print_costs(groups: list[str]) -> None:
     """Standard deviations of each job, and pooled over those of a kind."""
     pooled: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
     for group in groups:
-        prices = [store_plans(Trace.load(Path(name))) for name in group.split(",")]
+        traces = [Trace.load(Path(name)) for name in group.split(",")]
+        prices = [store_plans(trace) for trace in traces]
         jobs = [each.recorded_job for each in prices]
-        free, found = len(jobs) - 1, squares(jobs)  # type: ignore[arg-type]
+        free, found = max(len(jobs) - 1, 1), squares(jobs)  # type: ignore[arg-type]
+        steps = np.median([step_deviation(trace, len(jobs[0].workers)) for trace in traces])
+        found = np.append(found, steps**2 * free)
         pooled[type(prices[0]).__name__].append((free, found))
-        print(f"{group.split(',')[0]}: {len(jobs)} recordings; {_said(np.sqrt(found / max(free, 1)))}")
+        print(f"{group.split(',')[0]}: {len(jobs)} recordings; {_said(np.sqrt(found / free))}")
     for kind, rows in pooled.items():
         free = sum(count for count, _ in rows)
-        print(f"{kind}, pooled: {_said(np.sqrt(sum(found for _, found in rows) / max(free, 1)))}")
+        print(f"{kind}, pooled: {_said(np.sqrt(sum(found for _, found in rows) / free))}")
 
 
 def _said(deviations: Floats) -> str:

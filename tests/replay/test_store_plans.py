@@ -15,9 +15,9 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
-from dpro_search.replay.replayer import replay, settled_us
+from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.steady import settled_distance, unrolled
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
+from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans, _longer
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.cost_spread import CostFactors, CostSpread
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, kvstore_graph
@@ -185,7 +185,7 @@ def test_without_a_limit_of_links_it_is_all_the_same_where_servers_are(kind):
 
 
 LAYERS = [4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000]
-SURE = CostSpread(common=0.0, worker=0.0, message=0.0, server=0.0)
+SURE = CostSpread(common=0.0, worker=0.0, message=0.0, server=0.0, step=0.0)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
@@ -194,8 +194,9 @@ def test_costs_that_are_the_same_in_all_recordings_judge_a_plan_as_it_is_priced(
     monkeypatch.setattr(type(prices), "cost_spread", SURE)
     for plan in PLANS[kind]:
         price, judged = prices.predict(plan), prices.judged(plan)
-        assert judged.iteration_us == pytest.approx(price.iteration_us)
-        assert judged.interval_us == pytest.approx(price.interval_us)
+        # Ten iterations hold turns of a long cycle that a price has left behind.
+        assert judged.iteration_us == pytest.approx(price.iteration_us, rel=0.01)
+        assert judged.interval_us == pytest.approx(price.interval_us, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
@@ -227,6 +228,18 @@ def test_a_job_whose_every_cost_doubles_takes_twice_as_long(kind):
     job = kind(LAYERS, None).recorded_job
     others = ("reduce_us", "before_push_us", "reply_us", "after_pull_us", "worker_call_us")
     job = replace(job, **{name: 0.0 for name in others if hasattr(job, name)})
-    twice = job.at_costs(CostFactors(compute=np.full(2, 2.0), message=2.0, server=2.0))
+    twice = job.at_costs(CostFactors(compute=np.full(2, 2.0), message=2.0, server=2.0, step=np.ones((1, 2))))
     graph = byteps_graph if kind is byteps else kvstore_graph
     assert settled_us(graph(twice))[0] == pytest.approx(2 * settled_us(graph(job))[0], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_only_a_worker_s_operators_vary_from_iteration_to_iteration(kind):
+    """A worker whose operators take twice as long in every iteration: as if it had been recorded so."""
+    prices = kind(LAYERS, 125.0)
+    job, graph = prices.recorded_job, prices.graph(Plan())
+    build = byteps_graph if kind is byteps else kvstore_graph
+    slow = CostFactors(compute=np.array([1.0, 2.0]), message=1.0, server=1.0, step=np.ones((1, 2)))
+    longer = _longer(graph, job, np.tile([1.0, 2.0], (10, 1)))
+    assert set(np.unique(longer)) == {1.0, 2.0}
+    assert varied_us(graph, longer) == pytest.approx(settled_us(build(job.at_costs(slow)))[0], rel=0.03)

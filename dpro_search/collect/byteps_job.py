@@ -13,7 +13,7 @@ from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS, ServerSpe
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.server_job import ServerJob
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 _MODULES = ("mxnet", "byteps.mxnet")
 SERVER_CODE = "import byteps.server"
@@ -53,10 +53,23 @@ def record_byteps_job(
             "BYTEPS_TRACE_START_STEP": str(first + 1),
             "BYTEPS_TRACE_END_STEP": str(first + schedule.traced),
         }
-        job.run(raw, schedule.hook("record"), lambda rank: {**one_device(rank), **traced, **_log_env(raw, rank, logs)})
+        try:
+            job.run(raw, schedule.hook("record"), lambda rank: {**one_device(rank), **traced, **_log_env(raw, rank, logs)})
+        except JobError as error:
+            raise explained(error) from error
         trace = assemble_byteps(raw)
         trace.save(out)
         return trace
+
+
+def explained(error: JobError) -> JobError:
+    """The same error, or what to do where BytePS's own tracer ended the job: it does at times, mostly with very many partitions."""
+    if "'dur' has already been assigned" not in str(error):
+        return error
+    return JobError(
+        "BytePS's own tracer ended the job ('dur' has already been assigned), as it does at times where there are very many "
+        "partitions: record again, with a larger BYTEPS_PARTITION_BYTES, or fewer --traced steps"
+    )
 
 
 def time_byteps_job(spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5) -> StepTimes:

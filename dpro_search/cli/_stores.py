@@ -60,18 +60,18 @@ def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, A
     found = replay(graph)
     seconds = time.perf_counter() - started
     write_ops(found, request.perfetto, request.timeline)
-    prediction = plans.priced(found, plan)
+    one, prediction = plans.priced(found, plan), plans.judged(plan)
     measured = None if request.changed else measured_iteration_us(trace)
     return {
         "measured_iteration_us": measured,
         "predicted_iteration_us": prediction.iteration_us,
         "error_pct": None if measured is None else (prediction.iteration_us / measured - 1) * 100,
         "interval_us": prediction.interval_us,
-        "breakdown_us": prediction.breakdown_us,
+        "breakdown_us": {part: us * prediction.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()},
         "peak_memory_bytes": prediction.peak_memory_bytes,
         "ops": len(graph),
         "replay_seconds": seconds,
-        "settled": prediction.settled,
+        "settled": one.settled,
         "unplaced": {},
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -146,7 +146,7 @@ def run(
     asked = SearchRequest.of(folder, recording, options, calibrate)
     if asked.note and not quiet:
         stderr_console().print(asked.note, soft_wrap=True)
-    with progress(stderr_console(), trials, shown=not (quiet or as_json)) as on_trial:
+    with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
         result = run_search(
             asked.objective,
             trials=trials,
@@ -155,7 +155,8 @@ def run(
             out=usual_run(folder, sampler.value, seed) if out is None else out,
             trace=asked.trace,
             trace_digest=asked.trace_digest,
-            on_trial=on_trial,
+            on_trial=bar.trial,
+            on_judged=bar.judged,
             timeout_s=timeout,
             workers=workers,
             engine=engine.value,
@@ -184,20 +185,27 @@ def _warn_of_slow_storage(console: Console, storage: str) -> None:
         )
 
 
+class SearchBar(NamedTuple):
+    """What moves a bar: a finished trial, and how many plans of how many have been judged."""
+
+    trial: Callable[[FinishedTrial], None]
+    judged: Callable[[int, int], None]
+
+
 @contextmanager
-def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable[[FinishedTrial], None]]:
+def progress(console: Console, trials: int, *, shown: bool) -> Iterator[SearchBar]:
     """A bar with rate and best so far, on a terminal only; it is gone when the block ends."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from dpro_search.cli._output import microseconds
 
     columns = (
-        *(TextColumn("searching"), BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
+        *(TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
         *(TimeRemainingColumn(compact=True), TextColumn("best {task.fields[best]}")),
     )
     shown = shown and console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("search", total=trials, rate="", best="-")
+        task = bar.add_task("searching", total=trials, rate="", best="-")
         best_us = math.inf
 
         def advance(trial: FinishedTrial) -> None:
@@ -208,7 +216,10 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[Callable
             best = microseconds(best_us) if best_us < math.inf else "-"
             bar.update(task, advance=1, best=best, rate=f"{speed:.0f}/s" if speed else "")
 
-        yield advance
+        def judged(done: int, plans: int) -> None:
+            bar.update(task, description="judging", completed=done, total=plans, rate="")
+
+        yield SearchBar(advance, judged)
 
 
 _NOTES = {

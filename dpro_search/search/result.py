@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,10 +173,20 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
     return tuple(ranked)
 
 
-def judged_plans(plans: Sequence[RankedPlan], judge: Judge) -> tuple[Prediction, tuple[RankedPlan, ...]]:
-    """What a judge says of the recorded setting and of plans, the feasible ones by their time, before the others as they were."""
-    baseline = judge.judged(Plan())
-    found = [_priced(ranked.plan, ranked.trial, judge.judged(ranked.plan), baseline) for ranked in plans]
+def judged_plans(
+    plans: Sequence[RankedPlan], judge: Judge, on_judged: Callable[[int, int], None] | None = None
+) -> tuple[Prediction, tuple[RankedPlan, ...]]:
+    """What a judge says of the recorded setting and of plans, the feasible ones by their time, before the others as they were.
+
+    `on_judged` is called after each with how many have been judged, of how many.
+    """
+    said = []
+    for plan in (Plan(), *(ranked.plan for ranked in plans)):
+        said.append(judge.judged(plan))
+        if on_judged is not None:
+            on_judged(len(said), len(plans) + 1)
+    baseline, *predictions = said
+    found = [_priced(ranked.plan, ranked.trial, price, baseline) for ranked, price in zip(plans, predictions, strict=True)]
     feasible = [ranked for ranked in found if ranked.prediction.infeasible is None]
     others = [ranked for ranked in found if ranked.prediction.infeasible is not None]
     return baseline, (*sorted(feasible, key=lambda ranked: ranked.prediction.iteration_us), *others)

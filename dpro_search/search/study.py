@@ -54,6 +54,7 @@ def run_search(
     trace_digest: str,
     trace: str = "",
     on_trial: Callable[[FinishedTrial], None] | None = None,
+    on_judged: Callable[[int, int], None] | None = None,
     timeout_s: float | None = None,
     workers: int = 1,
     engine: Engine = "local",
@@ -90,6 +91,8 @@ def run_search(
         What the objective was made from: a digest of its content, and where it lies.
     on_trial
         Called after each finished trial, those of an earlier search and of others included.
+    on_judged
+        Called after each plan that an objective judges at the end (`Judge`), with how many were judged, of how many.
     timeout_s
         End after this time with what was found by then (at least the recorded setting).
     workers, engine
@@ -155,7 +158,8 @@ def run_search(
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
-            result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s)  # workers end meanwhile
+            # Workers end meanwhile.
+            result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s, on_judged)
         if storage is not None:
             write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
         result.save()
@@ -216,11 +220,12 @@ def _result(
     workers_lost: int,
     quantile: float | None,
     started_s: float,
+    on_judged: Callable[[int, int], None] | None,
 ) -> SearchResult:
     baseline = finished[0].prediction
     plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
     if (judge := judge_of(objective)) is not None:
-        baseline, plans = judged_plans(plans, judge)
+        baseline, plans = judged_plans(plans, judge, on_judged)
     if quantile is not None:
         times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
         plans, shares = by_quantile(plans, times_us, quantile)

@@ -107,11 +107,14 @@ def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:
 @pytest.mark.parametrize(("terminal", "wanted", "shown"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_progress_is_for_terminals(terminal: bool, wanted: bool, shown: bool) -> None:
     text = io.StringIO()
-    with progress(Console(file=text, force_terminal=terminal, width=80), 2, shown=wanted) as on_trial:
+    with progress(Console(file=text, force_terminal=terminal, width=80), 2, shown=wanted) as bar:
         for number in range(2):
             prediction = BusObjective(tensors_of([400])).predict(Plan())
-            on_trial(Trial(number=number, origin="mcmc", plan=Plan(), prediction=prediction))
+            bar.trial(Trial(number=number, origin="mcmc", plan=Plan(), prediction=prediction))
+        bar.judged(1, 3)
+        bar.judged(2, 3)
     assert ("searching" in text.getvalue()) is shown
+    assert ("judging" in text.getvalue() and "2/3" in text.getvalue()) is shown
 
 
 def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:

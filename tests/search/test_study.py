@@ -269,7 +269,17 @@ class JudgingObjective(BusObjective):
 
 def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_can(tmp_path: Path) -> None:
     objective = JudgingObjective(OBJECTIVE.tensors)
-    result = run_search(objective, trials=60, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus")
+    told: list[tuple[int, int]] = []
+    result = run_search(
+        objective,
+        trials=60,
+        sampler="mcmc",
+        seed=5,
+        out=tmp_path / "run",
+        trace_digest="bus",
+        on_judged=lambda done, plans: told.append((done, plans)),
+    )
+    assert told == [(done, len(result.plans) + 1) for done in range(1, len(result.plans) + 2)]
     plain = search(tmp_path / "plain", trials=60)
     assert {ranked.plan for ranked in result.plans} == {ranked.plan for ranked in plain.plans}
     assert [ranked.prediction for ranked in result.plans] == [objective.judged(ranked.plan) for ranked in result.plans]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +24,45 @@ class Measured:
     spread_pct: float  # from the first to the third quartile, over the median
 
 
-def in_turn(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, Measured]:
+def wall_s(function: Callable[[], object]) -> float:
+    """How long a function takes."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def wall_apart_s(function: Callable[[], object]) -> float:
+    """How long it takes in a fork, which finds all caches as they are here, and takes with it what it adds to them.
+
+    The start and the end of the fork do not count. Raises `ChildProcessError` if it ends without an answer.
+    """
+    reads, writes = os.pipe()
+
+    def run() -> None:
+        os.write(writes, struct.pack("<d", wall_s(function)))
+
+    fork = get_context("fork").Process(target=run)
+    fork.start()
+    os.close(writes)
+    with os.fdopen(reads, "rb") as answers:
+        answer = answers.read()
+    fork.join()
+    if not answer:
+        raise ChildProcessError(f"what was to be timed ended with code {fork.exitcode}")
+    (seconds,) = struct.unpack("<d", answer)
+    return float(seconds)
+
+
+def in_turn(
+    functions: dict[str, Callable[[], object]], rounds: int, seconds_of: Callable[[Callable[[], object]], float] = wall_s
+) -> dict[str, Measured]:
     """Run A B C A B C ...; the first round, which compiles and fills caches, does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
         for name, function in functions.items():
-            started = time.perf_counter()
-            function()
+            taken_s = seconds_of(function)
             if number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(taken_s)
     return {name: _summary(values) for name, values in seconds.items()}
 
 

@@ -23,6 +23,7 @@ from dpro_search import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, line_as_written
+from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
 from dpro_search.search.objective import Objective, judge_of
@@ -140,7 +141,7 @@ def run_search(
 
     window = 1 if workers == 1 else 2 * workers
     found: Iterator[FinishedTrial]
-    with _deferred_interrupt() as interrupted:
+    with frozen_heap(), _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
             crew: Crew
             if storage is None and info.islands > 1:

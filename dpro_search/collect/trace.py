@@ -21,6 +21,7 @@ from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 TRACE_VERSION = 1
 SETTLING_STEPS = 4  # the first steps of a job also allocate memory and fill caches
+_MOST_OF_A_KNOB = 1e15  # bytes, or anything smaller
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -240,6 +241,19 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
             return 1
         alike = len({count for _, count in runs}) == 1 and len({host for host, _ in runs}) == len(runs)
         return runs[0][1] if alike else None
+
+    def number_knob(self, name: str, unset: float, *, least: float = 0) -> float:
+        """A knob that is a number, `unset` where it was not recorded; raises `InputError` if it is none, or below `least`."""
+        text = self.knobs.get(name)
+        if text is None:
+            return unset
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= _MOST_OF_A_KNOB:
+            raise InputError(f"meta.json: knobs: {name}={text}: must be a number >= {least:g}; record the job again")
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)

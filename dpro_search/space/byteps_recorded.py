@@ -41,6 +41,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
     free = max((*trace.meta.cores, -1)) + 1
     cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
     knobs = trace.meta.knobs
+    at_once = int(trace.meta.number_knob("MXNET_OPTIMIZER_AGGREGATION_SIZE", 1))
     compression = knobs.get("compression", "")
     halves = HalfGradients(call_us=0.0, us_per_byte=0.0) if compression == "fp16" else None
     cpu_us_per_byte, worker_polling, server_polling = _cpu(trace, workers, sizes if halves is None else sizes / 2)
@@ -49,7 +50,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         workers=tuple(worker.segments for worker in computed),
         tensor_bytes=sizes,
         declared_key=np.array(keys),
-        group=_groups(np.array(keys), computed[0].updates, int(knobs.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", 1))),
+        group=_groups(np.array(keys), computed[0].updates, at_once),
         order=order,
         scale_us=np.array([worker.scale_us for worker in computed]),
         update_us=np.array([worker.update_us for worker in computed])[:, None] * sizes / sizes.sum(),
@@ -57,8 +58,8 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         server_core=cores[workers:],
         worker_polling=worker_polling,
         server_polling=server_polling,
-        partition_bytes=int(knobs.get("BYTEPS_PARTITION_BYTES", DEFAULT_PARTITION_BYTES)),
-        credit=int(knobs.get("BYTEPS_SCHEDULING_CREDIT", 0)),
+        partition_bytes=_partition_bytes(trace),
+        credit=int(trace.meta.number_knob("BYTEPS_SCHEDULING_CREDIT", 0)),
         hash_name=knobs.get("BYTEPS_KEY_HASH_FN", "djb2"),
         bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
         cpu_us_per_byte=cpu_us_per_byte,
@@ -162,6 +163,10 @@ def _groups(declared: Ints, updates: int, at_once: int) -> Ints:
     return rank // at_once
 
 
+def _partition_bytes(trace: Trace) -> int:
+    return int(trace.meta.number_knob("BYTEPS_PARTITION_BYTES", DEFAULT_PARTITION_BYTES, least=1))
+
+
 def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float]:
     """Core time of a byte, and the shares of a core that a worker and a server use to look for work.
 
@@ -170,7 +175,7 @@ def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float
     """
     servers = range(workers, trace.meta.ranks)
     total = float(sizes.sum())
-    parts = int(np.ceil(sizes / int(trace.meta.knobs.get("BYTEPS_PARTITION_BYTES", DEFAULT_PARTITION_BYTES))).sum())
+    parts = int(np.ceil(sizes / _partition_bytes(trace)).sum())
     iteration_us = float(np.median(trace.iterations_us())) if len(trace.iterations_us()) else 0.0
     busy_us = sum(untraced_us(trace, rank, trace.steps.compute_cpu_us) for rank in servers)
     looking_us = float(np.mean([untraced_us(trace, rank, trace.steps.comm_cpu_us) for rank in servers]))

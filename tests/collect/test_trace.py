@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sample import sample
 
 from dpro_search.collect.sample import sample_trace_path
@@ -29,6 +30,18 @@ def test_a_saved_trace_loads_equal(tmp_path):
         for field in fields(kind):
             np.testing.assert_allclose(getattr(theirs, field.name), getattr(ours, field.name), atol=0.01)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+@pytest.mark.parametrize("text", ["0.029999z", "", "nan", "inf", "1e300", "-1"])
+def test_a_knob_that_is_no_number_is_one_line(text):
+    meta = structs.replace(sample().meta, knobs={"bucket_cap_mb": text})
+    with pytest.raises(InputError, match=r"knobs: bucket_cap_mb=.*: must be a number >= 0"):
+        meta.number_knob("bucket_cap_mb", 25)
+
+
+def test_a_knob_that_was_not_recorded_has_its_own_default():
+    meta = structs.replace(sample().meta, knobs={"bucket_cap_mb": "0.03"})
+    assert (meta.number_knob("bucket_cap_mb", 25), meta.number_knob("BYTEPS_SCHEDULING_CREDIT", 4)) == (0.03, 4)
 
 
 def test_an_existing_folder_is_never_overwritten(copy):

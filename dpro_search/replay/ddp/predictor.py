@@ -78,8 +78,7 @@ class DdpPredictor(ProgramPredictor):
     ) -> DdpPredictor:
         """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
         graph = build_ddp_graph(trace, steps, with_profiler=with_profiler)
-        cap_mib = trace.meta.knobs.get("bucket_cap_mb")
-        cap = DEFAULT_CAP_BYTES if cap_mib is None else round(float(cap_mib) * 2**20)
+        cap = round(trace.meta.number_knob("bucket_cap_mb", DEFAULT_CAP_BYTES / 2**20) * 2**20)
         return DdpPredictor(graph, fit_ddp_costs(trace, graph), ClusterSpec.of(trace.meta), trace.meta.peak_rss_bytes, seed, cap)
 
     def at(

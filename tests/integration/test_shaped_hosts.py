@@ -115,7 +115,8 @@ def test_every_host_has_its_name_and_knows_the_others():
 
 
 HOLD = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 from dpro_search.collect.launch.netns import ShapedHosts
 with ShapedHosts(2):
     print("up", flush=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from bus_objective import BusObjective, tensors_of
 
-from dpro_search.errors import InputError
 from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.study import run_search
 
@@ -61,10 +60,13 @@ def test_a_search_gives_everything_back(workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("thawed")
-def test_so_does_one_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("not a run folder's")
-    with pytest.raises(InputError), frozen_heap():
-        run_search(JOB, trials=40, out=tmp_path, trace_digest="-")
+def test_so_does_one_that_is_broken_off(tmp_path: Path) -> None:
+    def broken_off(_: object) -> None:
+        assert gc.get_freeze_count() > 1000
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run_search(JOB, trials=40, out=tmp_path / "run", trace_digest="-", on_trial=broken_off)
     assert gc.get_freeze_count() == 0
 
 

@@ -7,6 +7,8 @@ package alone costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpro_search._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from dpro_search.api import (
         Diagnosis,
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
         load,
         load_run,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Diagnosis",

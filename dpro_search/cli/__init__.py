@@ -20,8 +20,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dpro_search import __version__
 from dpro_search._text import visible
+from dpro_search._version import __version__
 from dpro_search.errors import DproSearchError
 
 

@@ -208,7 +208,7 @@ def cluster_knobs(
     """The keys of ``--set`` that change the cluster of any job, as functions of a predictor of this kind and a plan."""
     import msgspec
 
-    from dpro_search.collect.launch.netns import parse_rate
+    from dpro_search.quantities import parse_rate_bps
 
     def ranks(state: tuple[_Predictor, Plan], value: str) -> tuple[_Predictor, Plan]:
         return state[0].at(cluster=state[0].wanted_cluster.with_ranks(int(value))), state[1]
@@ -218,7 +218,7 @@ def cluster_knobs(
         return state[0].at(cluster=wanted.with_ranks(wanted.ranks, int(value))), state[1]
 
     def rate(state: tuple[_Predictor, Plan], value: str) -> tuple[_Predictor, Plan]:
-        return state[0].at(cluster=msgspec.structs.replace(state[0].wanted_cluster, rate_bps=parse_rate(value))), state[1]
+        return state[0].at(cluster=msgspec.structs.replace(state[0].wanted_cluster, rate_bps=parse_rate_bps(value))), state[1]
 
     return {"ranks": ranks, "cores": cores, "rate": rate}
 

@@ -48,8 +48,8 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
 def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> CommRequest:
     """What the options of --collect comm ask for, `others` as they are; raises `InputError` for what they cannot be."""
     from dpro_search.collect.communication.collector import CommRequest
-    from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.errors import InputError
+    from dpro_search.quantities import parse_rate_bps
 
     counts = ranks.split(",")
     if not all(text.strip().isascii() and text.strip().isdigit() for text in counts):
@@ -57,7 +57,7 @@ def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> C
     return CommRequest(
         backends=tuple(name.strip() for name in backends.split(",")) if backends else (),
         ranks=tuple(dict.fromkeys(int(text) for text in counts)),
-        rates_bps=tuple(dict.fromkeys(parse_rate(text.strip()) for text in rates.split(","))),
+        rates_bps=tuple(dict.fromkeys(parse_rate_bps(text.strip()) for text in rates.split(","))),
         **others,
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dpro_search import __version__
+from dpro_search._version import __version__
 from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
 from dpro_search.cli._report_groups import groups_of
 from dpro_search.cli.run import describe, servers_note

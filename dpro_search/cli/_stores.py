@@ -38,8 +38,8 @@ def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, A
 
     from dpro_search.cli._facts import changed, plan_knobs
     from dpro_search.cli._recorded import change_of, write_ops
-    from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.errors import InputError
+    from dpro_search.quantities import parse_rate_bps
     from dpro_search.replay.evaluate import measured_iteration_us
     from dpro_search.replay.replayer import replay
     from dpro_search.space.plan import Plan
@@ -49,7 +49,7 @@ def replayed(trace: Trace, request: ReplayRequest, plans: _Plans) -> dict[str, A
         raise InputError(f"{job} knows --plan, --set, --what-if, --perfetto and --timeline: leave out the others")
 
     def rate(state: tuple[_Plans, Plan], value: str) -> tuple[_Plans, Plan]:
-        return state[0].at_rate(parse_rate(value)), state[1]
+        return state[0].at_rate(parse_rate_bps(value)), state[1]
 
     plan = Plan() if request.plan is None else Plan.load(request.plan)
     plans, plan = changed((plans, plan), request.changes, {**plan_knobs(plans.space.fields), "rate": rate}, job)

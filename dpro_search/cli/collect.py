@@ -62,12 +62,12 @@ def collect(
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.byteps_job import record_byteps_job
     from dpro_search.collect.job import Schedule, record_job
-    from dpro_search.collect.launch.netns import parse_rate
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job
     from dpro_search.collect.mxnet_job import record_kvstore_job
     from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job
     from dpro_search.errors import InputError
+    from dpro_search.quantities import parse_rate_bps
 
     recorders = {
         (Framework.TENSORFLOW, Comm.HOROVOD): record_job,
@@ -97,7 +97,7 @@ def collect(
         trace = recorders[framework, comm](
             spec,
             out,
-            rate_bps=None if rate is None else parse_rate(rate),
+            rate_bps=None if rate is None else parse_rate_bps(rate),
             shaped=rate is not None,
             schedule=schedule,
             keep_raw=keep_raw,

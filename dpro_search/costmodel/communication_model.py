@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import sklearn
 
-import dpro_search
+from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost
@@ -111,7 +111,7 @@ class CommunicationModel:
             series=tuple(infos),
             sources=tuple(sources),
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={"dpro-search": dpro_search.__version__, "scikit-learn": sklearn.__version__},
+            versions={"dpro-search": __version__, "scikit-learn": sklearn.__version__},
         )
         return CommunicationModel(info=info, regressors=regressors)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 import msgspec
 import numpy as np
 
-from dpro_search import __version__
+from dpro_search._version import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, line_as_written

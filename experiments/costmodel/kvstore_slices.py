@@ -20,9 +20,9 @@ import numpy as np
 
 from dpro_search.collect.job import shaped_hosts
 from dpro_search.collect.kvstore_slices import SLICE_THRESHOLD, VAN
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.parameter_servers import ServerSpec, hosts_needed, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.quantities import parse_rate_bps
 from experiments.costmodel.told import server_cpu_ns, told_by
 
 _JOB = Path(__file__).with_name("kvstore_slices_job.py")
@@ -133,7 +133,7 @@ def main() -> None:
     options.out.touch()
     rows = [msgspec.json.decode(line, type=Used) for line in options.out.read_bytes().splitlines()]
     for setting in (SETTINGS * options.rounds)[len(rows) :]:
-        rows.append(measure(setting, options.python, parse_rate(options.rate)))
+        rows.append(measure(setting, options.python, parse_rate_bps(options.rate)))
         with options.out.open("ab") as file:
             file.write(msgspec.json.encode(rows[-1]) + b"\n")
     print(table(rows))

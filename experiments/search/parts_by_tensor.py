@@ -20,9 +20,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.trace import Ints, Trace
 from dpro_search.errors import InputError
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.replay.replayer import settled_us
 from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
@@ -150,7 +150,7 @@ def main() -> None:
     print("| recording | cut by | tensors | one size, ms | sizes of their own, ms | gain | replays |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for path in options.traces:
-        for case in cases(Trace.load(path), None if options.rate is None else parse_rate(options.rate)):
+        for case in cases(Trace.load(path), None if options.rate is None else parse_rate_bps(options.rate)):
             found = searched(case, options.seconds, options.seed)
             print(
                 f"| {path.parent.name} | {case.name} | {len(case.whole)} | {found.alike_us / 1e3:.1f} | {found.own_us / 1e3:.1f}"

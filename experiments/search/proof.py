@@ -28,7 +28,6 @@ import numpy as np
 from dpro_search.cli.run import describe
 from dpro_search.collect._files import write_file
 from dpro_search.collect.job import Schedule, StepTimes, record_job
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
@@ -37,6 +36,7 @@ from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.validate import Job, Validation, validate
 from dpro_search.errors import JobError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
 from dpro_search.replay.plan_predictor import PlanOptions
 from dpro_search.search import run_search
@@ -201,7 +201,7 @@ def _recorded(out: Path, options: argparse.Namespace) -> Trace:
     out.parent.mkdir(parents=True, exist_ok=True)
     command = (options.python, str(_TRAIN), "--model", options.workload, "--steps", str(options.steps))
     spec = JobSpec(command=command, ranks=2, cores=default_cores(2))
-    return record_job(spec, out, rate_bps=parse_rate(options.rate), shaped=True, schedule=_SCHEDULE)
+    return record_job(spec, out, rate_bps=parse_rate_bps(options.rate), shaped=True, schedule=_SCHEDULE)
 
 
 def _searched(folder: Path, prices: HorovodPlans, options: argparse.Namespace) -> Plan:

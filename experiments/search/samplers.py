@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.measure import machine
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay import Predictor
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.horovod_plans import horovod_plans
@@ -144,7 +144,7 @@ def prices_of(trace: Trace, rate: str | None) -> PlanPredictor:
     """Prices of a recorded job's plans, on links of another rate where one is named."""
     if rate is None:
         return plan_predictor(trace)
-    rate_bps = parse_rate(rate)
+    rate_bps = parse_rate_bps(rate)
     if trace.meta.settings is not None:
         predictor = Predictor.from_trace(trace)
         elsewhere = predictor.at(cluster=msgspec.structs.replace(predictor.cluster, rate_bps=rate_bps))

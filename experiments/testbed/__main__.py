@@ -15,9 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpro_search.collect.launch.netns import ShapedHosts, parse_rate
+from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_job
 from dpro_search.errors import DproSearchError
+from dpro_search.quantities import parse_rate_bps
 
 
 def main() -> int:
@@ -29,7 +30,7 @@ def main() -> int:
     options = parser.parse_args()
     command = tuple(options.command[1:] if options.command[:1] == ["--"] else options.command)
     try:
-        with ShapedHosts(options.hosts, parse_rate(options.rate)) as hosts:
+        with ShapedHosts(options.hosts, parse_rate_bps(options.rate)) as hosts:
             if not options.job:
                 return subprocess.run(hosts.command(0, command), check=False).returncode
             before = [hosts.sent_bytes(host) for host in range(options.hosts)]

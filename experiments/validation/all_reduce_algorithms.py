@@ -23,13 +23,13 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.communication.collector import CommRequest, collect_communication
 from dpro_search.collect.communication.table import read_comm_table
 from dpro_search.collect.job import Schedule, record_job
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.horovod_plans import HorovodPlans
 from dpro_search.replay.predictor import Predictor
 from dpro_search.space.plan import Plan
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    folder, rate_bps, per_host = options.folder, parse_rate(options.rate), options.ranks_per_host
+    folder, rate_bps, per_host = options.folder, parse_rate_bps(options.rate), options.ranks_per_host
     request = CommRequest(
         backends=("mpi",), ranks=(options.ranks,), rates_bps=(rate_bps,), longest_s=options.longest, ranks_per_host=per_host
     )

@@ -18,11 +18,11 @@ import numpy as np
 
 from dpro_search.collect.byteps_job import record_byteps_job
 from dpro_search.collect.job import Schedule
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES
@@ -59,7 +59,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         spec = JobSpec(command=command, ranks=2, cores=default_cores(2), env={})
         schedule = Schedule(warmup=WARMUP, untraced=6, traced=8)
-        RECORDERS[options.scheme](spec, folder / "trace", schedule=schedule, rate_bps=parse_rate(options.rate), shaped=True)
+        RECORDERS[options.scheme](spec, folder / "trace", schedule=schedule, rate_bps=parse_rate_bps(options.rate), shaped=True)
     trace = Trace.load(folder / "trace")
     job = RecordedJob.of(trace, command)
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}

@@ -21,11 +21,11 @@ import msgspec
 
 from dpro_search.collect.byteps_job import record_byteps_job, time_byteps_job
 from dpro_search.collect.job import Schedule, StepTimes, record_job, time_job
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job, time_mxnet_horovod_job
 from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
 from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_ddp_job
+from dpro_search.quantities import parse_rate_bps
 from experiments.validation.measure import Measured
 
 WORKLOADS = ("bert", "vgg16", "resnet50", "inception_v3")
@@ -209,7 +209,7 @@ def main() -> None:
 def _execute(run: Run, out: Path, python: str, steps: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     load, started = os.getloadavg()[0], time.time()
-    rate = parse_rate(run.rate)
+    rate = parse_rate_bps(run.rate)
     if run.number is None:
         schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=steps * 3 // 4)
         needed = schedule.warmup + schedule.untraced + schedule.traced + 3

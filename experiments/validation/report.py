@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.launch.netns import parse_rate
 from dpro_search.collect.trace import Trace
+from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay import Predictor
 from dpro_search.space.plan import Plan
 from experiments.validation.measure import BASE_RATE, CORES, RATES, WORKLOADS, Measured, plans
@@ -69,7 +69,7 @@ def what_if_rows(folder: Path, workload: str) -> list[dict]:
         rows.append(_row(workload, BASE_RATE, "4 ranks on 2 cores", predictor.predict(Plan(), four), runs))
     for rate in RATES[1:]:
         if runs := truth(folder, rate, "base"):
-            cluster = msgspec.structs.replace(predictor.cluster, rate_bps=parse_rate(rate))
+            cluster = msgspec.structs.replace(predictor.cluster, rate_bps=parse_rate_bps(rate))
             rows.append(_row(workload, rate, "other link", predictor.predict(Plan(), cluster), runs))
     return rows
 

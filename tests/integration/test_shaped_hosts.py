@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from dpro_search.collect.launch.netns import ShapedHosts, parse_rate, remove_leftovers
+from dpro_search.collect.launch.netns import ShapedHosts, remove_leftovers
+from dpro_search.quantities import parse_rate_bps
 
 pytestmark = [
     pytest.mark.integration,
@@ -46,11 +47,11 @@ def transfer_s(hosts: ShapedHosts, size: int) -> float:
 
 
 def test_bytes_cross_the_link_at_its_rate_and_the_rate_can_change():
-    with ShapedHosts(2, parse_rate("100mbit")) as hosts:
+    with ShapedHosts(2, parse_rate_bps("100mbit")) as hosts:
         before = hosts.sent_bytes(0)
         slow = transfer_s(hosts, 6_000_000)
         assert hosts.sent_bytes(0) - before >= 6_000_000
-        hosts.set_rate(parse_rate("400mbit"))
+        hosts.set_rate(parse_rate_bps("400mbit"))
         fast = transfer_s(hosts, 6_000_000)
     assert slow > 0.4  # 48 Mbit at 100 Mbit/s
     assert fast < slow / 2

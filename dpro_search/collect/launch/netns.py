@@ -24,20 +24,6 @@ from dpro_search.errors import InputError, MissingCapabilityError
 # of the route, for a namespace may not make it its default on a machine that does not allow it to every process.
 _CUBIC = ("congctl", "cubic")
 _PREFIX = "dps"
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-
-
-def parse_rate(text: str) -> float | None:
-    """Bits a second of ``500mbit``, ``2gbit``, ``1e9``; None for ``unlimited``.
-
-    Raises `InputError` for anything else.
-    """
-    if text == "unlimited":
-        return None
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmg]?bit)?", text.strip().lower())
-    if not match or float(match[1]) <= 0:
-        raise InputError(f"rate '{text}': write it like 500mbit, 2gbit or unlimited")
-    return float(match[1]) * _UNITS[match[2] or "bit"]
 
 
 class ShapedHosts:

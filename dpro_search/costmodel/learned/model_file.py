@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import xgboost
 
-import dpro_search
+from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.costmodel.learned.additive import AdditiveModel
@@ -111,7 +111,7 @@ class FusionModel:
             rows=len(rows),
             sources=headers,
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={"dpro-search": dpro_search.__version__, "xgboost": xgboost.__version__},
+            versions={"dpro-search": __version__, "xgboost": xgboost.__version__},
             shapes=_described(estimator, rows),
             times=_described(timed, rows),
         )

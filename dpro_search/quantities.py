@@ -1,0 +1,79 @@
+"""Reads quantities as people write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on").
+
+A bare number is taken in the unit of the field that it is for: bytes, bits a second, microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from dpro_search.errors import InputError
+
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Zµ/]*)\s*", re.IGNORECASE)
+_SIZES: dict[str, int] = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for unit, base in ((letter + "b", 1000), (letter + "ib", 1024), (letter, 1024))
+}
+_RATES = {"": 1.0, "bit": 1.0, "bit/s": 1.0, "bps": 1.0} | {
+    letter + unit: 1000.0**power for power, letter in enumerate("kmgt", start=1) for unit in ("", "bit", "bit/s", "bps")
+}
+_BYTE_RATES = {f"{letter}b/s": 8 * 1000.0**power for power, letter in enumerate("kmgt", start=1)} | {"b/s": 8.0}
+_TIMES_US = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 6e7, "h": 3.6e9}
+_SWITCHES = {"1": True, "on": True, "yes": True, "true": True, "0": False, "off": False, "no": False, "false": False}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "64MB" (10^6), "25 MiB" or "25M" (2^20), "1048576"; raises `InputError` for anything else."""
+    number, unit = _split(text, "a size", "64MB, 25 MiB or 1048576")
+    if unit.lower() not in _SIZES:
+        raise InputError(f"'{text}' is not a size: write it like 64MB, 25 MiB or 1048576")
+    return round(number * _SIZES[unit.lower()])
+
+
+def parse_rate_bps(text: str) -> float | None:
+    """Bits a second of "500mbit", "200gbit", "25GB/s" (bytes), "1e9"; None for "unlimited".
+
+    Raises `InputError` for anything else, and for a rate of 0.
+    """
+    if text.strip().lower() == "unlimited":
+        return None
+    form = "500mbit, 200gbit, 25GB/s or unlimited"
+    number, unit = _split(text, "a rate", form)
+    in_bytes = unit.endswith(("B/s", "b/s")) and unit.lower() in _BYTE_RATES
+    factor = _BYTE_RATES[unit.lower()] if in_bytes else _RATES.get(unit.lower())
+    if factor is None or number <= 0:
+        raise InputError(f"'{text}' is not a rate: write it like {form}")
+    return number * factor
+
+
+def parse_us(text: str) -> float:
+    """Microseconds of "10ms", "500 us", "2s", "1000"; raises `InputError` for anything else."""
+    number, unit = _split(text, "a time", "10ms, 500us or 2s")
+    if unit.lower() not in _TIMES_US:
+        raise InputError(f"'{text}' is not a time: write it like 10ms, 500us or 2s")
+    return number * _TIMES_US[unit.lower()]
+
+
+def parse_switch(text: str) -> bool:
+    """True of "1", "on", "yes", "true"; False of their opposites; raises `InputError` for anything else."""
+    found = _SWITCHES.get(text.strip().lower())
+    if found is None:
+        raise InputError(f"'{text}' is neither on nor off: write 1 or 0")
+    return found
+
+
+def parse_count(text: str) -> int:
+    """A whole number; raises `InputError` for anything else."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InputError(f"'{text}' is not a whole number") from error
+
+
+def _split(text: str, what: str, form: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None or not math.isfinite(float(match[1])):
+        raise InputError(f"'{text}' is not {what}: write it like {form}")
+    return float(match[1]), match[2]

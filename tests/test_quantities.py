@@ -1,0 +1,44 @@
+"""Quantities as people write them."""
+
+import pytest
+
+from dpro_search.errors import InputError
+from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("64MB", 64_000_000), ("25 MiB", 25 * 2**20), ("25M", 25 * 2**20), ("1048576", 2**20), ("0", 0), ("1.5KiB", 1536), ("3b", 3)],
+)
+def test_sizes_have_decimal_and_binary_units(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_bps"),
+    [("500mbit", 5e8), ("200gbit", 2e11), ("200 Gbit/s", 2e11), ("2g", 2e9), ("25GB/s", 2e11), ("1e9", 1e9), ("unlimited", None)],
+)
+def test_rates_are_bits_a_second_unless_they_name_bytes(text: str, rate_bps: float | None) -> None:
+    assert parse_rate_bps(text) == rate_bps
+
+
+@pytest.mark.parametrize(("text", "time_us"), [("10ms", 1e4), ("500 us", 500.0), ("2s", 2e6), ("1000", 1000.0), ("5ns", 0.005)])
+def test_times_have_units_and_are_microseconds_without(text: str, time_us: float) -> None:
+    assert parse_us(text) == pytest.approx(time_us)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("False", False), ("0", False)])
+def test_switches(text: str, value: bool) -> None:
+    assert parse_switch(text) is value
+
+
+@pytest.mark.parametrize("read", [parse_bytes, parse_rate_bps, parse_us, parse_switch, parse_count])
+@pytest.mark.parametrize("text", ["", "fast", "1.2.3", "64 parsecs", "-3MB", "1e999", "nan"])
+def test_anything_else_is_refused_with_the_text(read: object, text: str) -> None:
+    with pytest.raises(InputError, match=f"'{text}'"):
+        read(text)  # type: ignore[operator]
+
+
+def test_a_rate_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="not a rate"):
+        parse_rate_bps("0gbit")

@@ -182,7 +182,7 @@ def folded(ranks: int, tensors: int) -> dict[str, float]:
 
 def monte_carlo(samples: int) -> dict[str, float]:
     """Monte-Carlo replays of the bundled sample: op by op, and of Horovod's state machine."""
-    from dpro_search.replay import Predictor
+    from dpro_search.kinds.horovod.predictor import Predictor
     from dpro_search.space.op_level import op_level
     from dpro_search.space.plan import Plan
 

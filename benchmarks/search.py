@@ -40,7 +40,7 @@ from search_bert import bert_plans
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.grouping import Shortcuts
 from dpro_search.search import Objective, run_search

@@ -20,9 +20,9 @@ from dpro_search.costmodel.horovod import CommCosts, wire_us_per_byte
 from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.costmodel.precision import BUNDLED_TABLE, PrecisionModel, PrecisionTable
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
-from dpro_search.replay import Predictor
-from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
-from dpro_search.replay.plan_predictor import COMPUTE, PlanOptions
+from dpro_search.kinds import COMPUTE, PlanOptions
+from dpro_search.kinds.horovod.job import Horovod, horovod_job
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.transformations import horovod_facts
 from dpro_search.space.transformations.accumulation import Accumulation
@@ -57,7 +57,7 @@ _ADAM = (
 )
 
 
-def bert_plans() -> HorovodPlans:
+def bert_plans() -> Horovod:
     """Prices of the plans of the job, under all transformations but a memory limit: the memory of its ops is not known."""
     graph = bert_graph()
     cluster = ClusterSpec(cores=tuple(range(WORKERS)), rate_bps=_RATE_BPS)
@@ -72,14 +72,14 @@ def bert_plans() -> HorovodPlans:
         Accumulation(facts, compute),
         Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True),
     )
-    return HorovodPlans(predictor, compute, transformations)
+    return Horovod(predictor, compute, transformations)
 
 
-def recorded_plans(trace: Trace, workers: int = WORKERS) -> HorovodPlans:
+def recorded_plans(trace: Trace, workers: int = WORKERS) -> Horovod:
     """Prices of the plans of a recorded job of TensorFlow with Horovod on so many workers, each on a core of its own."""
     predictor = Predictor.from_trace(trace)
     options = PlanOptions(compute=frozenset(COMPUTE), allow_lossy=True, precision_table=BUNDLED_TABLE)
-    return horovod_plans(trace, options, predictor.at(cluster=predictor.cluster.with_ranks(workers)))
+    return horovod_job(trace, options, predictor.at(cluster=predictor.cluster.with_ranks(workers)))
 
 
 def bert_graph() -> DataflowGraph:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dpro_search._api_values import RealRuns
-from dpro_search.cli.run import describe
 from dpro_search.collect._files import write_file
-from dpro_search.errors import InputError
+from dpro_search.collect.trace import Trace
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration, ratio
 from dpro_search.search import SearchResult
+from dpro_search.search.run_folder import read_run
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 
 if TYPE_CHECKING:
@@ -61,12 +62,9 @@ class Run:
             The folder exists, there is no such plan, or the targets cannot express it.
         """
         from dpro_search.deploy.of_run import export_from
-        from dpro_search.deploy.targets import Target
+        from dpro_search.kinds import all_targets, kind_of
 
-        unknown = sorted({*targets} - {*Target})
-        if unknown:
-            raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(Target)})")
-        return export_from(self.folder, Path(out), targets=[Target(name) for name in targets], number=plan)
+        return export_from(self.folder, Path(out), all_targets(), kind_of, targets=targets, number=plan)
 
     def validate(
         self,
@@ -102,17 +100,19 @@ class Run:
             The recorded setting or every plan failed, or the script follows none of the plans.
         """
         from dpro_search.deploy.of_run import validate_run
+        from dpro_search.kinds import recorded_job, searchable_job_of
 
-        moved = None if trace is None else Path(trace)
+        recording = Trace.load(Path(read_run(self.folder).trace if trace is None else trace))
         found, _ = validate_run(
             self.folder,
-            tuple(command),
+            recording,
+            recorded_job(recording, command),
+            searchable_job_of(recording).space.job.values,
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,
             warmup=warmup,
             timeout_s=timeout_s,
-            trace=moved,
         )
         facts = msgspec.to_builtins(found)
         return RealRuns(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dpro_search.cli.run import describe
 from dpro_search.report.html import paragraph, table, tag, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent
+from dpro_search.space.describe import describe
 
 if TYPE_CHECKING:
     from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan

@@ -16,7 +16,6 @@ that says what to do.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +24,13 @@ import msgspec
 
 from dpro_search._api_run import Run
 from dpro_search._api_values import Diagnosis, RealRuns, Replay
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
+from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.kinds import PlanOptions, job_of, searchable_job_of
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration
 from dpro_search.search import FinishedTrial, SearchResult
@@ -103,16 +104,13 @@ class Recording:
         >>> sorted(job.replay().breakdown_us)
         ['compute', 'contention', 'exposed_communication']
         """
-        asked = tuple(f"{key}={value}" for key, value in (changes or {}).items())
-        with tempfile.TemporaryDirectory(prefix="dpro-search-plan-") as folder:
-            path = None
-            if plan is not None and plan != Plan():
-                path = Path(folder) / "plan.json"
-                path.write_bytes(plan.to_json())
-            request = ReplayRequest(plan=path, changes=asked, what_ifs=tuple(what_if), holdout_step=holdout_step, samples=samples)
-            if request.compares and request.changed:
-                raise InputError("holdout_step compares with the recording: leave out plan, changes and what_if")
-            facts = verbs_of(self.trace).replay_trace(self.trace, request)
+        request = ReplayRequest(
+            plan=plan or Plan(),
+            changes=(*(f"{key}={value}" for key, value in (changes or {}).items()), *what_if),
+            holdout_step=holdout_step,
+            samples=samples,
+        )
+        facts = replay_facts(self.trace, request)
         return Replay(
             iteration_us=facts["predicted_iteration_us"],
             interval_us=tuple(facts["interval_us"]),
@@ -132,7 +130,7 @@ class Recording:
         >>> gains[0]["gain_us"] >= gains[-1]["gain_us"]
         True
         """
-        facts = verbs_of(self.trace).diagnose_trace(self.trace)
+        facts = job_of(self.trace).diagnose()
         return Diagnosis(
             iteration_us=facts["iteration_us"],
             measured_us=facts["measured_iteration_us"],
@@ -223,7 +221,6 @@ class Recording:
         >>> 0 <= run.result.plans[0].beats_recorded <= 1  # in which share of all luck it is faster
         True
         """
-        from dpro_search.replay.plan_predictor import PlanOptions
         from dpro_search.search import run_search
         from dpro_search.search.request import SearchRequest, usual_run
 
@@ -235,20 +232,21 @@ class Recording:
             precision_table=None if precision_table is None else Path(precision_table),
             all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
         )
-        asked = SearchRequest.of(self.folder, self.trace, options, None if calibrate is None else Path(calibrate))
+        calibrated = None if calibrate is None else Path(calibrate)
+        request = SearchRequest.of(self.folder, searchable_job_of(self.trace, options), options.named, calibrated)
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(
-            asked.objective,
+            request.objective,
             trials=trials,
             sampler=sampler,
             seed=seed,
             out=folder,
-            trace=asked.trace,
-            trace_digest=asked.trace_digest,
+            trace=request.trace,
+            trace_digest=request.trace_digest,
             on_trial=on_trial,
             timeout_s=timeout_s,
             workers=workers,
-            options=asked.options,
+            options=request.options,
             until_settled=until_settled,
             quantile=quantile,
         )
@@ -263,8 +261,6 @@ class Recording:
         return Path(out)
 
     def _repr_html_(self) -> str:
-        from dpro_search.replay.evaluate import measured_iteration_us
-
         meta, measured_us = self.trace.meta, measured_iteration_us(self.trace)
         rows = [
             ("framework", f"{meta.framework}, communication by {meta.comm}"),

@@ -1,4 +1,4 @@
-"""Reads quantities as people write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on").
+"""Quantities as people read and write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on").
 
 A bare number is taken in the unit of the field that it is for: bytes, bits a second, microseconds.
 """
@@ -77,3 +77,26 @@ def _split(text: str, what: str, form: str) -> tuple[float, str]:
     if match is None or not math.isfinite(float(match[1])):
         raise InputError(f"'{text}' is not {what}: write it like {form}")
     return float(match[1]), match[2]
+
+
+def time_text(value_us: float) -> str:
+    """A duration with the unit that suits it: "431.2 ms"."""
+    if abs(value_us) < 1e3:
+        return f"{value_us:.1f} us"
+    return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
+
+
+def size_text(value_bytes: float) -> str:
+    """A size in binary units: "24.0 MiB"."""
+    if abs(value_bytes) < 1024:
+        return f"{value_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        value_bytes /= 1024
+        if abs(value_bytes) < 1024:
+            return f"{value_bytes:.1f} {unit}"
+    return f"{value_bytes / 1024:.1f} TiB"
+
+
+def percent_text(value_pct: float) -> str:
+    """A share: "3.2 %"."""
+    return f"{value_pct:.1f} %"

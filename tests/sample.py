@@ -4,7 +4,7 @@ import functools
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 
 
 @functools.cache

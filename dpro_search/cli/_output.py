@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpro_search._text import visible
-from dpro_search.report.units import percent, size
+from dpro_search.quantities import percent_text as percent
+from dpro_search.quantities import size_text as size
+from dpro_search.quantities import time_text as microseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["microseconds", "percent", "print_json", "say", "size", "stderr_console", "stdout_console"]
+__all__ = ["microseconds", "percent", "print_json", "print_table", "say", "size", "stderr_console", "stdout_console"]
 
 
 def print_json(value: Any) -> None:
@@ -47,8 +50,15 @@ def _console(*, stderr: bool) -> Console:
     return console
 
 
-def microseconds(value_us: float) -> str:
-    """A duration with the unit that suits it: "431.2 ms"."""
-    if abs(value_us) < 1e3:
-        return f"{value_us:.1f} us"
-    return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
+def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; only its first column may be long."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for cells in rows:
+        table.add_row(*(Text(visible(cell)) for cell in cells))  # names from files may look like markup
+    console.print(table)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from dpro_search._version import __version__
-from dpro_search.cli._jobs import JobVerbs, ReplayRequest, verbs_of
-from dpro_search.cli._report_groups import groups_of
-from dpro_search.cli.run import describe, servers_note
+from dpro_search.cli.run import servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
+from dpro_search.kinds import Job, job_of, kind_of
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.report import Facts
-from dpro_search.report.quality import HeldOutStep, Term, cost_terms, store_terms
+from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-
-if TYPE_CHECKING:
-    from dpro_search.costmodel.horovod import CommCosts
 
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
@@ -45,7 +42,6 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     InputError
         The run folder is damaged or was interrupted before its first result, or the trace is not the search's.
     """
-    from dpro_search.deploy.jobs import recorded_servers
     from dpro_search.search import SearchResult
     from dpro_search.search.request import digest_of
     from dpro_search.search.run_folder import read_run
@@ -63,7 +59,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
     for row, (_, name) in zip(search["plans"], named, strict=True):
         row["name"] = name
-    if note := servers_note([ranked.plan for ranked in result.plans], recorded_servers(gathered.trace)):
+    if note := servers_note([ranked.plan for ranked in result.plans], kind_of(gathered.trace).servers(gathered.trace)):
         gathered.notes.append(note)
     best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
     gathered.provenance += [
@@ -102,7 +98,7 @@ class _Gathered:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.trace = Trace.load(folder)
-        self.verbs: JobVerbs = verbs_of(self.trace)
+        self.job: Job = job_of(self.trace)
         self.notes: list[str] = list(self.trace.meta.warnings)
         self.provenance = _provenance(folder, self.trace)
 
@@ -114,12 +110,12 @@ class _Gathered:
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
             name=name,
-            replay=self.verbs.replay_trace(self.trace, ReplayRequest()),
-            diagnosis=self.verbs.diagnose_trace(self.trace),
+            replay=replay_facts(self.trace, ReplayRequest()),
+            diagnosis=self.job.diagnose(),
             timeline=timeline,
-            groups=groups_of(self.trace, step, best),
+            groups=self.job.tensor_groups(step, best),
             held_out=self._held_out(),
-            terms=_terms(self.trace),
+            terms=self.job.terms(),
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
             **searched,
@@ -132,15 +128,13 @@ class _Gathered:
         return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
     def _predicted(self) -> list[Lane]:
-        """The replayed step, by way of the file for viewers that every kind of job either writes or refuses."""
-        with tempfile.TemporaryDirectory(prefix="dpro-search-report-") as folder:
-            path = Path(folder) / "timeline.json"
-            try:
-                self.verbs.replay_trace(self.trace, ReplayRequest(perfetto=path))
-            except InputError as refusal:
-                self.notes.append(f"the timeline has no replayed lanes ({refusal})")
-                return []
-            return predicted_lanes(msgspec.json.decode(path.read_bytes())["traceEvents"])
+        """The replayed step, by way of the content of a file for viewers."""
+        try:
+            content = self.job.perfetto(Plan(), recorded=True)
+        except InputError as refusal:
+            self.notes.append(f"the timeline has no replayed lanes ({refusal})")
+            return []
+        return predicted_lanes(msgspec.json.decode(content)["traceEvents"])
 
     def _held_out(self) -> list[HeldOutStep]:
         """Some of the steps that the kind of job can hold out."""
@@ -148,11 +142,11 @@ class _Gathered:
         found: list[HeldOutStep] = []
         for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
             try:
-                facts = self.verbs.replay_trace(self.trace, ReplayRequest(holdout_step=step))
+                held = self.job.held_out(step)
             except DproSearchError:
                 continue
-            measured_us, error_pct = facts["measured_iteration_us"], facts["error_pct"]
-            found.append(HeldOutStep(step=step, measured_us=measured_us, predicted_us=measured_us * (1 + error_pct / 100)))
+            predicted_us = held.measured_us * (1 + held.error_pct / 100)
+            found.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
         return found[:_HELD_OUT]
 
 
@@ -215,29 +209,6 @@ def _corrected_pct(run: Path) -> tuple[float, float] | None:
     if found.error_before_pct is None or found.error_after_pct is None:
         return None
     return found.error_before_pct, found.error_after_pct
-
-
-def _terms(trace: Trace) -> tuple[Term, ...]:
-    """Terms of the cost model of kinds of jobs that have one."""
-    from dpro_search.replay import Predictor
-    from dpro_search.replay.ddp.predictor import DdpPredictor
-    from dpro_search.replay.fsdp.predictor import FsdpPredictor
-    from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
-
-    costs: CommCosts
-    if trace.meta.settings is not None:
-        costs = Predictor.from_trace(trace).costs
-    elif trace.meta.format == "pytorch-ddp":
-        costs = DdpPredictor.from_trace(trace).costs
-    elif trace.meta.format == "pytorch-fsdp":
-        costs = FsdpPredictor.from_trace(trace).costs
-    elif trace.meta.format == "mxnet-kvstore":
-        return store_terms(KvstorePlans.from_trace(trace).recorded_job)
-    elif trace.meta.format == "mxnet-byteps":
-        return store_terms(BytepsPlans.from_trace(trace).recorded_job)
-    else:
-        return ()
-    return cost_terms(costs)
 
 
 def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:

@@ -40,11 +40,11 @@ def check_trace(folder: Path | None) -> Iterator[Check]:
 
 
 def _replay(trace: Trace) -> Check:
-    from dpro_search.cli._jobs import ReplayRequest, verbs_of
     from dpro_search.cli._output import microseconds
+    from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 
     try:
-        found = verbs_of(trace).replay_trace(trace, ReplayRequest())
+        found = replay_facts(trace, ReplayRequest())
     except DproSearchError as error:
         return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN)
     measured, error_pct = found["measured_iteration_us"], found["error_pct"]
@@ -55,23 +55,24 @@ def _replay(trace: Trace) -> Check:
 
 
 def _search(trace: Trace) -> Check:
-    from dpro_search.replay.plan_predictor import plan_predictor
+    from dpro_search.kinds import job_of
 
-    try:
-        space = plan_predictor(trace).space
-    except DproSearchError as error:
-        fix = "'replay --what-if' asks what a faster part would gain; to search, record the job with 'dpro-search collect'"
-        return Check(name="run", ok=False, detail=str(error), fix=fix)
-    return Check(name="run", ok=True, detail=f"plans may change {', '.join(space.fields)}")
+    job = job_of(trace)
+    if job.space.fields:
+        return Check(name="run", ok=True, detail=f"plans may change {', '.join(job.space.fields)}")
+    fix = "'replay --what-if' asks what a faster part would gain; to search, record the job with 'dpro-search collect'"
+    return Check(name="run", ok=False, detail=job.nothing_to_search, fix=fix)
 
 
 def _real_runs(trace: Trace) -> Iterator[Check]:
     """Whether the job can be started here, and who follows its plans."""
-    from dpro_search.deploy.jobs import RecordedJob, kind_of
+    from dpro_search.kinds import kind_of, recorded_job
 
+    targets = kind_of(trace).targets_of(trace)
+    if targets:
+        yield Check(name="export", ok=True, detail=f"for {', '.join(map(str, targets))}")
     try:
-        yield Check(name="export", ok=True, detail=f"for {', '.join(kind_of(trace).targets)}")
-        job = RecordedJob.of(trace)
+        job = recorded_job(trace)
         interpreter = job.spec.interpreter
     except DproSearchError as error:
         fix = "to run plans for real, record the job with 'dpro-search collect'; say its command: validate RUN -- CMD..."

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from dpro_search.kinds import Table
 
 
 def diagnose(
@@ -18,15 +22,29 @@ def diagnose(
 
     Example: dpro-search diagnose T
     """
-    from dpro_search.cli._jobs import verbs_of
     from dpro_search.cli._output import print_json
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
+    from dpro_search.kinds import job_of
 
-    recorded = Trace.load(sample_trace_path() if trace is None else trace)
-    verbs = verbs_of(recorded)
-    result = verbs.diagnose_trace(recorded)
+    job = job_of(Trace.load(sample_trace_path() if trace is None else trace))
+    facts = job.diagnose()
     if as_json:
-        print_json(result)
+        print_json(facts)
     else:
-        verbs.print_diagnosis(result)
+        print_diagnosis(facts, job.tables(facts))
+
+
+def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
+    """What `Job.diagnose` found, for people."""
+    from dpro_search.cli._output import print_table, say, stdout_console
+    from dpro_search.quantities import time_text
+
+    console = stdout_console()
+    measured = facts["measured_iteration_us"]
+    beside = "" if measured is None else f", measured {time_text(measured)}"
+    console.print(f"An iteration takes {time_text(facts['iteration_us'])} (replayed{beside}).")
+    for sentence in (*facts["findings"], *facts["warnings"]):
+        say(console, f"* {sentence}")
+    for table in tables:
+        print_table(console, table.title, table.columns, table.rows)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
-class TargetName(StrEnum):
-    """Systems that a plan can be exported to."""
-
-    HOROVOD = "horovod"
-    XLA = "xla"
-    TENSORFLOW = "tensorflow"
-    DDP = "ddp"
-    PYTORCH = "pytorch"
-    MXNET = "mxnet"
-    BYTEPS = "byteps"
-
-
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_PLAN", help="Folder of a search, or one plan's JSON file.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
     target: Annotated[
-        list[TargetName] | None,
-        typer.Option("--target", help="What follows the plan; may be repeated; left out: what the plan needs."),
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; may be repeated; "
+            "left out: what the plan needs.",
+        ),
     ] = None,
     plan: Annotated[int | None, typer.Option("--plan", metavar="N", min=0, help="Plan of the run; 0: the best.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,9 +31,9 @@ def export(
     """
     from dpro_search.cli._output import print_json
     from dpro_search.deploy.of_run import export_from
-    from dpro_search.deploy.targets import Target
+    from dpro_search.kinds import all_targets, kind_of
 
-    exported = export_from(source, out, targets=[Target(name) for name in target or ()], number=plan)
+    exported = export_from(source, out, all_targets(), kind_of, targets=target or (), number=plan)
     files = [str(out / name) for name in exported.files]
     if as_json:
         print_json({"files": files, "usage": exported.usage})

@@ -18,17 +18,19 @@ def replay(
         typer.Option(
             "--set",
             metavar="K=V",
-            help="fusion_threshold_bytes=N, cycle_time_us=N, groups=N (Horovod); bucket_cap_bytes=N, first_bucket_bytes=N (DDP); "
-            "prefetch=1, reshard_after_forward=0 (FSDP); "
+            help="A change, with units: fusion_threshold_bytes=16MiB, cycle_time_us=5ms, groups=N (Horovod); "
+            "bucket_cap_bytes=25MiB, first_bucket_bytes=1MiB (DDP); prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
-            "servers=N, servers_on_workers=1, partition_bytes=N, credit=N, compression=fp16 (BytePS); "
-            "ranks=N, cores=N (that the ranks share; Horovod and DDP), rate=1gbit.",
+            "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, cores=N (that the ranks share; Horovod, PyTorch), "
+            "rate=1gbit.",
         ),
     ] = None,
     what_ifs: Annotated[
         list[str] | None,
         typer.Option(
-            "--what-if", metavar="W", help="compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; may be repeated."
+            "--what-if",
+            metavar="W",
+            help="Other speeds: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; takes what --set takes, too.",
         ),
     ] = None,
     holdout_step: Annotated[
@@ -63,30 +65,32 @@ def replay(
 
     Example: dpro-search replay T --set fusion_threshold_bytes=16777216 --set rate=500mbit --what-if compute=0.9
     """
-    from dpro_search.cli._jobs import ReplayRequest, verbs_of
+    from rich.progress import Progress
+
+    from dpro_search.cli._output import stderr_console
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
-    from dpro_search.errors import InputError
+    from dpro_search.kinds import PlanOptions
+    from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+    from dpro_search.space.plan import Plan
 
-    request = ReplayRequest(
-        plan=plan,
-        changes=tuple(changes or ()),
-        what_ifs=tuple(what_ifs or ()),
-        holdout_step=holdout_step,
-        own_durations=own_durations,
-        samples=samples,
-        perfetto=perfetto,
-        timeline=timeline,
-        cluster_model=cluster_model,
-        precision_table=precision_table,
-        all_reduce_model=all_reduce_model,
-    )
-    if request.compares and request.changed:
-        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
-    if holdout_step is not None and own_durations:
-        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     recorded = Trace.load(sample_trace_path() if trace is None else trace)
-    _print(verbs_of(recorded).replay_trace(recorded, request), as_json)
+    console = stderr_console()
+    with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=samples)
+        request = ReplayRequest(
+            plan=Plan() if plan is None else Plan.load(plan),
+            changes=(*(changes or ()), *(what_ifs or ())),
+            holdout_step=holdout_step,
+            own_durations=own_durations,
+            samples=samples,
+            perfetto=perfetto,
+            timeline=timeline,
+            options=PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model),
+            on_sample=lambda: bar.advance(task),
+        )
+        facts = replay_facts(recorded, request)
+    _print(facts, as_json)
 
 
 def _print(result: dict[str, Any], as_json: bool) -> None:

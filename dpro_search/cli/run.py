@@ -126,8 +126,7 @@ def run(
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
-    from dpro_search.deploy.jobs import recorded_servers
-    from dpro_search.replay.plan_predictor import PlanOptions
+    from dpro_search.kinds import PlanOptions, kind_of, searchable_job_of
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
 
@@ -143,29 +142,29 @@ def run(
         all_reduce_model=all_reduce_model,
     )
     recording = Trace.load(folder)
-    asked = SearchRequest.of(folder, recording, options, calibrate)
-    if asked.note and not quiet:
-        stderr_console().print(asked.note, soft_wrap=True)
+    request = SearchRequest.of(folder, searchable_job_of(recording, options), options.named, calibrate)
+    if request.note and not quiet:
+        stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
         result = run_search(
-            asked.objective,
+            request.objective,
             trials=trials,
             sampler=sampler.value,
             seed=seed,
             out=usual_run(folder, sampler.value, seed) if out is None else out,
-            trace=asked.trace,
-            trace_digest=asked.trace_digest,
+            trace=request.trace,
+            trace_digest=request.trace_digest,
             on_trial=bar.trial,
             on_judged=bar.judged,
             timeout_s=timeout,
             workers=workers,
             engine=engine.value,
             storage=storage,
-            options=asked.options,
+            options=request.options,
             until_settled=until_settled,
             quantile=quantile,
         )
-    servers = recorded_servers(recording)
+    servers = kind_of(recording).servers(recording)
     if as_json:
         print_json(result_facts(result, servers))
     else:
@@ -309,6 +308,7 @@ def result_table(result: SearchResult) -> Table:
     from rich import box
     from rich.table import Table
 
+    from dpro_search.space.describe import describe
     from dpro_search.space.plan import Plan
 
     doubtful = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
@@ -334,56 +334,3 @@ def _times(prediction: Prediction) -> tuple[str, str]:
     low, high = map(microseconds, prediction.interval_us)
     low = low.removesuffix(high[high.index(" ") :])  # a unit that both share is said once
     return microseconds(prediction.iteration_us), f"{low} - {high}"
-
-
-def describe(plan: Plan) -> str:
-    """A plan in a few words: "12 groups, cycle 2.5 ms"."""
-    from dpro_search.cli._output import microseconds, size
-
-    words = []
-    if plan.tensor_groups is not None:
-        words.append(_counted(len(plan.tensor_groups), "group"))
-    if plan.fusion_threshold_bytes is not None:
-        words.append(f"fusion {size(plan.fusion_threshold_bytes)}" if plan.fusion_threshold_bytes else "no fusion")
-    if plan.cycle_time_us is not None:
-        words.append(f"cycle {microseconds(plan.cycle_time_us)}")
-    if plan.allreduce_algorithms is not None:
-        first, *others = plan.allreduce_algorithms
-        named = [first[1], *(f"from {size(start)} {algorithm}" for start, algorithm in others)]
-        words.append(f"all-reduces by {', '.join(named)}")
-    if plan.bucket_cap_bytes is not None:
-        words.append(f"buckets of {size(plan.bucket_cap_bytes)}")
-    if plan.servers is not None:
-        words.append(_counted(plan.servers, "server"))
-    if plan.servers_on_workers is not None:
-        words.append("servers on the workers' hosts" if plan.servers_on_workers else "servers on hosts of their own")
-    if plan.bigarray_bound is not None:
-        words.append(f"spread from {plan.bigarray_bound} elements")
-    if plan.p3 is not None:
-        words.append("priority slices" if plan.p3 else "no priority slices")
-    if plan.slice_threshold is not None:
-        words.append(f"slices of {plan.slice_threshold} elements")
-    if plan.partition_bytes is not None:
-        words.append(f"partitions of {size(plan.partition_bytes)}")
-    if plan.credit is not None:
-        words.append(f"credit {plan.credit}" if plan.credit else "no credit")
-    if plan.op_clusters is not None:
-        words.append(_counted(len(plan.op_clusters), "op cluster"))
-    if plan.bfloat16_ops is not None:
-        words.append(f"{_counted(len(plan.bfloat16_ops), 'op')} in bfloat16")
-    if plan.recomputed_ops is not None:
-        words.append(f"{_counted(len(plan.recomputed_ops), 'op')} recomputed")
-    if plan.recomputed_modules is not None:
-        words.append(f"{_counted(len(plan.recomputed_modules), 'module')} recomputed")
-    if plan.bfloat16_modules is not None:
-        words.append(f"{_counted(len(plan.bfloat16_modules), 'module')} in bfloat16")
-    if plan.micro_batches is not None:
-        words.append(_counted(plan.micro_batches, "micro-batch", "micro-batches"))
-    if plan.compression is not None:
-        kind, _, rank = plan.compression.partition("-")
-        words.append(f"gradients by PowerSGD of rank {rank}" if kind == "powersgd" else f"gradients in {kind}")
-    return ", ".join(words) or "as recorded"
-
-
-def _counted(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"

@@ -49,8 +49,11 @@ def validate(
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, stderr_console
+    from dpro_search.collect.trace import Trace
     from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
+    from dpro_search.kinds import recorded_job, searchable_job_of
+    from dpro_search.search.run_folder import read_run
 
     console = stderr_console()
 
@@ -58,12 +61,15 @@ def validate(
         said = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {said}", markup=False, soft_wrap=True)
 
+    recording = Trace.load(trace or Path(read_run(run).trace))
+    job = recorded_job(recording, command or ())
     with console.status(f"rounds of up to {top + 2} runs"):
         validation, calibration = validate_run(
             run,
-            command or (),
+            recording,
+            job,
+            searchable_job_of(recording).space.job.values,
             top=top,
-            trace=trace,
             rounds=rounds,
             most_rounds=most_rounds,
             warmup=warmup,
@@ -82,7 +88,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, percent, stdout_console
-    from dpro_search.cli.run import describe
+    from dpro_search.space.describe import describe
 
     table = Table(box=box.SIMPLE, title="measured on real runs", title_justify="left")
     table.add_column("plan", ratio=1)

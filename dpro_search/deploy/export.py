@@ -8,18 +8,11 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Servers
+from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Servers, Target
 from dpro_search.deploy.parts.tensorflow_step import step_files
-from dpro_search.deploy.targets import Target, more_servers, parts_of
+from dpro_search.deploy.targets import more_servers, parts_of
 from dpro_search.space.plan import Plan, Prediction
 
-_START = {
-    Target.HOROVOD: "horovodrun -np N python train.py",
-    Target.DDP: "torchrun --nproc-per-node N train.py",
-    Target.PYTORCH: "torchrun --nproc-per-node N train.py",
-    Target.MXNET: "python train.py",
-    Target.BYTEPS: "bpslaunch python train.py",
-}
 _START_SERVERS = {
     True: "Start server N on the host of worker N (in turn).",
     False: "Start each server on a host of its own.",
@@ -41,7 +34,7 @@ class ExportedFiles:
         return tuple(name for name in self.files if name in _HELPERS)
 
 
-_HELPERS = ("ddp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
+_HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
 
 
 def export_plan(
@@ -50,6 +43,7 @@ def export_plan(
     targets: Sequence[Target],
     facts: JobFacts | None = None,
     expected: tuple[Prediction, Prediction] | None = None,
+    known: Sequence[Target] = (),
 ) -> ExportedFiles:
     """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
 
@@ -63,6 +57,8 @@ def export_plan(
         What is known of the job; with it more can be checked.
     expected
         Predictions of the plan and of the recorded setting, for the README.
+    known
+        All targets that there are, for the error about a field that none of `targets` can express.
 
     Raises
     ------
@@ -71,8 +67,8 @@ def export_plan(
     MissingCapabilityError
         The disk cannot take it.
     """
-    parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts).items()}
-    contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target == Target.HOROVOD}
+    parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts, known).items()}
+    contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target.always_env}
     step: dict[str, object] = {}
     for part in parts.values():
         contents |= part.files
@@ -99,12 +95,12 @@ def _lines(env: Mapping[str, str]) -> bytes:
 
 def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     """How to start the job, and what changes in its script."""
-    started = next((_START[target] for target in parts if target in _START), "python train.py")
-    files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target == Target.HOROVOD)
+    started = next((target.start for target in parts if target.communicates), next((t.start for t in parts), "python train.py"))
+    files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target.always_env)
     set_env = f"env $(cat {files}) " if files else ""
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
     uses_files = any(part.step or any(name.endswith(".py") for name in part.files) for part in parts.values())
-    everywhere = " (scheduler and servers too)" if files and {Target.MXNET, Target.BYTEPS} & set(parts) else ""
+    everywhere = " (scheduler and servers too)" if files and any(target.servers for target in parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
     return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
 

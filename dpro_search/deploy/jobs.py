@@ -1,4 +1,4 @@
-"""Runs a recorded job again, as it was or under a plan: which kinds of jobs there are, what follows a plan in each, and one run."""
+"""Runs a recorded job again, as it was or under a plan."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpro_search.collect.byteps_job import time_byteps_job
-from dpro_search.collect.job import StepTimes, time_job
+from dpro_search.collect.job import StepTimes
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.mxnet_horovod_job import time_mxnet_horovod_job
-from dpro_search.collect.mxnet_job import time_kvstore_job
-from dpro_search.collect.torch_job import time_ddp_job
-from dpro_search.collect.trace import EventKind, Trace, TraceMeta
+from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
-from dpro_search.deploy.parts.part import JobFacts, Servers
-from dpro_search.deploy.targets import Target, targets_for
+from dpro_search.deploy.parts.part import JobFacts, Target
+from dpro_search.deploy.targets import targets_for
 from dpro_search.errors import InputError, JobError
-from dpro_search.graph.ddp import build_ddp_graph
-from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_stores import server_hosts
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
@@ -33,6 +26,7 @@ _USES = {
     "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches",
     "xla.py": "planned_step behind the step's tf.function",
     "ddp.py": "planned_ddp in place of DistributedDataParallel",
+    "fsdp.py": "planned_fsdp after fully_shard",
     "modules.py": "planned_modules before DistributedDataParallel",
     "micro_batches.py": "planned_parts or planned_gradients",
     "trainer.py": "planned_options as arguments of the Trainer",
@@ -40,8 +34,8 @@ _USES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobKind:
-    """A framework with a way to communicate.
+class JobLauncher:
+    """How jobs of a kind are started again, and what can follow a plan in them.
 
     Attributes
     ----------
@@ -49,22 +43,13 @@ class JobKind:
         What can follow a plan in such a job.
     time
         Runs a job and measures its steps, like `collect.job.time_job`.
-    servers
-        Whether there are servers beside the ranks.
+    checks_groups
+        Whether `time` takes the tensor groups that the job must have.
     """
 
     targets: tuple[Target, ...]
     time: Callable[..., StepTimes]
-    servers: bool = False
-
-
-KINDS = {
-    "tensorflow-horovod": JobKind(targets=(Target.HOROVOD, Target.XLA, Target.TENSORFLOW), time=time_job),
-    "mxnet-horovod": JobKind(targets=(Target.HOROVOD,), time=time_mxnet_horovod_job),
-    "mxnet-kvstore": JobKind(targets=(Target.MXNET,), time=time_kvstore_job, servers=True),
-    "mxnet-byteps": JobKind(targets=(Target.BYTEPS,), time=time_byteps_job, servers=True),
-    "pytorch-ddp": JobKind(targets=(Target.DDP, Target.PYTORCH), time=time_ddp_job),
-}
+    checks_groups: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,27 +72,26 @@ class RecordedJob:
         The links of its hosts, and whether it has hosts of its own.
     """
 
-    kind: JobKind
+    launcher: JobLauncher
     spec: JobSpec
     facts: JobFacts
     rate_bps: float | None
     shaped: bool
 
     @staticmethod
-    def of(trace: Trace, command: Sequence[str] = ()) -> RecordedJob:
+    def of(trace: Trace, launcher: JobLauncher, facts: JobFacts, command: Sequence[str] = ()) -> RecordedJob:
         """The job of a trace; `command` in place of the recorded one.
 
         Raises
         ------
         InputError
-            The trace is of a system that nothing here starts, or its command is not known.
+            The trace does not tell the job's command, or its hosts differ.
         """
         meta = trace.meta
-        kind = kind_of(trace)
         chosen = tuple(command) or meta.command
         if not chosen:
             raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
-        servers = recorded_servers(trace).count
+        servers = facts.servers.count
         workers = meta.ranks - servers
         cores = meta.cores[:workers]
         env = _recorded_env(meta, servers)
@@ -115,11 +99,11 @@ class RecordedJob:
         if ranks_per_host is None:
             raise InputError("the recorded job's hosts had different numbers of ranks: no such job can be started here")
         return RecordedJob(
-            kind=kind,
+            launcher=launcher,
             spec=JobSpec(
                 command=chosen, ranks=workers, ranks_per_host=ranks_per_host, cores=cores if min(cores) >= 0 else (), env=env
             ),
-            facts=facts_of(trace),
+            facts=facts,
             rate_bps=meta.rate_bps,
             shaped=len(set(meta.hosts)) > 1 or meta.rate_bps is not None,
         )
@@ -146,40 +130,14 @@ class RecordedJob:
             report.mkdir()
             exported = None
             if plan != Plan():
-                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.kind.targets), self.facts)
+                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.launcher.targets), self.facts)
             spec = _with_env(self.spec, exported, report)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)
-            groups = {"expected_groups": plan.tensor_groups} if self.kind.time is time_job else {}
-            times = self.kind.time(spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, **groups)
+            groups = {"expected_groups": plan.tensor_groups} if self.launcher.checks_groups else {}
+            times = self.launcher.time(spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, **groups)
             _require_followed(exported, report)
             return Run(times=times, losses=read_losses(report))
-
-
-def kind_of(trace: Trace) -> JobKind:
-    """The kind of job that a trace is of; raises `InputError` if nothing here starts such jobs."""
-    kind = KINDS.get(trace.meta.format)
-    if kind is None:
-        known = ", ".join(KINDS)
-        raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
-    return kind
-
-
-def facts_of(trace: Trace) -> JobFacts:
-    """What an export can check a plan against."""
-    facts = replace(JobFacts.of(trace), servers=recorded_servers(trace))
-    if trace.meta.format == "pytorch-ddp":  # whose buckets are cut from that order
-        facts = replace(facts, tensors=build_ddp_graph(trace).tensors, ready_order=True)
-    return facts
-
-
-def recorded_servers(trace: Trace) -> Servers:
-    """Parameter servers of a recorded job; in a trace they are ranks behind those that train, and post no gradient."""
-    kind = KINDS.get(trace.meta.format)
-    if kind is None or not kind.servers:
-        return Servers()
-    workers = len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
-    return Servers(trace.meta.ranks - workers, on_workers(workers, server_hosts(trace, workers)))
 
 
 def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -13,12 +14,11 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.job import StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import ExportedFiles, export_plan
-from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
-from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.targets import Target, targets_for
+from dpro_search.deploy.jobs import RecordedJob
+from dpro_search.deploy.parts.part import JobFacts, Target
+from dpro_search.deploy.targets import targets_for, targets_named
 from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError, JobError
-from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
@@ -27,23 +27,30 @@ from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
 
+class DeployedKind(Protocol):
+    """What of a kind of job an export asks; `kinds.Kind` is one."""
+
+    def targets_of(self, trace: Trace) -> tuple[Target, ...]:
+        """What plans of a recorded job can be exported to."""
+
+    def facts(self, trace: Trace) -> JobFacts:
+        """What an export can check a plan against."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
     """A plan, and what is known of it and of its job.
 
     Attributes
     ----------
-    facts
-        What the recording knows; None without one.
-    available
-        Targets of the kind of job; None: not known.
+    trace
+        The recording; None without one.
     expected
         Predictions of the plan and of the recorded setting, where it comes from a search.
     """
 
     plan: Plan
-    facts: JobFacts | None = None
-    available: tuple[Target, ...] | None = None
+    trace: Trace | None = None
     expected: tuple[Prediction, Prediction] | None = None
 
 
@@ -64,25 +71,35 @@ def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
         known = len(list((source / "plans").glob("plan-*.json")))
         raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
     plan = Plan.load(path)
-    facts: JobFacts | None = None
-    available: tuple[Target, ...] | None = None
+    trace: Trace | None = None
     expected: tuple[Prediction, Prediction] | None = None
     with contextlib.suppress(DproSearchError):  # a folder of plans alone
         result = SearchResult.load(source)
         expected = next(((ranked.prediction, result.baseline) for ranked in result.plans if ranked.plan == plan), None)
-    with contextlib.suppress(DproSearchError):  # the trace has moved, or is of a job that is not started here
+    with contextlib.suppress(DproSearchError):  # the trace has moved
         trace = Trace.load(Path(read_run(source).trace))
-        facts, available = facts_of(trace), kind_of(trace).targets
-    return ChosenPlan(plan=plan, facts=facts, available=available, expected=expected)
+    return ChosenPlan(plan=plan, trace=trace, expected=expected)
 
 
-def export_from(source: Path, out: Path, *, targets: Sequence[Target] = (), number: int | None = None) -> ExportedFiles:
+def export_from(
+    source: Path,
+    out: Path,
+    known: Sequence[Target],
+    kind_of: Callable[[Trace], DeployedKind],
+    *,
+    targets: Sequence[str] = (),
+    number: int | None = None,
+) -> ExportedFiles:
     """Write the files with which a real job follows a plan.
 
     Parameters
     ----------
+    known
+        All targets that there are; the first is meant where a plan alone does not tell.
+    kind_of
+        Finds the kind of the recorded job.
     targets
-        Which systems follow it; empty: those that the job has and the plan needs.
+        Names of the systems that follow it; empty: those that the job has and the plan needs.
 
     Raises
     ------
@@ -90,16 +107,26 @@ def export_from(source: Path, out: Path, *, targets: Sequence[Target] = (), numb
         There is no such plan, `out` exists, or the targets cannot express the plan.
     """
     chosen = chosen_plan(source, number)
-    wanted = tuple(targets) or targets_for(chosen.plan, chosen.available)
-    return export_plan(chosen.plan, out, wanted or (Target.HOROVOD,), chosen.facts, chosen.expected)
+    facts: JobFacts | None = None
+    available: tuple[Target, ...] = ()
+    if chosen.trace is not None:
+        kind = kind_of(chosen.trace)
+        available = kind.targets_of(chosen.trace)
+        facts = kind.facts(chosen.trace) if available else None
+    if targets:
+        wanted = targets_named(targets, known)
+    else:
+        wanted = targets_for(chosen.plan, available) if available else targets_for(chosen.plan, known, known[0])
+    return export_plan(chosen.plan, out, wanted, facts, chosen.expected, known)
 
 
 def validate_run(
     run: Path,
-    command: Sequence[str] = (),
+    recording: Trace,
+    job: RecordedJob,
+    knobs: Mapping[str, object],
     *,
     top: int = 3,
-    trace: Path | None = None,
     rounds: int = 2,
     most_rounds: int | None = None,
     warmup: int = 5,
@@ -110,29 +137,25 @@ def validate_run(
 
     Parameters
     ----------
-    command
-        The training command of one rank; empty: the recorded one.
-    trace
-        Where the search's trace lies, if it has moved.
+    recording, job
+        What was searched, and how it runs again.
+    knobs
+        Recorded values of plan fields (`space.transformations.JobFacts.values`).
     rounds, most_rounds, warmup, timeout_s, on_run
         Of `validate.validate`.
 
     Raises
     ------
     InputError
-        `run` is no finished search, or its job cannot be started here.
+        `run` is no finished search.
     JobError
         The recorded setting or every plan failed, or the script follows none of the plans.
     """
     result = SearchResult.load(run)
-    info = read_run(run)
-    earlier = calibration_of(info, run)
-    recording = Trace.load(trace or Path(info.trace))
-    job = RecordedJob.of(recording, command)
-    knobs = plan_predictor(recording).space.job.values
+    earlier = calibration_of(read_run(run), run)
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
     for plan, _ in plans:
-        targets_for(plan, job.kind.targets)  # before anything runs
+        targets_for(plan, job.launcher.targets)  # before anything runs
     validation = validate(
         job,
         result.baseline,

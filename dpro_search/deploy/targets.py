@@ -1,98 +1,54 @@
-"""Which systems follow a plan, and what each takes of it: `targets_for` chooses them, `parts_of` asks each, or says why not."""
+"""What each system takes of a plan: `targets_for` chooses among those that a job has, `parts_of` asks each, or says why not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 
-from dpro_search.deploy.parts.horovod import horovod_part
-from dpro_search.deploy.parts.part import JobFacts, Part, Servers
-from dpro_search.deploy.parts.pytorch import ddp_part, pytorch_part
-from dpro_search.deploy.parts.stores import byteps_part, kvstore_part
-from dpro_search.deploy.parts.tensorflow_step import tensorflow_part, xla_part
+from dpro_search.deploy.parts.part import JobFacts, Part, Servers, Target
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 
 
-class Target(StrEnum):
-    """Systems that follow a plan, or a part of it."""
+def targets_for(plan: Plan, available: Sequence[Target], preferred: Target | None = None) -> tuple[Target, ...]:
+    """The targets that together follow a plan, in the order of those that there are.
 
-    HOROVOD = "horovod"
-    XLA = "xla"
-    TENSORFLOW = "tensorflow"
-    DDP = "ddp"
-    PYTORCH = "pytorch"
-    MXNET = "mxnet"
-    BYTEPS = "byteps"
-
-
-FIELDS: Mapping[Target, tuple[str, ...]] = {
-    Target.HOROVOD: ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms", "compression"),
-    Target.XLA: ("op_clusters",),
-    Target.TENSORFLOW: ("bfloat16_ops", "recomputed_ops", "micro_batches"),
-    Target.DDP: ("bucket_cap_bytes", "tensor_groups", "compression"),
-    Target.PYTORCH: ("recomputed_modules", "bfloat16_modules", "micro_batches"),
-    Target.MXNET: ("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression"),
-    Target.BYTEPS: ("servers", "servers_on_workers", "partition_bytes", "credit", "compression"),
-}
-_COMMUNICATE = (Target.HOROVOD, Target.DDP, Target.MXNET, Target.BYTEPS)  # a job has one of these
-_FRAMEWORK = {  # Horovod has several
-    Target.XLA: "tensorflow",
-    Target.TENSORFLOW: "tensorflow",
-    Target.DDP: "pytorch",
-    Target.PYTORCH: "pytorch",
-    Target.MXNET: "mxnet",
-    Target.BYTEPS: "mxnet",
-}
-_WHY_NOT = {
-    (Target.PYTORCH, "bfloat16_ops"): "autocast takes modules (bfloat16_modules), and the plan names single ops",
-    (Target.PYTORCH, "recomputed_ops"): "checkpointing takes modules (recomputed_modules), and the plan names single ops",
-    (Target.PYTORCH, "op_clusters"): "torch.compile chooses what it fuses by itself",
-    (Target.MXNET, "micro_batches"): "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
-}
-_PARTS: Mapping[Target, Callable[[Plan, JobFacts], Part]] = {
-    Target.HOROVOD: horovod_part,
-    Target.XLA: xla_part,
-    Target.TENSORFLOW: tensorflow_part,
-    Target.DDP: ddp_part,
-    Target.PYTORCH: pytorch_part,
-    Target.MXNET: kvstore_part,
-    Target.BYTEPS: byteps_part,
-}
-
-
-def targets_for(plan: Plan, available: Sequence[Target] | None = None) -> tuple[Target, ...]:
-    """The targets that together follow a plan, out of those that the job has (None: not known, any; where several can, Horovod).
+    Parameters
+    ----------
+    available
+        Those of the job's kind; all, where the kind is not known.
+    preferred
+        Which one is meant where several could be; None: that is an error.
 
     Raises
     ------
     InputError
         A field of the plan is nobody's, or several could be meant.
     """
-    known = available is not None
-    available = tuple(Target) if available is None else available
-    fields = set_fields(plan)
-    able = {name: [target for target in available if name in FIELDS[target]] for name in fields}
+    able = {name: [target for target in available if name in target.fields] for name in plan.changes}
     chosen = {targets[0] for targets in able.values() if len(targets) == 1}
     for name, targets in able.items():
         if not targets:
-            raise InputError(f"{name}: {_reason(name, available)}")
-        frameworks = {_FRAMEWORK[target] for target in chosen if target in _FRAMEWORK}
-        fitting = [target for target in targets if _FRAMEWORK.get(target) in frameworks]
+            raise InputError(f"{name}: {_reason(name, available, available)}")
+        frameworks = {target.framework for target in chosen if target.framework is not None}
+        fitting = [target for target in targets if target.framework in frameworks]
         if not chosen & set(targets) and len(fitting) == 1:
             chosen.add(fitting[0])
-        if not chosen & set(targets) and not known and Target.HOROVOD in targets:
-            chosen.add(Target.HOROVOD)
+        if not chosen & set(targets) and preferred in targets:
+            chosen.add(preferred)
         if not chosen & set(targets):
-            raise InputError(f"{name}: say which of {', '.join(targets)} is meant with --target")
-    if not chosen and known:
-        chosen = set(available[:1])  # the empty plan
-    return tuple(target for target in Target if target in chosen)
+            raise InputError(f"{name}: say which of {', '.join(map(str, targets))} is meant with --target")
+    if not chosen:
+        chosen = {preferred} if preferred is not None else set(available[:1])  # the empty plan
+    return tuple(target for target in available if target in chosen)
 
 
-def set_fields(plan: Plan) -> list[str]:
-    """Names of the fields that a plan changes."""
-    return [name for name in plan.__struct_fields__ if getattr(plan, name) is not None]
+def targets_named(names: Sequence[str], known: Sequence[Target]) -> tuple[Target, ...]:
+    """Targets by their names; raises `InputError` for an unknown one."""
+    by_name = {target.name: target for target in known}
+    unknown = sorted({*names} - {*by_name})
+    if unknown:
+        raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(by_name)})")
+    return tuple(by_name[name] for name in names)
 
 
 def more_servers(plan: Plan, recorded: Servers) -> int:
@@ -104,8 +60,15 @@ def more_servers(plan: Plan, recorded: Servers) -> int:
     return max(count - (0 if recorded.on_workers else recorded.count), 0)
 
 
-def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None) -> dict[Target, Part]:
+def parts_of(
+    plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None, known: Sequence[Target] = ()
+) -> dict[Target, Part]:
     """What each target needs.
+
+    Parameters
+    ----------
+    known
+        Other targets, for the error about a field that none of `targets` can express.
 
     Raises
     ------
@@ -113,21 +76,22 @@ def parts_of(plan: Plan, targets: Sequence[Target], facts: JobFacts | None = Non
         A field that none of the targets can express, or not in this job; or targets that no job has together.
     """
     facts = facts or JobFacts()
-    several = [target for target in targets if target in _COMMUNICATE]
+    several = [target for target in targets if target.communicates]
     if len(several) > 1:
         raise InputError(f"--target {several[0]} and {several[1]}: a job communicates with one of them; leave out the others")
-    of_framework = {_FRAMEWORK[target]: target for target in targets if target in _FRAMEWORK}
+    of_framework = {target.framework: target for target in targets if target.framework is not None}
     if len(of_framework) > 1:
         one, other = list(of_framework.values())[:2]
         raise InputError(f"--target {one} and {other}: a job has one framework; leave out one of them")
-    for name in set_fields(plan):
-        if not any(name in FIELDS[target] for target in targets):
-            raise InputError(f"{name}: {_reason(name, targets)}")
-    return {target: _PARTS[target](plan, facts) for target in targets}
+    for name in plan.changes:
+        if not any(name in target.fields for target in targets):
+            raise InputError(f"{name}: {_reason(name, targets, known)}")
+    return {target: target.part(plan, facts) for target in targets}
 
 
-def _reason(name: str, targets: Sequence[Target]) -> str:
-    reasons = [why for (target, field_name), why in _WHY_NOT.items() if field_name == name and target in targets]
-    able = [target for target in Target if name in FIELDS[target]]
-    told = f"; {reasons[0]}" if reasons else ""
-    return f"{' and '.join(targets) or 'this job'} cannot express it{told} (known to: {', '.join(able)}; choose with --target)"
+def _reason(name: str, targets: Sequence[Target], known: Sequence[Target]) -> str:
+    reasons = [target.why_not[name] for target in targets if name in target.why_not]
+    able = [target.name for target in dict.fromkeys((*known, *targets)) if name in target.fields]
+    because = f"; {reasons[0]}" if reasons else ""
+    others = f" (known to: {', '.join(able)}; choose with --target)" if able else ""
+    return f"{' and '.join(map(str, targets)) or 'this job'} cannot express it{because}{others}"

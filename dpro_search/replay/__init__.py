@@ -9,13 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpro_search.replay.predictor import Predictor
     from dpro_search.replay.replayer import replay
     from dpro_search.replay.timeline import Timeline
 
-__all__ = ["Predictor", "Timeline", "replay"]
+__all__ = ["Timeline", "replay"]
 
-_MODULES = {"Predictor": "predictor", "Timeline": "timeline", "replay": "replayer"}
+_MODULES = {"Timeline": "timeline", "replay": "replayer"}
 
 
 def __getattr__(name: str) -> Any:

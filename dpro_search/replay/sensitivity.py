@@ -55,7 +55,7 @@ class ComputeScaled:
     @property
     def text(self) -> str:
         """What people read."""
-        return f"{_whose('compute', self.rank)} {_faster(self.factor)}"
+        return f"{_of_rank_text(self.rank)}compute={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
         """The graph of the changed job."""
@@ -72,7 +72,7 @@ class CommunicationScaled:
     @property
     def text(self) -> str:
         """What people read."""
-        return f"{_whose('communication', self.rank)} {'free' if self.factor == 0 else _faster(self.factor)}"
+        return f"{_of_rank_text(self.rank)}communication={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
         """The graph of the changed job."""
@@ -126,7 +126,7 @@ class BandwidthScaled:
     @property
     def text(self) -> str:
         """What people read."""
-        return f"bandwidth x {self.factor:g}"
+        return f"bandwidth={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
         """The graph of the changed job."""
@@ -334,8 +334,8 @@ def _medians(key: Ints, value: Floats) -> tuple[Ints, Floats]:
     return keys, (value[first + (count - 1) // 2] + value[first + count // 2]) / 2
 
 
-def _whose(what: str, rank: int | None) -> str:
-    return f"all {what}" if rank is None else f"{what} of rank {rank}"
+def _of_rank_text(rank: int | None) -> str:
+    return "" if rank is None else f"rank{rank}."
 
 
 def _faster(factor: float) -> str:

@@ -22,6 +22,7 @@ from dpro_search.search.correction import Correction, Knobs, Session, half_width
 from dpro_search.search.objective import Objective, judge_of
 from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 CALIBRATION_VERSION = 2
 _FILE = "calibration.json"
@@ -164,9 +165,14 @@ class CalibratedObjective:
         return self._objective.tensors
 
     @property
-    def recorded(self) -> CommSettings:
+    def recorded(self) -> CommSettings | None:
         """Those of the objective."""
         return self._objective.recorded
+
+    @property
+    def space(self) -> PlanSpace:
+        """That of the objective."""
+        return self._objective.space
 
     def predict(self, plan: Plan) -> Prediction:
         """The objective's prediction, corrected."""

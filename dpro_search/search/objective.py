@@ -6,13 +6,13 @@ from typing import Protocol, cast
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 
 class Objective(Protocol):
     """Prices plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
-    An objective may also have a `space`, the `PlanSpace` of what its job can follow (else it is a Horovod job), be a `Guide` of
-    samplers: have `exchanges`, and be a `Judge` of the plans that a search lists.
+    An objective may also be a `Guide` of samplers (have `exchanges`), and a `Judge` of the plans that a search lists.
     """
 
     @property
@@ -20,8 +20,12 @@ class Objective(Protocol):
         """The communicated tensors, in the order in which they become ready in the recorded step."""
 
     @property
-    def recorded(self) -> CommSettings:
-        """The knobs of the recording, which the empty plan keeps."""
+    def recorded(self) -> CommSettings | None:
+        """Horovod's knobs in the recording, which the empty plan keeps; None for other kinds of jobs."""
+
+    @property
+    def space(self) -> PlanSpace:
+        """The plans that the job can follow."""
 
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan."""

@@ -1,7 +1,8 @@
 """What is searched: a recorded job's prices, and all that tells its run folder from those of other searches.
 
-    asked = SearchRequest.of(folder, Trace.load(folder), PlanOptions(allow_lossy=True))
-    run_search(asked.objective, trials=500, out=out, trace=asked.trace, trace_digest=asked.trace_digest, options=asked.options)
+    options = PlanOptions(allow_lossy=True)
+    request = SearchRequest.of(folder, job_of(Trace.load(folder), options), options.named)
+    run_search(request.objective, trials=500, out=out, trace_digest=request.trace_digest, options=request.options)
 
 The command line and the Python API both ask in this way, so that each continues the other's runs.
 """
@@ -13,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
 from dpro_search.search.calibration import CalibratedObjective, Calibration, calibration_named
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import RunInfo
@@ -45,24 +44,25 @@ class SearchRequest:
     note: str = ""
 
     @staticmethod
-    def of(folder: Path, trace: Trace, options: PlanOptions | None = None, calibrate: Path | None = None) -> SearchRequest:
-        """What to ask of the trace in a folder.
+    def of(folder: Path, objective: Objective, options: Mapping[str, str | Path], calibrate: Path | None = None) -> SearchRequest:
+        """What to search of the trace in a folder.
 
         Parameters
         ----------
+        objective
+            Prices of the plans of the trace's job.
+        options
+            What they depend on beside the trace, by name; files and folders as paths.
         calibrate
             A run folder whose real runs correct the predictions; None: as they are.
 
         Raises
         ------
         InputError
-            The job does not have what the options ask for, or a file that they name is missing or damaged.
-        GraphError
-            The trace cannot be replayed.
+            A file that the options name is missing, or the calibration's is damaged.
         """
-        options = options or PlanOptions()
-        objective: Objective = plan_predictor(trace, options)
-        named, note = _named(options), ""
+        named = {name: value if isinstance(value, str) else _digest_of_files(value) for name, value in options.items()}
+        note = ""
         if calibrate is not None:
             calibration = Calibration.load(calibrate)
             objective = CalibratedObjective(objective, calibration)
@@ -97,22 +97,6 @@ def calibration_of(info: RunInfo, run: Path) -> Calibration:
     """
     text = info.options.get("calibration")
     return Calibration() if text is None else calibration_named(text, f"{run / 'run.json'}, options")
-
-
-def _named(options: PlanOptions) -> dict[str, str]:
-    found = {}
-    if options.compute:
-        found["with"] = ",".join(sorted(options.compute))
-    if options.allow_lossy:
-        found["allow_lossy"] = "yes"
-    if options.memory_limit_bytes is not None:
-        found["memory_limit_bytes"] = str(options.memory_limit_bytes)
-    files = {
-        "cluster_model": options.cluster_model,
-        "precision_table": options.precision_table,
-        "all_reduce_model": options.all_reduce_model,
-    }
-    return found | {name: _digest_of_files(path) for name, path in files.items() if path is not None}
 
 
 def _digest_of_files(path: Path) -> str:

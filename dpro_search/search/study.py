@@ -36,7 +36,6 @@ from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessPricer
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import PlanSpace, horovod_space
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
@@ -120,7 +119,7 @@ def run_search(
     _check(objective, trials, workers, engine, trace)
     if quantile is not None:
         check_quantile(objective, quantile)
-    space, guide = _space_of(objective), _guide_of(objective)
+    space, guide = objective.space, _guide_of(objective)
     chooser = sampler_for(space, sampler, seed, guide)
     info = RunInfo(
         sampler=sampler,
@@ -243,20 +242,9 @@ def _result(
     )
 
 
-def _space_of(objective: Objective) -> PlanSpace:
-    """The plans of an objective: its own space, or what any Horovod job has."""
-    found = getattr(objective, "space", None)
-    return found if isinstance(found, PlanSpace) else horovod_space(objective.tensors, objective.recorded)
-
-
 def _guide_of(objective: Objective) -> Guide | None:
     """What replays plans for samplers: the objective, where it can tell collectives apart."""
-    if callable(getattr(objective, "exchanges", None)):
-        return cast("Guide", objective)
-    from dpro_search.replay.horovod_plans import HorovodPlans
-    from dpro_search.replay.predictor import Predictor
-
-    return HorovodPlans(objective) if isinstance(objective, Predictor) else None
+    return cast("Guide", objective) if callable(getattr(objective, "exchanges", None)) else None
 
 
 class Crew(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from dpro_search.collect.trace import TraceMeta
@@ -56,3 +58,18 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             cores=tuple(rank % count for rank in range(ranks)),
             ranks_per_host=None if per_host is None or ranks % per_host else per_host,
         )
+
+    def changed(self, *, ranks: int | None = None, cores: int | None = None, rate_bps: float | None = None) -> ClusterSpec:
+        """The same with what is named changed; None leaves it. Ranks share `cores` in turn; `math.inf` is a rate without limit."""
+        found = self
+        if ranks is not None or cores is not None:
+            found = found.with_ranks(self.ranks if ranks is None else ranks, cores)
+        if rate_bps is not None:
+            found = msgspec.structs.replace(found, rate_bps=None if math.isinf(rate_bps) else rate_bps)
+        return found
+
+    def faster(self, factor: float, text: str) -> ClusterSpec:
+        """The same with links that many times as fast; raises `InputError` that shows `text` if they have no limit."""
+        if self.rate_bps is None:
+            raise InputError(f"'{text}': the rate of the recording's links is not known; use rate=1gbit")
+        return msgspec.structs.replace(self, rate_bps=self.rate_bps * factor)

@@ -18,8 +18,8 @@ PLAN_VERSION = 1
 MOST = 1e15  # of any number in a plan: a petabyte, or thirty years; arrays and clocks hold that
 _NOT_NEGATIVE = ("fusion_threshold_bytes", "credit")
 _POSITIVE = (
-    *("cycle_time_us", "bucket_cap_bytes", "servers", "bigarray_bound", "slice_threshold", "partition_bytes"),
-    "micro_batches",
+    *("cycle_time_us", "bucket_cap_bytes", "first_bucket_bytes", "servers", "bigarray_bound", "slice_threshold"),
+    *("partition_bytes", "micro_batches"),
 )
 _NAME_SETS = {"bfloat16_ops": "op", "recomputed_ops": "op", "recomputed_modules": "module", "bfloat16_modules": "module"}
 
@@ -36,8 +36,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     allreduce_algorithms
         Horovod on Open MPI: how all-reduces of at least so many bytes add up, (bytes, algorithm) from the smallest on, which is 0.
         "hierarchy": within each host, among hosts, and back; where all hosts have several ranks.
-    bucket_cap_bytes
-        PyTorch DDP: size of a gradient bucket.
+    bucket_cap_bytes, first_bucket_bytes
+        PyTorch DDP: size at which a gradient bucket is closed, and the same of the first bucket.
+    prefetch, reshard_after_forward
+        PyTorch FSDP: whether each unit's parameters are gathered while the unit before it computes, and whether a unit gives its
+        parameters up after the forward pass.
     servers, bigarray_bound, p3, slice_threshold
         MXNet KVStore: number of servers; elements from which a tensor is spread over all of them; priority-based slices, and the
         elements of one.
@@ -66,6 +69,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
     allreduce_algorithms: tuple[tuple[int, MpiAlgorithm], ...] | None = None
     bucket_cap_bytes: int | None = None
+    first_bucket_bytes: int | None = None
+    prefetch: bool | None = None
+    reshard_after_forward: bool | None = None
     servers: int | None = None
     bigarray_bound: int | None = None
     p3: bool | None = None

@@ -23,7 +23,7 @@ from dpro_search.costmodel.compressed_gradients import BYTEPS_CAST_CALL_US, BYTE
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.targets import Target
+from dpro_search.deploy.parts.stores import BYTEPS
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_stores import untraced_us
 from experiments.search.testbed_jobs import SCHEMES
@@ -49,7 +49,7 @@ def measure(workload: str, kind: str, python: str) -> Used:
         folder = Path(name)
         env = {"DMLC_NUM_SERVER": str(_RANKS)}
         if _KINDS[kind] != Plan():
-            env[PLAN_VARIABLE] = str(export_plan(_KINDS[kind], folder / "plan", (Target.BYTEPS,), JobFacts()).folder)
+            env[PLAN_VARIABLE] = str(export_plan(_KINDS[kind], folder / "plan", (BYTEPS,), JobFacts()).folder)
         command = (*SCHEMES["byteps"].command(python, workload, _STEPS), "--batch", "2")
         spec = JobSpec(command=command, ranks=_RANKS, cores=default_cores(_RANKS), env=env)
         trace = record_byteps_job(spec, folder / "trace", schedule=_SCHEDULE)

@@ -20,12 +20,12 @@ from dpro_search.collect.trace import AllocatorReport, Trace
 from dpro_search.costmodel.memory import allocator_peak_bytes
 from dpro_search.costmodel.precision import BUNDLED_TABLE
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.jobs import KINDS, PLAN_VARIABLE, RecordedJob
+from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.step_memory import StepMemory
-from dpro_search.replay.horovod_plans import horovod_plans
-from dpro_search.replay.plan_predictor import PlanOptions
+from dpro_search.kinds import PlanOptions, recorded_job
+from dpro_search.kinds.horovod.job import horovod_job
 from dpro_search.space.plan import Plan
 from experiments.costmodel.memory import COUNTED_FROM_BYTES, MIB, SCHEDULE
 
@@ -86,7 +86,7 @@ class Recorded:
 def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
     if kind == "accumulation":
         return Plan(micro_batches=_PARTS)
-    space = horovod_plans(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
+    space = horovod_job(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
     choice = next(choice for choice in space.choices if choice.name == kind)
     if kind == "recomputation":
         return min((Plan(**rung) for rung in choice.ways["segments"]), key=memory.predicted_bytes)
@@ -94,9 +94,9 @@ def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
 
 
 def _record(trace: Trace, plan: Plan, folder: Path) -> None:
-    job = RecordedJob.of(trace)
+    job = recorded_job(trace)
     shutil.rmtree(folder, ignore_errors=True)
-    exported = export_plan(plan, folder / "plan", targets_for(plan, KINDS[trace.meta.format].targets), job.facts)
+    exported = export_plan(plan, folder / "plan", targets_for(plan, job.launcher.targets), job.facts)
     env = {**job.spec.env, **exported.env, "OMP_NUM_THREADS": "1", PLAN_VARIABLE: str(exported.folder.resolve())}
     record_job(replace(job.spec, env=env), folder / "trace", schedule=SCHEDULE)
 

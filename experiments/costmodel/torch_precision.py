@@ -30,7 +30,7 @@ from dpro_search.collect.torch_spans import FUNCTION
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.costmodel.precision import CastRow, PrecisionRow, PrecisionTable, WorkloadTime, fit_torch
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.targets import Target
+from dpro_search.deploy.parts.pytorch import PYTORCH
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations.module_precision import change_of, together_us
 from dpro_search.space.transformations.modules import outermost
@@ -105,7 +105,7 @@ def _measure(options: argparse.Namespace) -> None:
         command = (options.python, str(JOB), model)
         trace = _recorded(folder / "float32", JobSpec(command=command, ranks=1, cores=(options.core,), env={}))
         names = outermost([module.name for module in trace.modules if module.lowered is not None])
-        export_plan(Plan(bfloat16_modules=names), folder / "plan", (Target.PYTORCH,))
+        export_plan(Plan(bfloat16_modules=names), folder / "plan", (PYTORCH,))
         env = {"DPRO_SEARCH_PLAN": str(folder / "plan")}
         _recorded(folder / "bfloat16", JobSpec(command=command, ranks=1, cores=(options.core,), env=env))
         print(model, flush=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.replay.evaluate import profiled_iterations_us
+from dpro_search.kinds._evaluate import profiled_iterations_us
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from experiments.dpro.daydream import Variant, measured_bytes_per_us, predictions_us
 from experiments.dpro.figures import Panel, bars
 from experiments.dpro.parts import Options, Section, gathered, script, table
@@ -76,7 +76,7 @@ def replay_accuracy(options: Options) -> Section:
 def row_of(recording: Recording) -> Row:
     """All predictions of a recording."""
     trace = recording.load()
-    facts = verbs_of(trace).replay_trace(trace, ReplayRequest())
+    facts = replay_facts(trace, ReplayRequest())
     daydream = predictions_us(trace)
     return Row(
         system=recording.system,

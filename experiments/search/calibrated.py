@@ -23,7 +23,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.of_run import measured_session
 from dpro_search.deploy.validate import Validation, measured_plan, noise_pct_of, typical_us
 from dpro_search.errors import InputError
-from dpro_search.replay.plan_predictor import PlanPredictor, plan_predictor
+from dpro_search.kinds import Job, job_of
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan, Prediction
 from experiments.search.testbed_case import DEFAULT, GRID, PLAN, Case, Measured, open_case
@@ -58,7 +58,7 @@ def worth(calibration: Calibration, base: tuple[Prediction, float], judged: Mapp
     )
 
 
-def calibration_of(case: Case, prices: PlanPredictor, recording_us: float) -> Calibration:
+def calibration_of(case: Case, prices: Job, recording_us: float) -> Calibration:
     """From the rounds of a case: what `validate` would leave of them."""
     base = _ended_well(case.rounds(DEFAULT))
     if not base:
@@ -103,7 +103,7 @@ def main() -> None:
     for folder in sorted({path.parent for only in options.only for path in options.folder.glob(f"{only}/setup.json")}):
         case = open_case(folder)
         trace = Trace.load(case.trace)
-        prices = plan_predictor(trace)
+        prices = job_of(trace)
         grid, defaults = _grid(case, prices), _ended_well(case.rounds(DEFAULT))
         if not grid or not defaults:
             continue
@@ -116,7 +116,7 @@ def main() -> None:
             print(calibration.said, file=sys.stderr)
 
 
-def _grid(case: Case, prices: PlanPredictor) -> dict[Plan, tuple[Prediction, float]]:
+def _grid(case: Case, prices: Job) -> dict[Plan, tuple[Prediction, float]]:
     """Settings of the grid that are not in the rounds, by what they mean: prediction and measured time in us."""
     seen = {prices.space.simplest(run.plan) for name in (DEFAULT, PLAN, GRID) for run in case.rounds(name)}
     ended_well = [point for point in case.grid().values() if not point.failed and prices.space.simplest(point.plan) not in seen]

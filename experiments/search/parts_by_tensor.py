@@ -22,10 +22,11 @@ import numpy as np
 
 from dpro_search.collect.trace import Ints, Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds import job_of
+from dpro_search.kinds.byteps.job import Byteps
+from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay.plan_predictor import plan_predictor
 from dpro_search.replay.replayer import settled_us
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, Part, byteps_graph
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
 from dpro_search.space.plan import Plan
@@ -81,12 +82,12 @@ class Case(NamedTuple):
 
 def cases(trace: Trace, rate_bps: float | None) -> list[Case]:
     """The ways in which a recording's tensors can be cut, on links of another rate if one is given."""
-    prices = plan_predictor(trace)
-    if isinstance(prices, BytepsPlans):
+    prices = job_of(trace)
+    if isinstance(prices, Byteps):
         byteps = (prices if rate_bps is None else prices.at_rate(rate_bps)).recorded_job
         pages = -(-byteps.tensor_bytes.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
         return [Case("BytePS's partitions", lambda size: byteps_graph(with_sizes(BytepsByTensor, byteps, size)), pages)]
-    if not isinstance(prices, KvstorePlans):
+    if not isinstance(prices, Kvstore):
         raise InputError("not a recording of MXNet's KVStore or BytePS")
     plans = prices if rate_bps is None else prices.at_rate(rate_bps)
     found = []

@@ -25,22 +25,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.cli.run import describe
 from dpro_search.collect._files import write_file
 from dpro_search.collect.job import Schedule, StepTimes, record_job
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
-from dpro_search.deploy.jobs import RecordedJob, Run
+from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.validate import Job, Validation, validate
 from dpro_search.errors import JobError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
+from dpro_search.kinds import PlanOptions, recorded_job
+from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
-from dpro_search.replay.plan_predictor import PlanOptions
 from dpro_search.search import run_search
 from dpro_search.search.request import digest_of
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
@@ -164,7 +164,7 @@ def _prove(folder: Path, options: argparse.Namespace) -> None:
     if options.until == "record":
         return
     compute = frozenset([*options.compute, *(["op-fusion"] if options.clusters else [])])
-    prices = horovod_plans(trace, PlanOptions(compute=compute))
+    prices = horovod_job(trace, PlanOptions(compute=compute))
     path = folder / "validation.json"
     validation = msgspec.json.decode(path.read_bytes(), type=Validation) if path.exists() else None
     if validation is not None:
@@ -179,7 +179,7 @@ def _prove(folder: Path, options: argparse.Namespace) -> None:
     if options.until == "search":
         return
     if validation is None:
-        job = KeptRuns(RecordedJob.of(trace), folder / "real-runs", options.runs)
+        job = KeptRuns(recorded_job(trace), folder / "real-runs", options.runs)
         validation = validate(job, baseline, [(plan, expected)], rounds=options.rounds, on_run=_tell)
         write_file(path, msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     made = proof_of(
@@ -204,7 +204,7 @@ def _recorded(out: Path, options: argparse.Namespace) -> Trace:
     return record_job(spec, out, rate_bps=parse_rate_bps(options.rate), shaped=True, schedule=_SCHEDULE)
 
 
-def _searched(folder: Path, prices: HorovodPlans, options: argparse.Namespace) -> Plan:
+def _searched(folder: Path, prices: Horovod, options: argparse.Namespace) -> Plan:
     """The best plan that changes anything."""
     trace = folder / "trace"
     result = run_search(

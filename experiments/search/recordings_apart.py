@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.trace import SETTLING_STEPS, Floats, Trace
-from dpro_search.replay.plan_predictor import plan_predictor
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
+from dpro_search.kinds import job_of
+from dpro_search.kinds.byteps.job import Byteps
+from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
@@ -27,10 +28,10 @@ from dpro_search.space.plan import Plan
 _COSTS = ("all workers", "each worker", "messages", "servers", "steps")
 
 
-def store_plans(trace: Trace) -> KvstorePlans | BytepsPlans:
+def store_plans(trace: Trace) -> Kvstore | Byteps:
     """Prices of a recorded job with servers."""
-    prices = plan_predictor(trace)
-    if not isinstance(prices, KvstorePlans | BytepsPlans):
+    prices = job_of(trace)
+    if not isinstance(prices, Kvstore | Byteps):
         raise SystemExit(f"a trace of {trace.meta.format}: recordings of KVStore or BytePS are compared here")
     return prices
 

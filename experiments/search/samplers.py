@@ -25,12 +25,14 @@ import numpy as np
 from benchmarks.measure import machine
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds import Job, PlanOptions, job_of
+from dpro_search.kinds.byteps.job import Byteps
+from dpro_search.kinds.ddp.job import Ddp
+from dpro_search.kinds.horovod.job import horovod_job
+from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay import Predictor
 from dpro_search.replay.exchanges import Exchange
-from dpro_search.replay.horovod_plans import horovod_plans
-from dpro_search.replay.plan_predictor import DdpPlans, PlanOptions, PlanPredictor, plan_predictor
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
 from dpro_search.search.samplers import SAMPLERS, Guide, Proposal, Sampler, sampler_for
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
@@ -95,7 +97,7 @@ class RandomSampler(Sampler):
 class Charged:
     """Prices of a job, each replayed once, with a clock that counts what all the replays of a search take."""
 
-    def __init__(self, prices: PlanPredictor, clock: Callable[[], float] = time.process_time) -> None:
+    def __init__(self, prices: Job, clock: Callable[[], float] = time.process_time) -> None:
         self.space = prices.space
         self._prices = prices
         self._clock = clock
@@ -140,24 +142,24 @@ class Charged:
         return self._known[key][0]
 
 
-def prices_of(trace: Trace, rate: str | None) -> PlanPredictor:
+def prices_of(trace: Trace, rate: str | None) -> Job:
     """Prices of a recorded job's plans, on links of another rate where one is named."""
     if rate is None:
-        return plan_predictor(trace)
+        return job_of(trace)
     rate_bps = parse_rate_bps(rate)
     if trace.meta.settings is not None:
         predictor = Predictor.from_trace(trace)
         elsewhere = predictor.at(cluster=msgspec.structs.replace(predictor.cluster, rate_bps=rate_bps))
-        return horovod_plans(trace, PlanOptions(), elsewhere)
-    match plan_predictor(trace):
-        case KvstorePlans() | BytepsPlans() as stores:
+        return horovod_job(trace, PlanOptions(), elsewhere)
+    match job_of(trace):
+        case Kvstore() | Byteps() as stores:
             return stores.at_rate(rate_bps)
-        case DdpPlans(predictor=ddp):
-            return DdpPlans(ddp.at(cluster=msgspec.structs.replace(ddp.cluster, rate_bps=rate_bps)))
+        case Ddp(predictor=ddp):
+            return Ddp(ddp.at(cluster=msgspec.structs.replace(ddp.cluster, rate_bps=rate_bps)))
     raise InputError(f"{trace.meta.format}: what such a job would do at another rate is not asked here")
 
 
-def searched(name: str, prices: PlanPredictor, seconds: float, seeds: int, samplers: Sequence[str] = ALL) -> Case:
+def searched(name: str, prices: Job, seconds: float, seeds: int, samplers: Sequence[str] = ALL) -> Case:
     """One case: all samplers and seeds, in turn."""
     charged = Charged(prices)
     _warm_up(prices)
@@ -196,7 +198,7 @@ def search(prices: Charged, sampler_name: str, seed: int, seconds: float) -> tup
     return best_us, len(tried)
 
 
-def _warm_up(prices: PlanPredictor) -> None:
+def _warm_up(prices: Job) -> None:
     """Have everything compiled, and what a job prepares once prepared."""
     import optuna
 

@@ -15,6 +15,7 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import Loss, Losses
 from dpro_search.deploy.validate import typical_us
 from dpro_search.errors import InputError
+from dpro_search.kinds import recorded_job
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES, Scheme
@@ -141,7 +142,7 @@ class Case:
     @cached_property
     def recorded(self) -> RecordedJob:
         """The job of the recording, with this checkout's script."""
-        return RecordedJob.of(Trace.load(self.trace), self.scheme.command(self.setup.python, self.setup.workload, 1))
+        return recorded_job(Trace.load(self.trace), self.scheme.command(self.setup.python, self.setup.workload, 1))
 
     def job(self, steps: int, *, env: Mapping[str, str] | None = None, switched: Path | None = None) -> RecordedJob:
         """The recorded job with a number of steps."""

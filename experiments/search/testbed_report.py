@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from scipy.stats import kendalltau
 
-from dpro_search.cli.run import describe
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.validate import noise_pct_of, speedup_of, typical_us
 from dpro_search.errors import InputError
-from dpro_search.replay.plan_predictor import plan_predictor
+from dpro_search.kinds import job_of
 from dpro_search.search import SearchResult
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_case import AUTOTUNE, DEFAULT, GRID, PLAN, XLA, Case, Measured, Setup, open_case
 
@@ -137,7 +137,7 @@ def report(folder: Path) -> str:
 
 def _predict(case: Case) -> Predict:
     """What the case's recording predicts."""
-    predictor = plan_predictor(Trace.load(case.trace))
+    predictor = job_of(Trace.load(case.trace))
 
     def predict(plan: Plan) -> float | None:
         try:

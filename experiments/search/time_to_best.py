@@ -26,8 +26,8 @@ from benchmarks.measure import machine
 from benchmarks.search_bert import bert_plans, recorded_plans
 from benchmarks.search_jobs import bert, ring
 from dpro_search.collect.trace import Trace
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
-from dpro_search.replay.horovod_plans import HorovodPlans
 from dpro_search.search.samplers import SAMPLERS, sampler_for
 from dpro_search.space.plan import Plan
 
@@ -43,7 +43,7 @@ class Point(NamedTuple):
     best_us: float
 
 
-def job_of(name: str) -> HorovodPlans | DataParallelPredictor:
+def job_of(name: str) -> Horovod | DataParallelPredictor:
     """The job to search."""
     match name:
         case "bert":

@@ -27,11 +27,11 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
-from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
+from dpro_search.kinds import recorded_job
+from dpro_search.kinds.horovod.job import Horovod
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay.horovod_plans import HorovodPlans
-from dpro_search.replay.predictor import Predictor
 from dpro_search.space.plan import Plan
 
 _TRAIN = Path(__file__).parents[1] / "workloads" / "train.py"
@@ -74,7 +74,7 @@ def _measure(options: argparse.Namespace) -> None:
         env = {"OMP_NUM_THREADS": "1", "HOROVOD_CONTROLLER": "mpi"}
         spec = JobSpec(command=command, ranks=options.ranks, ranks_per_host=per_host, cores=cores, env=env)
         record_job(spec, trace, rate_bps=rate_bps, shaped=True, schedule=Schedule(warmup=5, untraced=12, traced=8))
-    job = RecordedJob.of(
+    job = recorded_job(
         Trace.load(trace), (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", str(options.steps))
     )
     for number in range(options.rounds):
@@ -109,13 +109,13 @@ def table(folder: Path) -> list[str]:
     return [*lines, "", "fastest by itself: " + ", ".join(f"from {start} bytes {name}" for start, name in fastest)]
 
 
-def _prices(folder: Path) -> HorovodPlans:
+def _prices(folder: Path) -> Horovod:
     series = table_series(read_comm_table(_all_reduces(folder)))
     model = CommunicationModel.train(series, (str(_all_reduces(folder)),))
-    return HorovodPlans(Predictor.from_trace(Trace.load(folder / "trace")).at(all_reduces=model))
+    return Horovod(Predictor.from_trace(Trace.load(folder / "trace")).at(all_reduces=model))
 
 
-def _plans(prices: HorovodPlans, algorithms: str | None = None) -> dict[str, Plan]:
+def _plans(prices: Horovod, algorithms: str | None = None) -> dict[str, Plan]:
     choice = prices.predictor.all_reduce_choice()
     wanted = choice.algorithms if algorithms is None else algorithms.split(",")
     alone = {name: Plan(allreduce_algorithms=((0, name),)) for name in choice.algorithms if name in wanted}

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
 from dpro_search.collect.job import time_job
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.trace import Trace
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
 

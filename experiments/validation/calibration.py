@@ -18,7 +18,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.validate import noise_pct_of, typical_us
-from dpro_search.replay.plan_predictor import PlanPredictor, plan_predictor
+from dpro_search.kinds import Job, job_of
 from dpro_search.search.correction import Correction, Knobs, MeasuredPoint, Session, knobs_of, mean_errors_pct
 from dpro_search.space.plan import Plan
 from experiments.validation.frameworks import BASE_RATE, SCHEMES, WORKLOADS, Change, Run, Scheme
@@ -74,7 +74,7 @@ def _session(folder: Path, scheme: Scheme, workload: str) -> tuple[Session, Knob
     ):
         return None
     trace = Trace.load(recording)
-    prices = plan_predictor(trace)
+    prices = job_of(trace)
     noise = noise_pct_of([np.array(run.iteration_us) for run in base]) / 100
     session = Session(
         recorded=_point(prices, Plan(), base, noise),
@@ -92,7 +92,7 @@ def _runs(folder: Path, scheme: Scheme, workload: str, change: Change | None) ->
     return [msgspec.json.decode(path.read_bytes(), type=Measured) for path in first.parent.glob(first.name.replace(".0.", ".*."))]
 
 
-def _point(prices: PlanPredictor, plan: Plan, runs: Sequence[Measured], noise: float) -> MeasuredPoint:
+def _point(prices: Job, plan: Plan, runs: Sequence[Measured], noise: float) -> MeasuredPoint:
     found = prices.predict(plan)
     return MeasuredPoint(
         plan=plan,

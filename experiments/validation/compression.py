@@ -21,9 +21,8 @@ from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
-from dpro_search.deploy.jobs import RecordedJob
+from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES
 from experiments.validation.turns import in_turn
@@ -61,7 +60,7 @@ def main() -> None:
         schedule = Schedule(warmup=WARMUP, untraced=6, traced=8)
         RECORDERS[options.scheme](spec, folder / "trace", schedule=schedule, rate_bps=parse_rate_bps(options.rate), shaped=True)
     trace = Trace.load(folder / "trace")
-    job = RecordedJob.of(trace, command)
+    job = recorded_job(trace, command)
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}
     path = folder / "runs.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
@@ -69,10 +68,10 @@ def main() -> None:
         last = f", ends at {run.losses[-1].value:.4g}" if run.losses else ""
         runs.append(Measured(name, run.times.iteration_us.tolist(), run.times.peak_rss_bytes, verdict + last))
         path.write_bytes(msgspec.json.encode(runs))
-    print(table(plan_predictor(trace, PlanOptions(allow_lossy=True)), runs))
+    print(table(job_of(trace, PlanOptions(allow_lossy=True)), runs))
 
 
-def table(prices: PlanPredictor, runs: list[Measured]) -> str:
+def table(prices: Job, runs: list[Measured]) -> str:
     """Predicted and measured step times and peaks, a line for each setting that ran."""
     heads = (
         *("compression", "predicted, ms (interval)", "measured, ms", "error"),

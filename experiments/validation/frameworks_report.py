@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from scipy.stats import trim_mean
 
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.trace import SETTLING_STEPS, Trace
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from experiments.validation.frameworks import BASE_RATE, RATES, SCHEMES, WORKLOADS, Change, Run, Scheme
 from experiments.validation.measure import Measured
 
@@ -77,10 +77,10 @@ def _row(folder: Path, scheme: Scheme, workload: str, recorded_rate: str, rate: 
     sets = () if change is None else change.sets
     if rate != recorded_rate:
         sets = (*sets, f"rate={rate}")
-    facts = verbs_of(trace).replay_trace(trace, ReplayRequest(changes=sets))
+    facts = replay_facts(trace, ReplayRequest(changes=sets))
     measured = [float(trim_mean(run.iteration_us, TRIMMED)) for run in runs]
     speed = _compute_us(runs) / _recorded_compute_us(trace)
-    at_speed = verbs_of(trace).replay_trace(trace, ReplayRequest(changes=sets, what_ifs=(f"compute={speed:.4f}",)))
+    at_speed = replay_facts(trace, ReplayRequest(changes=sets, what_ifs=(f"compute={speed:.4f}",)))
     measured_us = float(np.mean(measured))
     setting = "another link" if rate != recorded_rate else "as recorded"
     return Row(

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 import msgspec
+from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
 from dpro_search.collect.job import Schedule, record_job, time_job
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.trace import Trace
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay import Predictor
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
 

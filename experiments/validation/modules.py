@@ -20,8 +20,7 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
-from dpro_search.deploy.jobs import RecordedJob
-from dpro_search.replay.plan_predictor import PlanOptions, PlanPredictor, plan_predictor
+from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job
 from dpro_search.space.plan import Plan
 from experiments.validation.turns import in_turn
 
@@ -40,7 +39,7 @@ class Measured(msgspec.Struct):
     same_losses: str
 
 
-def plans(prices: PlanPredictor, change: str) -> dict[str, Plan]:
+def plans(prices: Job, change: str) -> dict[str, Plan]:
     """The settings, by name."""
     field, way = _RUNGS[change]
     blocks = next(choice for choice in prices.space.choices if choice.name == change).ways[way][-1][field]
@@ -78,8 +77,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         record_ddp_job(spec, folder / "trace", schedule=Schedule(warmup=WARMUP, untraced=7, traced=6))
     trace = Trace.load(folder / "trace")
-    prices = plan_predictor(trace, PlanOptions(compute=frozenset({options.change}), precision_table=options.precision_table))
-    settings, job, path = plans(prices, options.change), RecordedJob.of(trace, command), folder / f"{options.change}.json"
+    prices = job_of(trace, PlanOptions(compute=frozenset({options.change}), precision_table=options.precision_table))
+    settings, job, path = plans(prices, options.change), recorded_job(trace, command), folder / f"{options.change}.json"
     runs = msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
     for name, run, verdict in in_turn(job, settings, options.rounds, WARMUP):
         times = run.times
@@ -88,7 +87,7 @@ def main() -> None:
     print(table(prices, settings, runs))
 
 
-def table(prices: PlanPredictor, settings: dict[str, Plan], runs: list[Measured]) -> str:
+def table(prices: Job, settings: dict[str, Plan], runs: list[Measured]) -> str:
     """Predicted and measured step times and peaks, a line for each setting."""
     base = prices.predict(Plan())
     cpu_us = {name: [float(np.median(run.compute_cpu_us)) for run in runs if run.setting == name] for name in settings}

@@ -26,7 +26,7 @@ from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
-from dpro_search.replay.plan_predictor import plan_predictor
+from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_case import DEFAULT, PLAN, Case, open_case
 
@@ -122,7 +122,7 @@ def predictions(folder: Path, plan: Plan) -> list[str]:
     lines = ["| recording of the default | own steps, ms | predicted: default | plan | gain |", "|---:|---:|---:|---:|---:|"]
     for path in sorted(folder.glob(f"{DEFAULT}-{RECORDED}.*.trace")):
         trace = Trace.load(path)
-        prices = plan_predictor(trace)
+        prices = job_of(trace)
         default_us, plan_us = (prices.predict(one).iteration_us for one in (Plan(), plan))
         own_us = typical_us([trace.iterations_us()])
         lines.append(

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.replay import Predictor
 from dpro_search.space.plan import Plan
 from experiments.validation.measure import BASE_RATE, CORES, RATES, WORKLOADS, Measured, plans
 

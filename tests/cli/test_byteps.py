@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpro_search.cli._byteps import diagnose_trace, print_diagnosis, replay_trace
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
+from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
+from dpro_search.kinds import job_of
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
 from tests.faults.processes import succeeds
 
@@ -26,11 +27,15 @@ def trace() -> Trace:
 
 
 def replayed(trace: Trace, **options) -> dict:
-    return replay_trace(trace, ReplayRequest(**options))
+    return replay_facts(trace, ReplayRequest(**options))
 
 
-def test_the_verbs_find_the_module_of_the_trace(trace):
-    assert verbs_of(trace).replay_trace is replay_trace
+def printed(trace: Trace) -> dict:
+    """The facts of a diagnosis, which is printed for people."""
+    job = job_of(trace)
+    facts = job.diagnose()
+    print_diagnosis(facts, job.tables(facts))
+    return facts
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):
@@ -61,9 +66,9 @@ def test_every_knob_can_be_set(trace, change):
     [
         (
             "fusion_threshold_bytes=1",
-            "a job with BytePS has no such knob; known are partition_bytes, credit, servers, servers_on_workers, compression, rate",
+            "a job with BytePS has no knob 'fusion_threshold_bytes' .known: servers, servers_on_workers, partition_bytes, credit",
         ),
-        ("partition_bytes=many", "'many' is not a number"),
+        ("partition_bytes=many", "'many' is not a size"),
         ("servers=0", "servers must be > 0"),
         ("compression=2bit", "compression '2bit': a job with BytePS has fp16"),
     ],
@@ -71,7 +76,7 @@ def test_every_knob_can_be_set(trace, change):
 def test_what_byteps_does_not_have_is_refused(trace, change, said):
     with pytest.raises(InputError, match=said):
         replayed(trace, changes=(change,))
-    with pytest.raises(InputError, match="leave out the others"):
+    with pytest.raises(InputError, match=r"a job with BytePS cannot be replayed step by step \(--own-durations\); a Horovod job"):
         replayed(trace, own_durations=True)
 
 
@@ -82,34 +87,33 @@ def test_a_timeline_can_be_written(trace, tmp_path):
 
 
 def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, capsys):
-    result = diagnose_trace(trace)
+    result = printed(trace)
     assert [row["server"] for row in result["servers"]] == [0, 1]
     assert sum(row["bytes"] for row in result["servers"]) == sum(tensor.size_bytes for tensor in trace.tensors)
     assert sum(row["share_pct"] for row in result["servers"]) == pytest.approx(100)
     asked = {row["what_if"] for row in result["gains"]}
     assert {"servers=3", "partition_bytes=2048", "partition_bytes=32768"} <= asked
     assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
-    print_diagnosis(result)
     assert "what the servers sum" in capsys.readouterr().out
     assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
 
 
 def test_a_diagnosis_asks_for_other_hosts_of_servers_where_links_have_a_rate(trace):
     slow = replace(trace, meta=msgspec.structs.replace(trace.meta, rate_bps=1e6))
-    result = diagnose_trace(slow)
+    result = printed(slow)
     assert "servers_on_workers=1" in {row["what_if"] for row in result["gains"]}
-    assert "servers_on_workers=1" not in {row["what_if"] for row in diagnose_trace(trace)["gains"]}
+    assert "servers_on_workers=1" not in {row["what_if"] for row in printed(trace)["gains"]}
 
 
 def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan(partition_bytes=4096, servers=1).to_json())
-    asked = replayed(trace, plan=plan)["predicted_iteration_us"]
+    asked = replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
     assert asked == replayed(trace, changes=("partition_bytes=4096", "servers=1"))["predicted_iteration_us"]
-    assert replayed(trace, plan=plan)["measured_iteration_us"] is None
+    assert replayed(trace, plan=Plan.load(plan))["measured_iteration_us"] is None
     plan.write_bytes(Plan(p3=True).to_json())
     with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):
-        replayed(trace, plan=plan)
+        replayed(trace, plan=Plan.load(plan))
 
 
 def test_halves_are_found_by_a_search_that_may_lose_something_and_exported(trace, tmp_path):

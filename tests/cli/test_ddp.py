@@ -6,16 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.cli._ddp import diagnose_trace, print_diagnosis, replay_trace
-from dpro_search.cli._jobs import ReplayRequest
+from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.replay.ddp.predictor import DdpPredictor
-from dpro_search.replay.ddp.what_if import asked
-from dpro_search.replay.evaluate import held_out, with_own_durations
-from dpro_search.replay.what_if import parse_question
+from dpro_search.kinds import job_of
+from dpro_search.kinds._evaluate import held_out, with_own_durations
+from dpro_search.kinds._program_job import scaled
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scale
 
 RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
 
@@ -26,7 +27,15 @@ def trace() -> Trace:
 
 
 def replayed(trace: Trace, **options) -> dict:
-    return replay_trace(trace, ReplayRequest(**options))
+    return replay_facts(trace, ReplayRequest(**options))
+
+
+def printed(trace: Trace) -> dict:
+    """The facts of a diagnosis, which is printed for people."""
+    job = job_of(trace)
+    facts = job.diagnose()
+    print_diagnosis(facts, job.tables(facts))
+    return facts
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):
@@ -52,7 +61,7 @@ def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())
     assert (
-        replayed(trace, plan=plan)["predicted_iteration_us"]
+        replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
         == replayed(trace, changes=("bucket_cap_bytes=1",))["predicted_iteration_us"]
     )
 
@@ -66,7 +75,11 @@ def test_the_first_bucket_has_a_size_of_its_own(trace):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [("cycle_time_us=3", "no such knob"), ("bucket_cap_bytes=big", "not a number"), ("rate=fast", "rate 'fast'")],
+    [
+        ("cycle_time_us=3", "has no knob 'cycle_time_us'"),
+        ("bucket_cap_bytes=big", "'big' is not a size"),
+        ("rate=fast", "'fast' is not a rate"),
+    ],
 )
 def test_a_change_that_cannot_be_made_is_named(trace, change, said):
     with pytest.raises(InputError, match=said):
@@ -78,7 +91,7 @@ def test_a_held_out_step_is_predicted_from_the_others(trace):
     assert 9 not in predictor.graph.steps
     assert measured == pytest.approx(float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9]))
     assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx(error)
-    with pytest.raises(InputError, match="profiled steps are 8 to 11"):
+    with pytest.raises(InputError, match="step 3 was not profiled; choose a step from 8 to 11"):
         held_out(trace, 3, DdpPredictor)
 
 
@@ -92,12 +105,12 @@ def test_questions_change_the_job(trace):
     predictor = DdpPredictor.from_trace(trace)
     base = predictor.predict(Plan()).iteration_us
     for text in ("compute=0.5", "rank1.compute=0.5", "communication=0", "bandwidth=4"):
-        assert asked(predictor, parse_question(text)).predict(Plan()).iteration_us <= base * 1.01, text
+        assert scaled(predictor, Scale.parse(text)).predict(Plan()).iteration_us <= base * 1.01, text
     with pytest.raises(InputError, match="ranks 0 to 1"):
-        asked(predictor, parse_question("rank7.compute=0.5"))
+        scaled(predictor, Scale.parse("rank7.compute=0.5"))
     unknown = DdpPredictor(predictor.graph, predictor.costs, msgspec.structs.replace(predictor.cluster, rate_bps=None))
-    with pytest.raises(InputError, match="rate is not known"):
-        asked(unknown, parse_question("bandwidth=2"))
+    with pytest.raises(InputError, match="rate of the recording's links is not known"):
+        scaled(unknown, Scale.parse("bandwidth=2"))
 
 
 def test_samples_give_quantiles_in_order(trace):
@@ -124,7 +137,7 @@ def test_a_changed_replay_is_written_alone(trace, tmp_path):
 
 
 def test_a_diagnosis_follows_the_critical_path(trace):
-    result = diagnose_trace(trace)
+    result = printed(trace)
     path = result["critical_path"]
     assert {row["kind"] for row in path} <= {"compute", "late_rank", "communication"}
     assert sum(row["duration_us"] for row in path) == pytest.approx(
@@ -134,12 +147,11 @@ def test_a_diagnosis_follows_the_critical_path(trace):
 
 
 def test_a_diagnosis_names_ranks_buckets_and_gains(trace, capsys):
-    result = diagnose_trace(trace)
+    result = printed(trace)
     assert [row["rank"] for row in result["ranks"]] == [0, 1]
     assert sum(row["bytes"] for row in result["buckets"]) == 54056
     assert [row["bucket"] for row in result["buckets"]] == [0, 1]
-    assert {row["what_if"] for row in result["gains"]} >= {"compute=0.9", "communication=0", "bucket_cap_mb=25"}
+    assert {row["what_if"] for row in result["gains"]} >= {"compute=0.9", "communication=0", "bucket_cap_bytes=25MiB"}
     gained = [row["gain_us"] for row in result["gains"]]
     assert gained == sorted(gained, reverse=True)
-    print_diagnosis(result)
-    assert "bucket_cap_mb=25" in capsys.readouterr().out
+    assert "bucket_cap_bytes=25MiB" in capsys.readouterr().out

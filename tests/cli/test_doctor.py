@@ -5,8 +5,10 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -99,7 +101,8 @@ def test_of_the_sample_it_says_what_each_verb_can_do() -> None:
 
 
 def test_a_job_without_knobs_cannot_be_searched_and_it_says_what_can_be_asked(tmp_path: Path) -> None:
-    assemble_torch(Path(__file__).parents[1] / "data" / "fsdp_mlp").save(tmp_path / "trace")
+    trace = assemble_torch(Path(__file__).parents[1] / "data" / "fsdp_mlp")
+    replace(trace, meta=msgspec.structs.replace(trace.meta, format="chakra")).save(tmp_path / "trace")
     checks = checks_of(doctor(tmp_path / "trace", "--json"))
     assert checks["replay, diagnose"]["ok"]
     assert not checks["run"]["ok"]

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cli._fsdp import diagnose_trace, print_diagnosis, replay_trace
-from dpro_search.cli._jobs import ReplayRequest
+from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds import job_of
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
 
 RAW = Path(__file__).parents[1] / "data" / "fsdp_mlp"
@@ -20,7 +21,15 @@ def trace() -> Trace:
 
 
 def replayed(trace: Trace, **options) -> dict:
-    return replay_trace(trace, ReplayRequest(**options))
+    return replay_facts(trace, ReplayRequest(**options))
+
+
+def printed(trace: Trace) -> dict:
+    """The facts of a diagnosis, which is printed for people."""
+    job = job_of(trace)
+    facts = job.diagnose()
+    print_diagnosis(facts, job.tables(facts))
+    return facts
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):
@@ -40,16 +49,16 @@ def test_knobs_are_set_one_after_the_other(trace):
     # 50 kB are gathered again: 25 kB on each link at 5 Mbit/s.
     assert replayed(trace)["predicted_iteration_us"] < kept < slow - 30_000
     assert both < kept * 1.02
-    assert replayed(trace, changes=("ranks=4", "cores=2"), what_ifs=("compute=0.9",))["predicted_iteration_us"] > 0
+    assert replayed(trace, changes=("ranks=4", "cores=2", "compute=0.9"))["predicted_iteration_us"] > 0
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("bucket_cap_bytes=3", "no such knob"),
-        ("prefetch=0", "only 1 can be asked for"),
-        ("reshard_after_forward=1", "only 0 can be asked for"),
-        ("prefetch=yes", "not a number"),
+        ("bucket_cap_bytes=3", "has no knob 'bucket_cap_bytes'"),
+        ("prefetch=0", "only 1 can be replayed"),
+        ("reshard_after_forward=1", "only 0 can be replayed"),
+        ("prefetch=maybe", "neither on nor off"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_named(trace, change, said):
@@ -57,11 +66,11 @@ def test_a_change_that_cannot_be_made_is_named(trace, change, said):
         replayed(trace, changes=(change,))
 
 
-def test_a_plan_that_changes_anything_is_refused(trace, tmp_path):
+def test_a_plan_of_another_kind_of_job_is_refused(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())
     with pytest.raises(InputError, match="has no bucket_cap_bytes"):
-        replayed(trace, plan=plan)
+        replayed(trace, plan=Plan.load(plan))
 
 
 def test_a_held_out_step_and_own_durations_are_replayed(trace):
@@ -77,13 +86,12 @@ def test_a_replay_is_written_beside_the_measured_step(trace, tmp_path):
 
 
 def test_a_diagnosis_names_collectives_and_what_sharding_otherwise_would_gain(trace, capsys):
-    result = diagnose_trace(trace)
+    result = printed(trace)
     assert {row["kind"] for row in result["critical_path"]} <= {"compute", "late_rank", "communication"}
     assert [row["rank"] for row in result["ranks"]] == [0, 1]
     assert {row["what_if"] for row in result["gains"]} >= {"communication=0", "prefetch=1", "reshard_after_forward=0"}
     assert len(result["collectives"]) == 11
     assert result["findings"][0].startswith(("Communication that nothing hides", "All ranks wait"))
-    print_diagnosis(result)
-    printed = capsys.readouterr().out
-    assert "reshard_after_forward=0" in printed
-    assert "all-gather of 2 for backward" in printed
+    out = capsys.readouterr().out
+    assert "reshard_after_forward=0" in out
+    assert "all-gather of 2 for backward" in out

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from dpro_search._text import shortened
-from dpro_search.cli._facts import print_tables
-from dpro_search.cli._output import microseconds, percent, print_json, say, size, stdout_console
+from dpro_search.cli._output import microseconds, percent, print_json, print_table, say, size, stdout_console
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_a_pipe_gets_plain_text_80_columns_wide(capsys: pytest.CaptureFixture[st
 
 
 def test_names_from_a_file_are_neither_markup_nor_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables([("ops", ("op", "share"), [("[/red]\x1b[31mgemm", "1.0 %")])])
+    print_table(stdout_console(), "ops", ("op", "share"), [("[/red]\x1b[31mgemm", "1.0 %")])
     say(stdout_console(), "* [bold]op\x07 takes long")
     out = capsys.readouterr().out
     assert "[/red]\\u{1b}[31mgemm" in out

@@ -85,12 +85,12 @@ def test_ten_thousand_ranks_are_replayed_like_two():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--set", "threshold=1"), "threshold=1: a Horovod job has no such knob"),
-        (("--set", "cycle_time_us=fast"), "'fast' is not a number"),
-        (("--set", "rate=fast"), "rate 'fast'"),
+        (("--set", "threshold=1"), "a Horovod job has no knob 'threshold'"),
+        (("--set", "cycle_time_us=fast"), "'fast' is not a time"),
+        (("--set", "rate=fast"), "'fast' is not a rate"),
         (("--set", "groups=0"), "groups"),
-        (("--what-if", "magic"), "--what-if 'magic'"),
-        (("--holdout-step", "0"), "--holdout-step 0"),
+        (("--what-if", "magic"), "a Horovod job has no knob 'magic'"),
+        (("--holdout-step", "0"), "step 0 was not profiled; choose a step from"),
         (("--holdout-step", "15", "--own-durations"), "give one of them"),
         (("--holdout-step", "15", "--set", "ranks=4"), "leave out"),
         (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),

@@ -7,6 +7,7 @@ import dpro_search
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds import job_of
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import SearchRequest, calibration_of
@@ -103,6 +104,6 @@ def test_files_are_told_by_their_content_wherever_they_lie(measured, tmp_path):
     trace = Trace.load(sample_trace_path())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())
-    here, there = (SearchRequest.of(sample_trace_path(), trace, calibrate=folder) for folder in (measured, tmp_path / "moved"))
+    here, there = (SearchRequest.of(sample_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
     assert here.options == there.options
     assert here.trace_digest == there.trace_digest

@@ -1,11 +1,11 @@
 """What `validate` tells of runs, of those that failed as well; real jobs are in tests/integration."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dpro_search
 from dpro_search.cli.validate import validate
 from dpro_search.collect.job import StepTimes
 from dpro_search.deploy.validate import FailedPlan, Validation
@@ -17,8 +17,10 @@ REASON = "rank 1 ended with code 3: [rank1] \x1b[2Jno memory"
 
 
 @pytest.fixture
-def validated(monkeypatch):
-    """Runs of the recorded setting, and of a plan whose second run failed."""
+def validated(monkeypatch, tmp_path):
+    """The run folder of a search, and runs of the recorded setting, and of a plan whose second run failed."""
+
+    dpro_search.load().search(trials=2, sampler="mcmc", out=tmp_path / "run")
 
     def run(*_, on_run, **options):
         times = np.full(9, 2e5)
@@ -31,10 +33,11 @@ def validated(monkeypatch):
         return found, Calibration()
 
     monkeypatch.setattr("dpro_search.deploy.of_run.validate_run", run)
+    return tmp_path / "run"
 
 
 def test_a_plan_that_failed_is_told_with_its_reason(validated, capsys):
-    validate(Path("runs/mine"))
+    validate(validated)
     told = capsys.readouterr()
     assert "plan 0: failed: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in told.err
     assert "failed in run 2: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in told.out
@@ -42,6 +45,6 @@ def test_a_plan_that_failed_is_told_with_its_reason(validated, capsys):
 
 
 def test_a_machine_reads_it_under_failed(validated, capsys):
-    validate(Path("runs/mine"), as_json=True)
+    validate(validated, as_json=True)
     (failed,) = json.loads(capsys.readouterr().out)["failed"]
     assert (failed["reason"], failed["runs"], failed["measured_us"]) == (REASON, 1, 1.1e5)

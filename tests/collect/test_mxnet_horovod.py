@@ -15,7 +15,7 @@ from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.build import build_graph
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
 
 DATA = Path(__file__).parents[1] / "data" / "mxnet_horovod_mlp"

@@ -1,28 +1,30 @@
 """A plan is exported to the systems that follow it together, in one folder, or refused with the reason."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.cli.export import TargetName
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.jobs import RecordedJob, facts_of, kind_of
 from dpro_search.deploy.parts.part import JobFacts, Servers
-from dpro_search.deploy.targets import FIELDS, Target, parts_of, targets_for
+from dpro_search.deploy.targets import parts_of, targets_for
 from dpro_search.errors import InputError
+from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction
+from tests.faults.processes import succeeds
 
-T = Target
+T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -81,7 +83,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
 )
 def test_what_a_target_cannot_express_is_refused_with_the_reason_before_anything_is_written(plan, targets, reason, tmp_path):
     with pytest.raises(InputError, match=reason):
-        export_plan(plan, tmp_path / "out", targets)
+        export_plan(plan, tmp_path / "out", targets, known=all_targets())
     assert not (tmp_path / "out").exists()
 
 
@@ -121,11 +123,11 @@ def test_horovod_on_mxnet_has_no_exact_groups():
 
 
 def test_every_field_of_a_plan_is_somebodys():
-    assert {name for fields in FIELDS.values() for name in fields} == set(Plan.__struct_fields__)
+    assert {name for target in all_targets() for name in target.fields} == set(Plan.__struct_fields__)
 
 
-def test_the_command_line_knows_every_target():
-    assert [*TargetName] == [*Target]
+def test_the_command_line_names_every_target():
+    assert {target.name for target in all_targets()} <= set(re.findall(r"[a-z]+", succeeds("export", "--help")))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +143,13 @@ def test_the_command_line_knows_every_target():
     ],
 )
 def test_a_plan_chooses_its_targets(plan, available, targets):
-    assert targets_for(plan, available) == targets
+    found = targets_for(plan, all_targets(), T.HOROVOD) if available is None else targets_for(plan, available)
+    assert found == targets
 
 
 def test_a_plan_that_could_be_for_two_systems_asks():
     with pytest.raises(InputError, match="say which of mxnet, byteps is meant with --target"):
-        targets_for(Plan(servers=2))
+        targets_for(Plan(servers=2), all_targets(), T.HOROVOD)
 
 
 def test_a_plan_for_another_kind_of_job_is_refused():
@@ -159,7 +162,9 @@ def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
         tensor_groups=(("a#0",),), cycle_time_us=2000.0, op_clusters=(("x", "y"),), bfloat16_ops=("z",), recomputed_ops=("x",),
         micro_batches=2,
     )  # fmt: skip
-    exported = export_plan(plan, tmp_path / "out", targets_for(plan), expected=(prediction(80e3), prediction(100e3)))
+    exported = export_plan(
+        plan, tmp_path / "out", targets_for(plan, all_targets(), T.HOROVOD), expected=(prediction(80e3), prediction(100e3))
+    )
     assert exported.helpers == ("micro_batches.py", "tape.py", "xla.py")
     step = json.loads((tmp_path / "out" / "step.json").read_text())
     assert step == {"version": 1, "clusters": [[["x", None], ["y", None]]], "bfloat16": [["z", None]], "recomputed": [["x", None]]}
@@ -221,10 +226,10 @@ class TestOfTheSample:
     """A recorded TensorFlow job: its graph is there to check against."""
 
     def test_its_kind_of_job_can_be_started(self, trace):
-        assert kind_of(trace).targets[0] == T.HOROVOD
+        assert kind_of(trace).targets_of(trace)[0] == T.HOROVOD
 
     def test_two_ops_side_by_side_are_a_cluster_and_two_far_apart_are_none(self, trace):
-        facts, graph = facts_of(trace), trace.graphs[0]
+        facts, graph = kind_of(trace).facts(trace), trace.graphs[0]
         source = next(i for i in range(len(graph.name)) if graph.op[i] == "Relu")
         user = next(i for i in range(len(graph.name)) if source in graph.input_idx[graph.input_ptr[i] : graph.input_ptr[i + 1]])
         near = Plan(op_clusters=((graph.name[source], graph.name[user]),))
@@ -236,7 +241,7 @@ class TestOfTheSample:
 
     def test_an_op_of_another_model_is_refused(self, trace):
         with pytest.raises(InputError, match="the recorded step has no op 'nobody'"):
-            parts_of(Plan(bfloat16_ops=("nobody",)), (T.TENSORFLOW,), facts_of(trace))
+            parts_of(Plan(bfloat16_ops=("nobody",)), (T.TENSORFLOW,), kind_of(trace).facts(trace))
 
 
 def test_limits_in_mib_are_exact_in_bytes():
@@ -287,8 +292,9 @@ def test_people_are_told_where_to_start_servers_and_which_hosts_that_needs(plan,
 
 
 def test_how_many_servers_a_recording_had(trace):
-    assert facts_of(assemble_byteps(DATA / "byteps_mlp")).servers == Servers(2)
-    assert facts_of(trace).servers == Servers(0)
+    recorded = assemble_byteps(DATA / "byteps_mlp")
+    assert kind_of(recorded).facts(recorded).servers == Servers(2)
+    assert kind_of(trace).facts(trace).servers == Servers(0)
 
 
 @pytest.mark.parametrize(("hosts", "placed"), [(("h0", "h1", "h2", "h3"), "own"), (("h0", "h1", "h1", "h0"), "workers")])
@@ -296,7 +302,7 @@ def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
     recorded = assemble_byteps(DATA / "byteps_mlp")
     knobs = {**recorded.meta.knobs, "DPRO_SEARCH_SERVER_HOSTS": placed}
     meta = msgspec.structs.replace(recorded.meta, hosts=hosts, knobs=knobs)
-    job = RecordedJob.of(replace(recorded, meta=meta))
+    job = recorded_job(replace(recorded, meta=meta))
     assert job.spec.env["DPRO_SEARCH_SERVER_HOSTS"] == placed
     assert job.facts.servers == Servers(2, on_workers=placed == "workers")
     assert job.shaped
@@ -304,4 +310,4 @@ def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
 
 def test_recordings_of_before_there_was_a_choice_have_servers_on_hosts_of_their_own():
     recorded = assemble_byteps(DATA / "byteps_mlp")
-    assert RecordedJob.of(recorded).spec.env["DPRO_SEARCH_SERVER_HOSTS"] == "own"
+    assert recorded_job(recorded).spec.env["DPRO_SEARCH_SERVER_HOSTS"] == "own"

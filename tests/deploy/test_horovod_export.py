@@ -10,10 +10,9 @@ import pytest
 
 from dpro_search.collect.launch.ranks import HOOKS
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
+from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.deploy.parts.open_mpi import TUNED_ALGORITHMS
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.targets import Target
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan
 
@@ -41,19 +40,19 @@ def test_exact_groups_are_kept_from_splitting(threshold_bytes: int | None, large
 
 
 def test_a_plan_without_groups_needs_no_change_of_the_script(tmp_path: Path) -> None:
-    exported = export_horovod(Plan(cycle_time_us=5000), tmp_path / "out")
+    exported = export_plan(Plan(cycle_time_us=5000), tmp_path / "out", (HOROVOD,))
     assert exported.files == ("README.md", "horovod.env", "plan.json")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(exported.files)
 
 
 def test_groups_are_written_as_the_plan_has_them(tmp_path: Path) -> None:
-    export_horovod(GROUPED, tmp_path / "out")
+    export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
     assert json.loads((tmp_path / "out" / "groups.json").read_text())["groups"] == [["a#0", "c#2"], ["b#1"]]
 
 
 def test_algorithms_are_rules_of_open_mpi(tmp_path: Path) -> None:
     plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (65536, "rabenseifner")), cycle_time_us=5000)
-    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
+    exported = export_plan(plan, tmp_path / "out", (HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
     rules = tmp_path / "out" / "allreduce.rules"
     numbers = [line.split("#")[0].split() for line in rules.read_text().splitlines()]
     assert numbers == [["1"], ["2"], ["1"], ["1"], ["2"], ["0", "3", "0", "0"], ["65536", "6", "0", "0"]]
@@ -72,13 +71,13 @@ def test_rules_have_the_numbers_with_which_algorithms_are_measured() -> None:
 
 def test_algorithms_beside_groups_and_compression_are_written_too(tmp_path: Path) -> None:
     plan = Plan(allreduce_algorithms=((0, "ring"),), tensor_groups=GROUPED.tensor_groups, compression="fp16")
-    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
+    exported = export_plan(plan, tmp_path / "out", (HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
     assert {"allreduce.rules", "groups.json", "tape.py"} <= set(exported.files)
 
 
 def test_algorithms_for_a_job_on_gloo_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="which has one algorithm"):
-        export_plan(Plan(allreduce_algorithms=((0, "ring"),)), tmp_path / "out", (Target.HOROVOD,), JobFacts(on_mpi=False))
+        export_plan(Plan(allreduce_algorithms=((0, "ring"),)), tmp_path / "out", (HOROVOD,), JobFacts(on_mpi=False))
     assert not (tmp_path / "out").exists()
 
 
@@ -89,7 +88,7 @@ def numbers_of(path: Path) -> list[str]:
 def test_a_hierarchy_is_rules_of_two_components(tmp_path: Path) -> None:
     plan = Plan(allreduce_algorithms=((0, "hierarchy"), (65536, "rabenseifner"), (262144, "hierarchy")))
     facts = JobFacts(framework="tensorflow", on_mpi=True, ranks=8, ranks_per_host=2)
-    exported = export_plan(plan, tmp_path / "out", (Target.HOROVOD,), facts)
+    exported = export_plan(plan, tmp_path / "out", (HOROVOD,), facts)
     among_four_hosts, all_ranks = ["4", "1", "0 4 0 0"], ["8", "1", "0 6 0 0"]
     assert numbers_of(tmp_path / "out" / "allreduce.rules") == ["1", "2", "2", *among_four_hosts, *all_ranks]
     first = numbers_of(tmp_path / "out" / "hierarchy.rules")[:13]
@@ -101,7 +100,7 @@ def test_a_hierarchy_is_rules_of_two_components(tmp_path: Path) -> None:
 
 def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -> None:
     facts = JobFacts(on_mpi=True, ranks=4, ranks_per_host=2)
-    export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (Target.HOROVOD,), facts)
+    export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
     assert numbers_of(tmp_path / "out" / "allreduce.rules") == ["1", "2", "1", "2", "1", "0 3 0 0"]
 
 
@@ -116,24 +115,24 @@ def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -
 )
 def test_a_hierarchy_without_use_is_refused_with_the_reason(facts: JobFacts, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=reason):
-        export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (Target.HOROVOD,), facts)
+        export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_exported_plan_is_the_plan(tmp_path: Path) -> None:
-    export_horovod(GROUPED, tmp_path / "out")
+    export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
     assert Plan.load(tmp_path / "out" / "plan.json") == GROUPED
 
 
 def test_the_environment_file_is_understood_by_a_shell(tmp_path: Path) -> None:
-    export_horovod(GROUPED, tmp_path / "out")
+    export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
     command = f"env -i $(cat {tmp_path}/out/horovod.env) env"
     lines = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.split()
     assert set(lines) == {f"{key}={value}" for key, value in horovod_environment(GROUPED).items()}
 
 
 def test_the_helper_needs_nothing_of_this_package(tmp_path: Path) -> None:
-    export_horovod(GROUPED, tmp_path / "out")
+    export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import tape; "
         "assert not [name for name in sys.modules if name.startswith('dpro_search')]"
@@ -142,7 +141,7 @@ def test_the_helper_needs_nothing_of_this_package(tmp_path: Path) -> None:
 
 
 def test_stock_groups_are_refused_when_two_variables_have_one_name(tmp_path: Path) -> None:
-    export_horovod(Plan(tensor_groups=(("twin#0", "twin#1"),)), tmp_path / "out")
+    export_plan(Plan(tensor_groups=(("twin#0", "twin#1"),)), tmp_path / "out", (HOROVOD,))
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import tape; "
         "from types import SimpleNamespace as V; tape.planned_groups([V(name='twin:0'), V(name='twin:0')])"
@@ -154,11 +153,11 @@ def test_stock_groups_are_refused_when_two_variables_have_one_name(tmp_path: Pat
 def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("mine")
     with pytest.raises(InputError, match="exists already"):
-        export_horovod(GROUPED, tmp_path)
+        export_plan(GROUPED, tmp_path, (HOROVOD,))
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((InputError, MissingCapabilityError), match="cannot be written"):
-        export_horovod(GROUPED, tmp_path / "file" / "out")
+        export_plan(GROUPED, tmp_path / "file" / "out", (HOROVOD,))

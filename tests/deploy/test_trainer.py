@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.targets import Target
+from dpro_search.deploy.parts.stores import BYTEPS, MXNET
 from dpro_search.space.plan import Plan
 
 
@@ -47,7 +47,7 @@ def options_of(tmp_path, monkeypatch):
 
 
 def test_compressed_gradients_are_pushed_and_weights_pulled_by_calls_of_their_own(options_of):
-    options, store = options_of(Plan(compression="2bit"), Target.MXNET)
+    options, store = options_of(Plan(compression="2bit"), MXNET)
     assert options == {"compression_params": {"type": "2bit", "threshold": 0.5}}
     store.pushpull(3, "gradient", out="weight", priority=-3)
     store.pushpull(4, "gradient")
@@ -56,7 +56,7 @@ def test_compressed_gradients_are_pushed_and_weights_pulled_by_calls_of_their_ow
 
 
 def test_other_jobs_keep_their_calls(options_of):
-    options, store = options_of(Plan(compression="fp16"), Target.BYTEPS)
+    options, store = options_of(Plan(compression="fp16"), BYTEPS)
     assert options == {"compression_params": {"fp16": True}}
     with pytest.raises(RuntimeError, match="PushPull"):
         store.pushpull(3, "gradient")

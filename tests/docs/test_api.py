@@ -11,10 +11,10 @@ import pytest
 
 import dpro_search
 from dpro_search import api
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
 
 
@@ -40,14 +40,14 @@ def test_packages_and_api_do_not_hide_each_other():
     import dpro_search.replay
     import dpro_search.search
 
-    assert dpro_search.replay.Predictor
+    assert dpro_search.replay.Timeline
     assert dpro_search.search.run_search
     assert not {"replay", "search", "report"} & set(dpro_search.__all__)
 
 
 def test_it_says_what_the_command_line_says():
     job = dpro_search.load()
-    facts = verbs_of(job.trace).replay_trace(job.trace, ReplayRequest(changes=("fusion_threshold_bytes=0",)))
+    facts = replay_facts(job.trace, ReplayRequest(changes=("fusion_threshold_bytes=0",)))
     found = job.replay(changes={"fusion_threshold_bytes": 0})
     assert found.iteration_us == facts["predicted_iteration_us"]
     assert found.breakdown_us == facts["breakdown_us"]
@@ -57,7 +57,7 @@ def test_it_says_what_the_command_line_says():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"changes": {"threshold": 1}}, "no such knob"),
+        ({"changes": {"threshold": 1}}, "has no knob 'threshold'"),
         ({"what_if": ["magic"]}, "magic"),
         ({"holdout_step": 15, "changes": {"ranks": 4}}, "leave out"),
     ],

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 
 
 def after_a_jump(trace: Trace, jump_us: float, rank: int | None, step: int) -> Trace:
@@ -27,7 +27,7 @@ def after_a_jump(trace: Trace, jump_us: float, rank: int | None, step: int) -> T
 
 
 def replayed(trace: Trace) -> dict:
-    return verbs_of(trace).replay_trace(trace, ReplayRequest())
+    return replay_facts(trace, ReplayRequest())
 
 
 @pytest.mark.parametrize("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])

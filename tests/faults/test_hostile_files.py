@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from sample import predictor
 
 from dpro_search import load_run
-from dpro_search.cli._jobs import ReplayRequest, verbs_of
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from tests.faults.processes import RAW, SEARCH, dpro, fails_in_one_line, succeeds
@@ -106,7 +106,7 @@ def recorded(tmp_path_factory) -> Path:
 def replayed_or_one_line(folder: Path) -> None:
     try:
         trace = Trace.load(folder)
-        verbs_of(trace).replay_trace(trace, ReplayRequest())
+        replay_facts(trace, ReplayRequest())
     except DproSearchError as error:
         one_line(error)
 

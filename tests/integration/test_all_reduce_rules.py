@@ -11,8 +11,8 @@ from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.costmodel.collectives import Algorithm, counts
 from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.targets import Target
 from dpro_search.space.plan import Plan
 
 pytestmark = [
@@ -47,7 +47,7 @@ mpi.MPI_Finalize()
 
 def bytes_sent(plan, folder, *, ranks_per_host=1, sizes=(SMALL, LARGE)) -> list[float]:
     """What a host sends for each byte of an all-reduce under an exported plan, by size: the mean over ranks. Sums must be right."""
-    exported = export_plan(plan, folder / "plan", (Target.HOROVOD,), facts(ranks_per_host))
+    exported = export_plan(plan, folder / "plan", (HOROVOD,), facts(ranks_per_host))
     command = (sys.executable, "-c", SENT, str(CALLS), *map(str, sizes))
     spec = JobSpec(
         command=command,

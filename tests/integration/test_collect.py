@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.fsdp import Purpose, build_fsdp_graph
-from dpro_search.replay.fsdp.predictor import FsdpPredictor
+from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.space.plan import Plan
 
 pytestmark = pytest.mark.integration

@@ -17,8 +17,8 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.mxnet_assemble import assemble_kvstore
 from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.errors import InputError, JobError, TraceFormatError
+from dpro_search.kinds import recorded_job
 from dpro_search.replay.replayer import replay
 from dpro_search.space.kvstore_job import kvstore_graph, process_loads
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
@@ -239,7 +239,7 @@ def test_servers_on_the_workers_hosts_share_their_links_and_are_known_there(serv
     assert trace.meta.knobs["DPRO_SEARCH_SERVER_HOSTS"] == "workers"
     job = recorded_kvstore_job(trace)
     assert job.server_host == hosts_of_workers(2, servers)
-    again = RecordedJob.of(trace)
+    again = recorded_job(trace)
     assert (again.shaped, again.spec.env["DPRO_SEARCH_SERVER_HOSTS"]) == (True, "workers")
     loads = process_loads(job)
     assert len(sent_bytes) == 2

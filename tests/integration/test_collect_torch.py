@@ -16,7 +16,7 @@ from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.torch_job import record_ddp_job, time_ddp_job
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
-from dpro_search.replay.ddp.predictor import DdpPredictor
+from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
 

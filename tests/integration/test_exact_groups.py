@@ -11,7 +11,8 @@ import pytest
 
 from dpro_search.collect.launch.ranks import HOOKS, JobSpec, run_job
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
-from dpro_search.deploy.horovod import export_horovod
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.errors import JobError
 from dpro_search.space.plan import Plan
 
@@ -68,7 +69,7 @@ def plain(tensorflow_python: str, folder: Path) -> Finished:
 def planned(tensorflow_python: str, folder: Path) -> Finished:
     """The job under an exported plan of three groups."""
     plan = folder / "plan"
-    export_horovod(Plan(tensor_groups=GROUPS), plan)
+    export_plan(Plan(tensor_groups=GROUPS), plan, (HOROVOD,))
     return run(tensorflow_python, "planned", folder / "planned", plan)
 
 
@@ -114,14 +115,14 @@ def test_all_ranks_end_with_the_same_weights(planned: Finished) -> None:
 
 def test_a_plan_for_another_model_ends_the_job_and_names_the_variable(tensorflow_python: str, folder: Path) -> None:
     plan = folder / "other"
-    export_horovod(Plan(tensor_groups=(("dense/kernel#0", "twin#1"),)), plan)
+    export_plan(Plan(tensor_groups=(("dense/kernel#0", "twin#1"),)), plan, (HOROVOD,))
     with pytest.raises(JobError, match="made for another model: no variable is 'dense/kernel#0'"):
         run(tensorflow_python, "planned", folder / "refused", plan)
 
 
 def test_a_job_without_the_exported_environment_is_refused(tensorflow_python: str, folder: Path) -> None:
     plan = folder / "no_environment"
-    export_horovod(Plan(tensor_groups=GROUPS), plan)
+    export_plan(Plan(tensor_groups=GROUPS), plan, (HOROVOD,))
     (plan / "horovod.env").write_text("")
     with pytest.raises(JobError, match=r"set the variables of horovod\.env"):
         run(tensorflow_python, "planned", folder / "merged", plan)

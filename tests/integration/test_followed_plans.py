@@ -13,14 +13,15 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
-from dpro_search.deploy.jobs import KINDS, RecordedJob
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
+from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
-from dpro_search.replay import Predictor
-from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+from dpro_search.kinds import PlanOptions, job_of, launchers, recorded_job
+from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan, Prediction
 
 pytestmark = pytest.mark.integration
@@ -34,7 +35,7 @@ GROUPED = (("left", 0, 0), ("right", 3, 18))  # layers of that job, and the numb
 
 def job(kind, command, framework, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
-    return RecordedJob(kind=KINDS[kind], spec=spec, facts=JobFacts(framework=framework), rate_bps=None, shaped=False)
+    return RecordedJob(launcher=launchers()[kind], spec=spec, facts=JobFacts(framework=framework), rate_bps=None, shaped=False)
 
 
 def verdict(job, plan, base):
@@ -78,12 +79,12 @@ def test_ranks_that_compute_ops_again_agree_on_their_tensors(tensorflow_python):
 
 def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(tensorflow_python, tmp_path):
     groups = tuple((f"block_{i}/{layer}_{i}/kernel#{n}", f"block_{i}/{layer}_{i}/bias#{n + 1}") for layer, i, n in GROUPED)
-    export_horovod(Plan(tensor_groups=groups), tmp_path / "plan")
+    export_plan(Plan(tensor_groups=groups), tmp_path / "plan", (HOROVOD,))
     env = horovod_environment(Plan(tensor_groups=groups)) | {"DPRO_SEARCH_PLAN": str(tmp_path / "plan"), "OMP_NUM_THREADS": "1"}
     spec = JobSpec(command=(tensorflow_python, str(HOROVOD_JOB)), ranks=2, cores=default_cores(2), env=env)
     trace = record_job(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=5, traced=6))
     assert {frozenset(group) for group in trace.meta.settings.groups} == set(map(frozenset, groups))
-    assert RecordedJob.of(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    assert recorded_job(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
     recorded = Predictor.from_trace(trace).job(Plan())
     assert recorded.exact_groups
     assert len(recorded.unit_bytes) == len(trace.tensors) - len(groups)
@@ -108,7 +109,7 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
 @pytest.mark.parametrize("rank", [1, 4])
 def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(torch_job, tmp_path, rank):
     trace = record_ddp_job(torch_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
-    prices = plan_predictor(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
+    prices = job_of(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
     plan = Plan(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
     spec = replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(tmp_path / "sent")})
     run = replace(torch_job, spec=spec).run(plan, warmup=2)
@@ -166,7 +167,7 @@ def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks
     # Of a block: the results of its first layer, activation and dropout, the dropout's mask, mean and deviation of each feature;
     # not its own result, which the next block reads.
     assert {module.frees_bytes for module in trace.modules[:2]} == {4 * 16 * 64 * 4 + 2 * 64 * 4}
-    prices = plan_predictor(Trace.load(tmp_path / "trace"), PlanOptions(compute=frozenset({"recomputation"})))
+    prices = job_of(Trace.load(tmp_path / "trace"), PlanOptions(compute=frozenset({"recomputation"})))
     assert prices.predict(Plan(recomputed_modules=("0", "1"))).source == "extrapolated"
     graph = prices.predictor.graph
     assert (graph.again_us > 0).all()
@@ -174,7 +175,7 @@ def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks
     with pytest.raises(InputError, match="the recorded model has no module '7'"):
         prices.predict(Plan(recomputed_modules=("7",)))
     both = PlanOptions(compute=frozenset({"precision", "recomputation"}), precision_table=BUNDLED_TORCH_TABLE)
-    in_bfloat16 = plan_predictor(trace, both).predict(Plan(bfloat16_modules=("0", "2"), recomputed_modules=("0",)))
+    in_bfloat16 = job_of(trace, both).predict(Plan(bfloat16_modules=("0", "2"), recomputed_modules=("0",)))
     assert in_bfloat16.source == "extrapolated"
     assert in_bfloat16.peak_memory_bytes is None
 

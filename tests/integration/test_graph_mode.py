@@ -10,6 +10,7 @@ import pytest
 
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
+from dpro_search.kinds.horovod import HorovodKind
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
@@ -33,7 +34,7 @@ def test_the_plans_clusters_are_compiled_and_the_losses_are_the_same(tensorflow_
         "fused": Plan(op_clusters=(forward,)),
         "recomputed": Plan(recomputed_ops=recomputed),
     }.items():
-        export_plan(plan, tmp_path / name, targets_for(plan))
+        export_plan(plan, tmp_path / name, targets_for(plan, HorovodKind.targets))
         env = {"TF_XLA_FLAGS": "--tf_xla_enable_lazy_compilation=false", "XLA_FLAGS": f"--xla_dump_to={tmp_path / name / 'dump'}"}
         found = ran(tensorflow_python, tmp_path / f"{name}.json", tmp_path / name, **env)
         np.testing.assert_allclose(found["planned"], found["plain"], rtol=1e-5)

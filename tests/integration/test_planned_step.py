@@ -10,6 +10,7 @@ import pytest
 
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
+from dpro_search.kinds.horovod import HorovodKind
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
@@ -53,7 +54,7 @@ def plans(nodes):
 def found(tensorflow_python, plans, tmp_path_factory):
     folder = tmp_path_factory.mktemp("planned")
     for name, plan in plans.items():
-        export_plan(plan, folder / name, targets_for(plan))
+        export_plan(plan, folder / name, targets_for(plan, HorovodKind.targets))
     env = {"TF_XLA_FLAGS": "--tf_xla_enable_lazy_compilation=false", "XLA_FLAGS": f"--xla_dump_to={folder / 'dump'}"}
     result = ran(tensorflow_python, folder / "found.json", *(folder / name for name in plans), **env)
     return {**result, "dump": sorted(path.name for path in (folder / "dump").iterdir())}

@@ -9,9 +9,10 @@ import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
-from dpro_search.deploy.jobs import KINDS, RecordedJob
+from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.kinds import launchers
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES, SWITCHING
 
@@ -22,7 +23,7 @@ DDP_JOB = Path(__file__).with_name("planned_ddp_job.py")
 
 def ran(kind, command, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
-    job = RecordedJob(kind=KINDS[kind], spec=spec, facts=JobFacts(), rate_bps=None, shaped=False)
+    job = RecordedJob(launcher=launchers()[kind], spec=spec, facts=JobFacts(), rate_bps=None, shaped=False)
     return job.run(Plan(), warmup=2)
 
 

@@ -19,9 +19,11 @@ from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trac
 from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.horovod_plans import HorovodPlans, horovod_plans
-from dpro_search.replay.plan_predictor import DdpPlans, PlanOptions, PlanPredictor, plan_predictor
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans
+from dpro_search.kinds import Job, PlanOptions, job_of, searchable_job_of
+from dpro_search.kinds.byteps.job import Byteps
+from dpro_search.kinds.ddp.job import Ddp
+from dpro_search.kinds.horovod.job import Horovod, horovod_job
+from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
 from dpro_search.space.kvstore_job import KvstoreJob, Segment
 from dpro_search.space.plan import Plan
@@ -31,21 +33,21 @@ MIB = 2**20
 
 
 @functools.cache
-def byteps() -> PlanPredictor:
-    return plan_predictor(assemble_byteps(DATA / "byteps_mlp"))
+def byteps() -> Job:
+    return job_of(assemble_byteps(DATA / "byteps_mlp"))
 
 
 @functools.cache
-def ddp() -> PlanPredictor:
-    return plan_predictor(assemble_ddp(DATA / "ddp_mlp"))
+def ddp() -> Job:
+    return job_of(assemble_ddp(DATA / "ddp_mlp"))
 
 
 @functools.cache
-def horovod() -> PlanPredictor:
-    return plan_predictor(sample())
+def horovod() -> Job:
+    return job_of(sample())
 
 
-def kvstore() -> KvstorePlans:
+def kvstore() -> Kvstore:
     """Two workers with 2 MiB in one tensor and 8 small ones, one slow link each, and one server: more servers help."""
     sizes = [2 * MIB, *[4096] * 8]
     layers = range(len(sizes))
@@ -73,7 +75,7 @@ def kvstore() -> KvstorePlans:
     tensors = [
         TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)
     ]
-    return KvstorePlans.of_job(job, tensors)
+    return Kvstore.of_job(job, tensors)
 
 
 KINDS = {"byteps": byteps, "ddp": ddp, "horovod": horovod, "kvstore": kvstore}
@@ -109,7 +111,7 @@ def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> Non
 
 class TestDdp:
     def test_half_the_bytes_cost_less_communication(self) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         slow = msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6)
         prices.predictor = prices.predictor.at(cluster=slow)
         gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="fp16")).iteration_us
@@ -119,11 +121,11 @@ class TestDdp:
             ddp().predict(Plan(compression="fp16"))
 
     def test_the_empty_plan_is_the_recording_to_the_last_bit(self) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         assert prices.predict(Plan()) == ddp().predict(Plan())
 
     def test_factors_cost_less_communication_and_more_compute_and_memory(self) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
         plain, half, factors = (prices.predict(Plan(compression=kind)) for kind in (None, "fp16", "powersgd-1"))
         assert factors.iteration_us < half.iteration_us
@@ -134,7 +136,7 @@ class TestDdp:
         assert factors.source == "extrapolated"
 
     def test_the_search_chooses_among_all_kinds(self, tmp_path: Path) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
         kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
         best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
@@ -142,13 +144,13 @@ class TestDdp:
         assert found.plans[0].plan.compression == best == "powersgd-1"
 
     def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
 
         def refusal(**changes: object) -> str:
             tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in prices.tensors)
             changed = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, tensors=tensors))
             changed.tensors = tensors
-            space = DdpPlans(changed, allow_lossy=True).space
+            space = Ddp(changed, allow_lossy=True).space
             kinds = [
                 rung["compression"] for choice in space.choices for rung in choice.ways.get("set", ()) if "compression" in rung
             ]
@@ -160,7 +162,7 @@ class TestDdp:
         assert "would compress no gradient" in refusal(shape=(10,))
 
     def test_what_a_hook_cannot_do_is_refused(self) -> None:
-        prices = plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
         assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
         hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
         with pytest.raises(InputError, match="takes only one"):
@@ -168,7 +170,7 @@ class TestDdp:
         named = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, comm_hook="own_hook"))
         with pytest.raises(InputError, match="has the communication hook own_hook, and a model takes only one"):
             named.predict(Plan(compression="powersgd-1"))
-        assert "takes only one" in str(DdpPlans(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
+        assert "takes only one" in str(Ddp(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
 
 
 def test_a_second_server_takes_half_of_what_is_cut() -> None:
@@ -191,7 +193,7 @@ def test_the_search_finds_a_plan_as_good_as_cutting_the_large_tensor(tmp_path: P
 
 def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
     job = kvstore().recorded_job
-    prices = KvstorePlans.of_job(job, kvstore().tensors, allow_lossy=True)
+    prices = Kvstore.of_job(job, kvstore().tensors, allow_lossy=True)
     assert prices.predict(Plan()) == kvstore().predict(Plan())
     gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
     pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
@@ -206,23 +208,23 @@ def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
 
 def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
     tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in kvstore().tensors]
-    prices = KvstorePlans.of_job(kvstore().recorded_job, tensors, allow_lossy=True)
+    prices = Kvstore.of_job(kvstore().recorded_job, tensors, allow_lossy=True)
     assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
 
 
 class TestHalvesOfBytePS:
     """A real recording of two workers and two servers, without links; its gradients are float32."""
 
-    def prices(self, **meta: Any) -> BytepsPlans:
+    def prices(self, **meta: Any) -> Byteps:
         trace = assemble_byteps(DATA / "byteps_mlp")
         changed = dataclasses.replace(trace, meta=msgspec.structs.replace(trace.meta, **meta))
-        found = plan_predictor(changed, PlanOptions(allow_lossy=True))
-        assert isinstance(found, BytepsPlans)
+        found = job_of(changed, PlanOptions(allow_lossy=True))
+        assert isinstance(found, Byteps)
         return found
 
     def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
-        allowed, plain = self.prices(), plan_predictor(assemble_byteps(DATA / "byteps_mlp"))
-        assert isinstance(plain, BytepsPlans)
+        allowed, plain = self.prices(), job_of(assemble_byteps(DATA / "byteps_mlp"))
+        assert isinstance(plain, Byteps)
         ours, theirs = allowed.graph(Plan()), plain.graph(Plan())
         assert list(ours.names) == list(theirs.names)
         np.testing.assert_array_equal(ours.duration_us, theirs.duration_us)
@@ -246,7 +248,7 @@ class TestHalvesOfBytePS:
     def test_what_is_not_known_is_refused_with_the_reason(self) -> None:
         prices = self.prices()
         tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.tensors]
-        foreign = BytepsPlans.of_job(prices.recorded_job, tensors, allow_lossy=True)
+        foreign = Byteps.of_job(prices.recorded_job, tensors, allow_lossy=True)
         assert "known of float32 gradients, and this job has float64" in str(foreign.space.refusal(Plan(compression="fp16")))
         assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.ways]
         recorded = self.prices(knobs={"compression": "onebit"})
@@ -273,7 +275,7 @@ class TestHorovod:
         assert horovod().predict(plan) == predictor().predict(plan)
 
     def test_exchanges_are_in_order_and_whole(self) -> None:
-        prices = HorovodPlans(predictor())
+        prices = Horovod(predictor())
         plan = prices.space.starts(3)[2]
         exchanges = prices.exchanges(plan)
         assert {frozenset(e.tensors) for e in exchanges} == {frozenset(group) for group in plan.tensor_groups or ()}
@@ -285,7 +287,7 @@ class TestHorovod:
         assert exchanges[-1].ended_us < 1.2 * prices.predict(plan).iteration_us
 
     def test_half_the_bytes_cost_less_communication(self) -> None:
-        prices = plan_predictor(sample(), PlanOptions(allow_lossy=True))
+        prices = job_of(sample(), PlanOptions(allow_lossy=True))
         slow = Plan(fusion_threshold_bytes=0)
         half = Plan(fusion_threshold_bytes=0, compression="fp16")
         assert prices.predict(half).iteration_us < prices.predict(slow).iteration_us
@@ -293,12 +295,12 @@ class TestHorovod:
             horovod().predict(half)
 
     def test_parts_of_a_batch_cost_time(self) -> None:
-        prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"accumulation"}), allow_lossy=True))
+        prices = job_of(sample(), PlanOptions(compute=frozenset({"accumulation"}), allow_lossy=True))
         assert prices.predict(Plan(micro_batches=4)).iteration_us > prices.predict(Plan()).iteration_us
         assert prices.predict(Plan(micro_batches=4)).source == "extrapolated"
 
     def test_recomputing_everything_costs_at_most_a_forward_pass(self) -> None:
-        prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"recomputation"})))
+        prices = job_of(sample(), PlanOptions(compute=frozenset({"recomputation"})))
         (choice,) = (choice for choice in prices.space.choices if choice.name == "recomputation")
         plan = choice.put(Plan(), "segments", 0)
         base, changed = prices.predict(Plan()).iteration_us, prices.predict(plan).iteration_us
@@ -308,7 +310,7 @@ class TestHorovod:
 
     def test_ops_can_be_fused_with_a_model_of_what_that_takes(self) -> None:
         try:
-            prices = plan_predictor(sample(), PlanOptions(compute=frozenset({"op-fusion"})))
+            prices = job_of(sample(), PlanOptions(compute=frozenset({"op-fusion"})))
         except DproSearchError as error:
             pytest.skip(f"no model of fused ops: {error}")
         rng = np.random.default_rng(0)
@@ -330,7 +332,7 @@ class TestHorovod:
         )
         shaped = dataclasses.replace(trace, graphs=(dataclasses.replace(graph, tensors=tensors),) * len(trace.graphs))
         options = PlanOptions(compute=frozenset({"op-fusion"}))
-        with_shapes, without = (horovod_plans(one, options, predictor()) for one in (shaped, trace))
+        with_shapes, without = (horovod_job(one, options, predictor()) for one in (shaped, trace))
         rng = np.random.default_rng(0)
         plan = next(plan for _ in range(400) if (plan := with_shapes.space.propose(Plan(), rng)).op_clusters)
         costs = ClusterCosts(default_model(), predictor().graph, recorded=shaped.graphs[0])
@@ -341,9 +343,9 @@ class TestHorovod:
     def test_a_memory_limit_makes_plans_infeasible_with_the_reason(self) -> None:
         peak = predictor().predict(Plan()).peak_memory_bytes
         assert peak is not None
-        prices = plan_predictor(sample(), PlanOptions(memory_limit_bytes=peak - MIB))
+        prices = job_of(sample(), PlanOptions(memory_limit_bytes=peak - MIB))
         assert "MiB, and may have" in str(prices.predict(Plan()).infeasible)
-        assert plan_predictor(sample(), PlanOptions(memory_limit_bytes=peak)).predict(Plan()).infeasible is None
+        assert job_of(sample(), PlanOptions(memory_limit_bytes=peak)).predict(Plan()).infeasible is None
 
     def test_options_that_make_no_sense_are_refused(self) -> None:
         with pytest.raises(InputError, match="transformation 'magic' is unknown"):
@@ -351,11 +353,11 @@ class TestHorovod:
         with pytest.raises(InputError, match="memory limit"):
             PlanOptions(memory_limit_bytes=0)
         with pytest.raises(InputError, match="only jobs of TensorFlow"):
-            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
+            job_of(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
         with pytest.raises(InputError, match="does not tell how much memory"):
-            plan_predictor(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
+            job_of(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
         with pytest.raises(InputError, match="precision: name a table"):
-            horovod_plans(sample(), PlanOptions(compute=frozenset({"precision"})), predictor())
+            horovod_job(sample(), PlanOptions(compute=frozenset({"precision"})), predictor())
 
 
 def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
@@ -364,4 +366,4 @@ def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
         "meta": msgspec.structs.replace(trace.meta, settings=None, format="chakra")
     })  # fmt: skip
     with pytest.raises(InputError, match=r"the trace \(chakra\) is of a job whose knobs are not known"):
-        plan_predictor(other)
+        searchable_job_of(other)

@@ -8,12 +8,14 @@ import pytest
 from sample import predictor, sample
 
 from dpro_search.errors import InputError
-from dpro_search.replay import Predictor
-from dpro_search.replay.evaluate import held_out, measured_iteration_us, with_own_durations
+from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.kinds._evaluate import held_out, with_own_durations
+from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds.horovod.what_if import gains, scaled
 from dpro_search.replay.horovod.perfetto import perfetto_json
-from dpro_search.replay.what_if import asked, gains, parse_question
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scale
 
 
 def rate(bps):
@@ -69,29 +71,29 @@ def test_a_larger_fusion_buffer_needs_more_memory():
 
 def test_a_held_out_step_is_predicted_from_the_others():
     step = int(predictor().graph.steps[2])
-    others, measured, error = held_out(sample(), step)
+    others, measured, error = held_out(sample(), step, Predictor)
     assert step not in others.graph.steps
     assert measured > 0
     assert abs(error) < 15
 
 
 def test_a_step_that_was_not_profiled_cannot_be_held_out():
-    with pytest.raises(InputError, match="--holdout-step 0"):
-        held_out(sample(), 0)
+    with pytest.raises(InputError, match="step 0 was not profiled"):
+        held_out(sample(), 0, Predictor)
 
 
 def test_steps_replayed_from_their_own_durations_are_close():
-    assert with_own_durations(sample())[2] < 8
+    assert with_own_durations(sample(), Predictor)[2] < 8
 
 
 @pytest.mark.parametrize("text", ["compute=0.9", "rank0.compute=0.5", "bandwidth=2", "communication=0"])
 def test_improvements_never_slow_the_job(text):
-    changed = asked(predictor(), parse_question(text)).predict(Plan())
+    changed = scaled(predictor(), Scale.parse(text)).predict(Plan())
     assert changed.iteration_us <= predictor().predict(Plan()).iteration_us * 1.01
 
 
 def test_free_communication_leaves_the_compute():
-    free = asked(predictor(), parse_question("communication=0")).predict(Plan()).iteration_us
+    free = scaled(predictor(), Scale.parse("communication=0")).predict(Plan()).iteration_us
     works = [p.main_us + p.host_us + sum(r.work_us for r in p.releases) for p in predictor().graph.profiles]
     assert free == pytest.approx(max(float(work.mean()) for work in works), rel=0.05)
 
@@ -103,13 +105,13 @@ def test_gains_are_sorted():
 
 @pytest.mark.parametrize("text", ["", "compute", "rank0.bandwidth=2", "bandwidth=0", "speed=2"])
 def test_a_malformed_question_is_refused(text):
-    with pytest.raises(InputError, match="--what-if"):
-        parse_question(text)
+    with pytest.raises(InputError, match=r"write compute=0\.9|must be above 0"):
+        Scale.parse(text)
 
 
 def test_a_rank_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="ranks 0 to 1"):
-        asked(predictor(), parse_question("rank7.compute=0.5"))
+        scaled(predictor(), Scale.parse("rank7.compute=0.5"))
 
 
 def test_sampled_replays_depend_on_the_seed_and_not_on_the_threads():
@@ -138,7 +140,9 @@ def test_no_samples_are_refused():
 
 
 def test_the_perfetto_file_has_both_sides_of_one_step():
-    events = json.loads(perfetto_json(sample(), predictor(), Plan()))["traceEvents"]
+    events = json.loads(perfetto_json(sample(), predictor().graph.steps[0], predictor().timeline(Plan(), log=True, iterations=8)))[
+        "traceEvents"
+    ]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {"measured rank 0", "measured rank 1", "predicted rank 0", "predicted rank 1", "predicted Horovod"} <= names
     slices = [event for event in events if event["ph"] == "X"]

@@ -100,14 +100,14 @@ def test_bandwidth_of_links_leaves_the_latency():
 def test_all_kinds_of_questions_are_asked_about_a_data_parallel_job():
     asked = [change.text for change in questions(data_parallel(forward_us=(10.0, 30.0)))]
     assert asked == [
-        "all compute 10 % faster",
-        "all communication 10 % faster",
-        "all communication free",
-        "bandwidth x 2",
-        "compute of rank 1 10 % faster",
-        "compute of rank 0 10 % faster",
-        "communication of rank 1 10 % faster",
-        "communication of rank 0 10 % faster",
+        "compute=0.9",
+        "communication=0.9",
+        "communication=0",
+        "bandwidth=2",
+        "rank1.compute=0.9",
+        "rank0.compute=0.9",
+        "rank1.communication=0.9",
+        "rank0.communication=0.9",
         "rank 1 no straggler",
         "all FORWARD ops 10 % faster",
         "all BACKWARD ops 10 % faster",

@@ -13,11 +13,13 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._stores import _longer
+from dpro_search.kinds.byteps.job import Byteps
+from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.steady import settled_distance, unrolled
-from dpro_search.replay.store_plans import BytepsPlans, KvstorePlans, _longer
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.cost_spread import CostFactors, CostSpread
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, kvstore_graph
@@ -40,7 +42,7 @@ def tensors_of(sizes: list[int]) -> list[TensorInfo]:
     ]
 
 
-def kvstore(sizes: list[int], rate: float | None) -> KvstorePlans:
+def kvstore(sizes: list[int], rate: float | None) -> Kvstore:
     """Servers share the workers' cores."""
     job = KvstoreJob(
         workers=(segments(len(sizes)),) * 2,
@@ -61,10 +63,10 @@ def kvstore(sizes: list[int], rate: float | None) -> KvstorePlans:
         worker_call_us=1.0,
         updates=tuple((i,) for i in range(len(sizes))),
     )
-    return KvstorePlans.of_job(job, tensors_of(sizes))
+    return Kvstore.of_job(job, tensors_of(sizes))
 
 
-def byteps(sizes: list[int], rate: float | None) -> BytepsPlans:
+def byteps(sizes: list[int], rate: float | None) -> Byteps:
     job = BytepsJob(
         workers=(segments(len(sizes)),) * 2,
         tensor_bytes=np.array(sizes, dtype=np.float64),
@@ -88,7 +90,7 @@ def byteps(sizes: list[int], rate: float | None) -> BytepsPlans:
         reply_us=70.0,
         after_pull_us=220.0,
     )
-    return BytepsPlans.of_job(job, tensors_of(sizes), allow_lossy=True)
+    return Byteps.of_job(job, tensors_of(sizes), allow_lossy=True)
 
 
 PLANS = {

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from sample import predictor, sample
 
-from dpro_search.cli._report_groups import groups_of, replayed_groups
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.kinds import job_of
+from dpro_search.kinds.horovod.groups import replayed_groups
 from dpro_search.report.timeline import typical_step
 from dpro_search.space.plan import Plan
 
@@ -27,7 +28,7 @@ def test_groups_that_a_limit_makes_hold_every_tensor_once():
     "plan", [None, Plan(cycle_time_us=5e3), Plan(tensor_groups=((sample().tensors[0].name, sample().tensors[1].name),))]
 )
 def test_a_horovod_job_has_collectives(plan):
-    found = groups_of(sample(), typical_step(sample()), plan)
+    found = job_of(sample()).tensor_groups(typical_step(sample()), plan)
     assert next(iter(found.groups)) == "as recorded"
     assert len(found.groups) == (1 if plan is None else 2)
     assert {sum(group.size_bytes for group in groups) for groups in found.groups.values()} == {
@@ -37,7 +38,7 @@ def test_a_horovod_job_has_collectives(plan):
 
 def test_a_ddp_job_has_buckets_that_follow_the_limit():
     trace = assemble_ddp(DATA / "ddp_mlp")
-    found = groups_of(trace, None, Plan(bucket_cap_bytes=1))
+    found = job_of(trace).tensor_groups(None, Plan(bucket_cap_bytes=1))
     recorded, planned = found.groups.values()
     assert found.noun == "bucket"
     assert len(recorded) == 2
@@ -48,7 +49,7 @@ def test_a_ddp_job_has_buckets_that_follow_the_limit():
 
 def test_a_job_with_servers_has_messages_for_each_of_them():
     trace = assemble_byteps(DATA / "byteps_mlp")
-    found = groups_of(trace, None, Plan(servers=1))
+    found = job_of(trace).tensor_groups(None, Plan(servers=1))
     assert list(found.groups) == ["as recorded, server 0", "as recorded, server 1", "1 server, server 0"]
     sizes = [sum(group.size_bytes for group in groups) for groups in found.groups.values()]
     assert sizes[0] + sizes[1] == sizes[2] == sum(tensor.size_bytes for tensor in trace.tensors)

@@ -12,7 +12,7 @@ import pytest
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
-from dpro_search.replay import Predictor
+from dpro_search.kinds.horovod.predictor import Predictor
 
 
 @pytest.fixture(scope="module")

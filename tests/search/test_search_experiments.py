@@ -14,7 +14,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.build import validate
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.horovod_plans import HorovodPlans
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
@@ -87,11 +87,11 @@ def test_a_search_that_was_cut_off_counts_as_far_as_it_came(tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def bert() -> HorovodPlans:
+def bert() -> Horovod:
     return bert_plans()
 
 
-def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: HorovodPlans) -> None:
+def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: Horovod) -> None:
     graph = bert.predictor.graph
     validate(graph)
     assert len(graph.tensors) == 199
@@ -102,7 +102,7 @@ def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: HorovodPlans)
     assert bert.predict(Plan()).settled
 
 
-def test_the_bert_job_can_be_changed_by_every_transformation(bert: HorovodPlans) -> None:
+def test_the_bert_job_can_be_changed_by_every_transformation(bert: Horovod) -> None:
     rng = np.random.default_rng(0)
     recorded_us = bert.predict(Plan()).iteration_us
     for transformation in bert.space.transformations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.deploy.parts.open_mpi import algorithm_part
-from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, as_json, helper_file, trainer_files
+from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, Target, as_json, helper_file, trainer_files
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 
@@ -64,3 +64,13 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
         files |= trainer_files({"compression": plan.compression})
         script.append(TRAINER_LINE)
     return Part(env=env, files=files, script=tuple(script))
+
+
+HOROVOD = Target(
+    name="horovod",
+    fields=("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms", "compression"),
+    part=horovod_part,
+    communicates=True,
+    start="horovodrun -np N python train.py",
+    always_env=True,
+)

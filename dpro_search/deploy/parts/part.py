@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import msgspec
 
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.space.plan import Plan
 
 FOLDER = "{folder}"
 TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
@@ -43,6 +44,8 @@ class JobFacts:
         Recorded parameter servers.
     on_mpi
         Whether Horovod communicates by MPI; None: not known.
+    knobs
+        Recorded settings of the communication library, by the name of their environment variable or argument.
     ranks, ranks_per_host
         How many there are, and side by side on each host; None: not known, or hosts differ.
     """
@@ -55,6 +58,7 @@ class JobFacts:
     modules: Sequence[ModuleInfo] = ()
     servers: Servers = field(default_factory=Servers)
     on_mpi: bool | None = None
+    knobs: Mapping[str, str] = field(default_factory=dict)
     ranks: int | None = None
     ranks_per_host: int | None = None
 
@@ -76,6 +80,7 @@ class JobFacts:
             op_inputs=inputs,
             modules=trace.modules,
             on_mpi=None if controller is None else controller == "mpi",
+            knobs=trace.meta.knobs,
             ranks=trace.meta.ranks,
             ranks_per_host=trace.meta.ranks_per_host,
         )
@@ -101,6 +106,46 @@ class Part:
     files: Mapping[str, bytes] = field(default_factory=dict)
     step: Mapping[str, object] = field(default_factory=dict)
     script: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """A system that follows a plan, or a part of it.
+
+    Attributes
+    ----------
+    name
+        What ``--target`` calls it.
+    fields
+        Plan fields that it can express.
+    part
+        What it needs for a plan in a job; raises `InputError` for what it cannot express there.
+    framework
+        The only framework whose jobs have it; None: there are several.
+    communicates
+        Whether it carries gradients: a job has one such system.
+    start
+        How a job that follows it is started.
+    always_env
+        Whether ``<name>.env`` is written even if it is empty.
+    servers
+        Whether its variables are also for the scheduler and the servers.
+    why_not
+        Reasons why it cannot express some fields, by field.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    part: Callable[[Plan, JobFacts], Part]
+    framework: str | None = None
+    communicates: bool = False
+    start: str = "python train.py"
+    always_env: bool = False
+    servers: bool = False
+    why_not: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def numbers(values: Mapping[str, int | None]) -> dict[str, str]:

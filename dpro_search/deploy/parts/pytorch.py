@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
-from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file, micro_batch_files
+from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations.module_precision import refusal as precision_refusal
 from dpro_search.space.transformations.modules import refusal
 
 _MIB = 2**20
+_DEFAULT_CAP_MB = 25  # PyTorch's
 # PyTorch's DDP makes its buckets anew after the first step, and PowerSGD keeps what is left over by bucket. The epsilon keeps a
 # gradient that is 0 from becoming NaN.
 _POWERSGD_OPTIONS = {"start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
@@ -27,7 +28,12 @@ def ddp_part(plan: Plan, facts: JobFacts) -> Part:
     options: dict[str, object] = {}
     if plan.tensor_groups is not None and plan.bucket_cap_bytes is not None:
         raise InputError("tensor_groups and bucket_cap_bytes: a bucket's size follows from its group; leave out one of them")
-    if plan.bucket_cap_bytes is not None:
+    if plan.tensor_groups is not None and plan.first_bucket_bytes is not None:
+        raise InputError("tensor_groups and first_bucket_bytes: a bucket's size follows from its group; leave out one of them")
+    if plan.first_bucket_bytes is not None:
+        later_mb = _recorded_cap_mb(facts) if plan.bucket_cap_bytes is None else plan.bucket_cap_bytes / _MIB
+        options["bucket_cap_mb_list"] = [plan.first_bucket_bytes / _MIB, later_mb]
+    elif plan.bucket_cap_bytes is not None:
         options["bucket_cap_mb"] = plan.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
@@ -42,6 +48,18 @@ def ddp_part(plan: Plan, facts: JobFacts) -> Part:
         content["powersgd"] = {**_POWERSGD_OPTIONS, "matrix_approximation_rank": POWERSGD[plan.compression]}
         script += (_POWERSGD_START,)
     return Part(files={"ddp.json": as_json(content), "ddp.py": helper_file("ddp.py")}, script=script)
+
+
+def _recorded_cap_mb(facts: JobFacts) -> float:
+    """DDP's ``bucket_cap_mb`` in the recorded job; PyTorch's own where it named none."""
+    return float(facts.knobs.get("bucket_cap_mb") or _DEFAULT_CAP_MB)
+
+
+def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
+    """Prefetching and resharding of ``fully_shard``."""
+    content = {"version": 1, "prefetch": bool(plan.prefetch), "reshard_after_forward": plan.reshard_after_forward}
+    script = ("`from fsdp import planned_fsdp`, and `model = planned_fsdp(model)` after `fully_shard(model)`.",)
+    return Part(files={"fsdp.json": as_json(content), "fsdp.py": helper_file("fsdp.py")}, script=script)
 
 
 def _bucket_sizes(groups: Sequence[Sequence[str]], facts: JobFacts) -> list[int]:
@@ -84,3 +102,34 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
             "`for inputs, labels in planned_parts(model, inputs, labels):` (the optimizer's step stays behind it)."
         )
     return Part(files=files, script=tuple(script))
+
+
+_START = "torchrun --nproc-per-node N train.py"
+DDP = Target(
+    name="ddp",
+    fields=("bucket_cap_bytes", "first_bucket_bytes", "tensor_groups", "compression"),
+    part=ddp_part,
+    framework="pytorch",
+    communicates=True,
+    start=_START,
+)
+PYTORCH = Target(
+    name="pytorch",
+    fields=("recomputed_modules", "bfloat16_modules", "micro_batches"),
+    part=pytorch_part,
+    framework="pytorch",
+    start=_START,
+    why_not={
+        "bfloat16_ops": "autocast takes modules (bfloat16_modules), and the plan names single ops",
+        "recomputed_ops": "checkpointing takes modules (recomputed_modules), and the plan names single ops",
+        "op_clusters": "torch.compile chooses what it fuses by itself",
+    },
+)
+FSDP = Target(
+    name="fsdp",
+    fields=("prefetch", "reshard_after_forward"),
+    part=fsdp_part,
+    framework="pytorch",
+    communicates=True,
+    start=_START,
+)

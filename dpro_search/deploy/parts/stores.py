@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
-from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, numbers, trainer_files
+from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, Target, numbers, trainer_files
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 
@@ -51,3 +51,25 @@ def _server_hosts(plan: Plan) -> dict[str, str]:
     if plan.servers_on_workers is None:
         return {}
     return {SERVER_HOSTS: "workers" if plan.servers_on_workers else "own"}
+
+
+MXNET = Target(
+    name="mxnet",
+    fields=("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression"),
+    part=kvstore_part,
+    framework="mxnet",
+    communicates=True,
+    servers=True,
+    why_not={
+        "micro_batches": "MXNet's Trainer has no line that accumulates without a change of the gradients' grad_req",
+    },
+)
+BYTEPS = Target(
+    name="byteps",
+    fields=("servers", "servers_on_workers", "partition_bytes", "credit", "compression"),
+    part=byteps_part,
+    framework="mxnet",
+    communicates=True,
+    start="bpslaunch python train.py",
+    servers=True,
+)

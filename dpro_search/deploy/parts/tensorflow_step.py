@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from dpro_search.deploy.graph_rewrites import computed_again
-from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file, micro_batch_files
+from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
 from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
@@ -74,3 +74,9 @@ def _cluster_of(plan: Plan) -> dict[str, int]:
 def _with_types(names: Sequence[str], facts: JobFacts) -> list[tuple[str, str | None]]:
     """Ops with their recorded types, where these are known: some stand for several ops of the step as written."""
     return [(name, facts.op_types.get(name)) for name in names]
+
+
+XLA = Target(name="xla", fields=("op_clusters",), part=xla_part, framework="tensorflow")
+TENSORFLOW = Target(
+    name="tensorflow", fields=("bfloat16_ops", "recomputed_ops", "micro_batches"), part=tensorflow_part, framework="tensorflow"
+)

@@ -35,7 +35,7 @@ def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iterat
         "numbers more than halves do."
     )
     found = [*_communication(path, gains, iteration_us), *late_ranks(path, iteration_us)]
-    hooks = {"comm_hook=half": hook, "comm_hook=powersgd-1": low_rank}
+    hooks = {"compression=fp16": hook, "compression=powersgd-1": low_rank}
     return told([*found, *gained(gains, COMMON | hooks, iteration_us)], iteration_us)
 
 
@@ -84,7 +84,7 @@ def _communication(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], 
     if not exposed:
         return []
     total_us, largest = sum(exposed.values()), max(exposed, key=lambda name: exposed[name])
-    best = next((row for row in gains if str(row["what_if"]).startswith(("bucket_cap_mb", "first_bucket_mb"))), None)
+    best = next((row for row in gains if str(row["what_if"]).startswith(("bucket_cap_bytes", "first_bucket_bytes"))), None)
     advice = "no other size of buckets would gain anything; a faster link or a compressing hook would"
     if best is not None and best["gain_us"] > 0:
         advice = f"'{best['what_if']}' would gain {share(best['gain_us'], iteration_us)}"

@@ -14,8 +14,7 @@ import numpy as np
 
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.replay.horovod import machine
-from dpro_search.replay.predictor import Predictor
-from dpro_search.space.plan import Plan
+from dpro_search.replay.horovod.timeline import HorovodTimeline
 
 _PHASES = (EventKind.NEGOTIATE, EventKind.MEMCPY_IN, EventKind.ALLREDUCE, EventKind.MEMCPY_OUT)
 _STATE_NAMES = {
@@ -27,9 +26,9 @@ _STATE_NAMES = {
 _PREDICTED_PID, _HOROVOD_OFFSET = 1000, 900
 
 
-def perfetto_json(trace: Trace, predictor: Predictor, plan: Plan) -> bytes:
-    """The file's content. Both steps start at 0."""
-    events = [*_measured(trace, int(predictor.graph.steps[0])), *_predicted(predictor, plan)]
+def perfetto_json(trace: Trace, step: int, timeline: HorovodTimeline) -> bytes:
+    """The file's content: a measured step, and an iteration of a replay that was logged. Both start at 0."""
+    events = [*_measured(trace, step), *_predicted(timeline)]
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -58,8 +57,7 @@ def _measured(trace: Trace, step: int) -> list[dict[str, Any]]:
     return found
 
 
-def _predicted(predictor: Predictor, plan: Plan) -> list[dict[str, Any]]:
-    timeline = predictor.timeline(plan, log=True, iterations=8)
+def _predicted(timeline: HorovodTimeline) -> list[dict[str, Any]]:
     log = timeline.log
     steps = log[log[:, machine.LOG_KIND] == machine.LOG_STEP]
     iteration = int(steps[:, machine.LOG_ITERATION].max()) // 2

@@ -8,7 +8,7 @@ compute, ``transformed`` of `compute.py`. Transformations of compute are importe
 
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation
 from dpro_search.space.transformations._space import PlanSpace
-from dpro_search.space.transformations.buckets import BucketSize
+from dpro_search.space.transformations.buckets import BucketSize, FirstBucketSize
 from dpro_search.space.transformations.gradient_compression import BytepsCompression, DdpCompression, KvstoreCompression
 from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
 from dpro_search.space.transformations.partition import Credit, TensorPartition, byteps_under
@@ -23,6 +23,7 @@ __all__ = [
     "Choice",
     "Credit",
     "DdpCompression",
+    "FirstBucketSize",
     "JobFacts",
     "KeySlicing",
     "Knob",

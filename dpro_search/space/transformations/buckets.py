@@ -25,4 +25,11 @@ class BucketSize(Knob):
         # A bucket is closed by the tensor that fills it: beyond all bytes together, a larger size changes nothing.
         total = sum(tensor.size_bytes for tensor in self.job.tensors)
         sizes = geometric(_SMALLEST_BYTES, max(2 * total, _SMALLEST_BYTES), _FACTOR, multiple_of=64 * 1024)
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("bucket_cap_bytes", sizes)})
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder(self.fields[0], sizes)})
+
+
+class FirstBucketSize(BucketSize):
+    """The same of the first bucket alone: the first of DDP's ``bucket_cap_mb_list``."""
+
+    name = "first-bucket-size"
+    fields = ("first_bucket_bytes",)

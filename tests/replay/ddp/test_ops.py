@@ -60,13 +60,13 @@ def test_a_late_rank_is_named_with_the_time_that_the_others_waited_for_it():
 def test_findings_name_the_rank_and_the_bucket_and_the_knob():
     found = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
     gains = [
-        {"what_if": "bucket_cap_mb=1", "predicted_iteration_us": 181.0, "gain_us": 20.0},
+        {"what_if": "bucket_cap_bytes=1MiB", "predicted_iteration_us": 181.0, "gain_us": 20.0},
         {"what_if": "bandwidth=2", "predicted_iteration_us": 176.0, "gain_us": 25.0},
         {"what_if": "compute=0.9", "predicted_iteration_us": 200.0, "gain_us": 1.0},
     ]
     exposed, late, link = findings(critical_path(found, ops_of(found)), gains, 201.0)
     assert "bucket 0 most" in exposed
-    assert "'bucket_cap_mb=1' would gain" in exposed
+    assert "'bucket_cap_bytes=1MiB' would gain" in exposed
     assert "for rank 1" in late
     assert link.startswith("A link twice as fast")
 

@@ -11,7 +11,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.graph.main_thread import main_waits_us
-from dpro_search.replay.ddp.predictor import DdpPredictor
+from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 
 RAW = Path(__file__).parents[2] / "data" / "ddp_mlp"

@@ -5,12 +5,12 @@ from ddp_jobs import FREE
 from fsdp_graphs import two_units
 
 from dpro_search.errors import InputError
+from dpro_search.kinds.fsdp.predictor import FsdpPredictor
+from dpro_search.kinds.fsdp.what_if import gains
 from dpro_search.replay import replay
 from dpro_search.replay.ddp.critical_path import critical_path
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.fsdp.findings import findings
-from dpro_search.replay.fsdp.predictor import FsdpPredictor
-from dpro_search.replay.fsdp.what_if import gains
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 
@@ -23,8 +23,8 @@ def predictor(**options) -> FsdpPredictor:
     return FsdpPredictor(two_units(**options), FREE, CLUSTER, peak_rss_bytes=10**6)
 
 
-def iteration_us(job: FsdpPredictor) -> float:
-    return job.predict(Plan()).iteration_us
+def iteration_us(job: FsdpPredictor, plan: Plan | None = None) -> float:
+    return job.predict(plan or Plan()).iteration_us
 
 
 def test_nothing_is_hidden_where_every_collective_is_waited_for_at_once():
@@ -32,19 +32,19 @@ def test_nothing_is_hidden_where_every_collective_is_waited_for_at_once():
 
 
 def test_prefetching_hides_the_gather_of_every_unit_but_the_first_in_the_forward_pass():
-    saved = iteration_us(predictor()) - iteration_us(predictor().at(prefetch=True))
+    saved = iteration_us(predictor()) - iteration_us(predictor(), Plan(prefetch=True))
     assert saved == pytest.approx(GATHER, abs=3)  # latencies beside computing ranks vary
 
 
 def test_prefetching_cannot_hide_more_than_there_is_to_compute():
     small = predictor(work=5.0)
-    assert iteration_us(small) - iteration_us(small.at(prefetch=True)) == pytest.approx(5, abs=3)
+    assert iteration_us(small) - iteration_us(small, Plan(prefetch=True)) == pytest.approx(5, abs=3)
 
 
 def test_parameters_that_are_kept_cost_no_second_gather_and_no_copies():
-    kept = predictor().at(reshard=False)
-    assert iteration_us(predictor()) - iteration_us(kept) == pytest.approx(2 * GATHER + 4 * 5)
-    prediction = kept.predict(Plan())
+    kept = Plan(reshard_after_forward=False)
+    assert iteration_us(predictor()) - iteration_us(predictor(), kept) == pytest.approx(2 * GATHER + 4 * 5)
+    prediction = predictor().predict(kept)
     assert (prediction.source, prediction.peak_memory_bytes) == ("extrapolated", None)
     assert predictor().predict(Plan()).peak_memory_bytes == 10**6
 
@@ -55,7 +55,7 @@ def test_slower_compute_takes_longer_on_any_rank():
 
 
 @pytest.mark.parametrize("plan", [Plan(bucket_cap_bytes=1), Plan(micro_batches=2)])
-def test_plans_that_change_anything_are_refused(plan):
+def test_plans_of_other_kinds_of_jobs_are_refused(plan):
     with pytest.raises(InputError, match=r"a fully sharded job has no (bucket_cap_bytes|micro_batches)"):
         predictor().predict(plan)
 

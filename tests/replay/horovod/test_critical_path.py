@@ -6,10 +6,11 @@ import pytest
 from sample import predictor, sample
 
 from dpro_search.graph.arrivals import arrivals
+from dpro_search.kinds.horovod.what_if import scaled
 from dpro_search.replay.horovod.critical_path import critical_path
-from dpro_search.replay.what_if import asked, parse_question
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scale
 
 
 def path_of(source):
@@ -33,7 +34,7 @@ def test_a_slow_link_makes_collectives_the_path():
 
 
 def test_free_communication_makes_compute_the_path():
-    path = path_of(asked(predictor(), parse_question("communication=0")))
+    path = path_of(scaled(predictor(), Scale.parse("communication=0")))
     compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "update"))
     assert compute > 0.95 * sum(segment.duration_us for segment in path)
 

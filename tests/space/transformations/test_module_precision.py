@@ -14,8 +14,8 @@ from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
-from dpro_search.replay.ddp.predictor import DdpPredictor
-from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.module_precision import ModulePrecision, change_of, doubt_us, in_bfloat16
@@ -169,25 +169,25 @@ def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_
 
 
 def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch(blocks_trace):
-    assert plan_predictor(blocks_trace, PRECISION).space.fields == ("bucket_cap_bytes", "bfloat16_modules")
+    assert job_of(blocks_trace, PRECISION).space.fields == ("bucket_cap_bytes", "bfloat16_modules")
     both = replace(PRECISION, compute=frozenset({"precision", "recomputation"}))
-    assert plan_predictor(blocks_trace, both).space.fields == ("bucket_cap_bytes", "bfloat16_modules", "recomputed_modules")
+    assert job_of(blocks_trace, both).space.fields == ("bucket_cap_bytes", "bfloat16_modules", "recomputed_modules")
     with pytest.raises(InputError, match="precision: name a table of what bfloat16 does to PyTorch's ops"):
-        plan_predictor(blocks_trace, PlanOptions(compute=frozenset({"precision"})))
+        job_of(blocks_trace, PlanOptions(compute=frozenset({"precision"})))
     with pytest.raises(InputError, match="the table is not of PyTorch's ops"):
-        plan_predictor(blocks_trace, replace(PRECISION, precision_table=BUNDLED_TABLE))
+        job_of(blocks_trace, replace(PRECISION, precision_table=BUNDLED_TABLE))
     with pytest.raises(InputError, match="no memory limit can be kept with it"):
-        plan_predictor(blocks_trace, replace(PRECISION, memory_limit_bytes=10**12))
+        job_of(blocks_trace, replace(PRECISION, memory_limit_bytes=10**12))
     with pytest.raises(InputError, match="bfloat16_modules: name a table of what bfloat16 does to PyTorch's ops"):
         DdpPredictor.from_trace(blocks_trace).predict(Plan(bfloat16_modules=("0",)))
 
 
 def test_what_a_recording_does_not_tell_is_refused(blocks_trace):
     with pytest.raises(InputError, match="precision: the job was recorded before modules were kept"):
-        plan_predictor(assemble_ddp(DATA / "ddp_mlp"), PRECISION)
+        job_of(assemble_ddp(DATA / "ddp_mlp"), PRECISION)
     silent = replace(blocks_trace, modules=tuple(msgspec.structs.replace(one, lowered=None) for one in blocks_trace.modules))
     with pytest.raises(InputError, match="precision: the recording does not tell which ops of its modules would run in bfloat16"):
-        plan_predictor(silent, PRECISION)
+        job_of(silent, PRECISION)
 
 
 def test_the_bundled_table_halves_products():

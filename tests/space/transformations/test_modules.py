@@ -10,8 +10,8 @@ import pytest
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.errors import InputError
-from dpro_search.replay.ddp.predictor import DdpPredictor
-from dpro_search.replay.plan_predictor import PlanOptions, plan_predictor
+from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.modules import ModuleRecomputation, recomputed, saved_bytes
@@ -107,17 +107,17 @@ def test_where_the_gradients_are_more_than_what_is_kept_nothing_is_saved(blocks_
 
 
 def test_a_search_knows_it_only_where_it_is_asked_for(blocks_trace):
-    assert plan_predictor(blocks_trace).space.fields == ("bucket_cap_bytes",)
-    assert plan_predictor(blocks_trace, RECOMPUTATION).space.fields == ("bucket_cap_bytes", "recomputed_modules")
-    limited = plan_predictor(blocks_trace, PlanOptions(memory_limit_bytes=10**12))
+    assert job_of(blocks_trace).space.fields == ("bucket_cap_bytes",)
+    assert job_of(blocks_trace, RECOMPUTATION).space.fields == ("bucket_cap_bytes", "recomputed_modules")
+    limited = job_of(blocks_trace, PlanOptions(memory_limit_bytes=10**12))
     assert "recomputed_modules" in limited.space.fields
 
 
 def test_what_a_recording_or_ddp_does_not_have_is_refused(blocks_trace):
     old = assemble_ddp(DATA / "ddp_mlp")
     with pytest.raises(InputError, match="recomputation: the job was recorded before modules were kept"):
-        plan_predictor(old, RECOMPUTATION)
+        job_of(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):
         DdpPredictor.from_trace(old).predict(Plan(recomputed_modules=("0",)))
     with pytest.raises(InputError, match="op-fusion: a DistributedDataParallel job has plans for buckets, precision and recomput"):
-        plan_predictor(blocks_trace, PlanOptions(compute=frozenset({"op-fusion"})))
+        job_of(blocks_trace, PlanOptions(compute=frozenset({"op-fusion"})))

@@ -1,0 +1,35 @@
+"""What was measured of a recording's iterations, beside which predictions are put."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+
+
+def measured_iteration_us(trace: Trace) -> float | None:
+    """Median of the untraced iterations; None where the recording has fewer than three."""
+    untraced = trace.iterations_us()
+    return float(np.median(untraced)) if len(untraced) >= 3 else None
+
+
+def without_step(trace: Trace, step: int) -> tuple[tuple[int, ...], float]:
+    """The other profiled steps, and the measured iteration of this one in us; `InputError` if it, or another, was not profiled."""
+    durations = profiled_iterations_us(trace)
+    others = tuple(number for number in durations if number != step)
+    if step not in durations:
+        raise InputError(f"step {step} was not profiled; choose a step from {min(durations)} to {max(durations)}")
+    if not others:
+        raise InputError(f"step {step} is the only profiled one; at least two are needed to hold one out")
+    return others, durations[step]
+
+
+def profiled_iterations_us(trace: Trace) -> dict[int, float]:
+    """Iteration of each profiled step that another profiled step follows."""
+    mine = trace.steps.select(trace.steps.rank == 0)
+    whole = np.flatnonzero(mine.traced[:-1] & mine.traced[1:])
+    if not len(whole):
+        raise InputError("the trace has no two profiled steps in a row; record more with --traced")
+    distance = np.diff(mine.start_us)
+    return {int(mine.index[i]): float(distance[i]) for i in whole}

@@ -1,0 +1,397 @@
+"""`Kind` and `Job`: what every verb asks of a recorded or described job, whatever its framework and scheme are.
+
+A kind of job is one module of this package (or a small package) with a constant ``KIND``, and one line in `kinds._names`:
+
+    class MyKind(Kind):                          class MyJob(Job):
+        format = "my-format"                         space = PlanSpace(...)
+        title = "a job of mine"                      def _predict(self, plan): ...
+        def recognises(self, trace): ...             def timeline(self, plan): ...
+        def job(self, trace, options): ...           def diagnose(self): ...
+
+A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
+that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import msgspec
+
+from dpro_search.collect.trace import Floats, TensorInfo, Trace
+from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
+from dpro_search.deploy.parts.part import Servers, Target
+from dpro_search.errors import InputError
+from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.kinds._names import registered
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.moves import contiguous_groups
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import Scale, Scenario
+from dpro_search.space.transformations import PlanSpace
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.replay.outputs import MeasuredOps
+    from dpro_search.replay.timeline import Timeline
+    from dpro_search.report.groups import TensorGroups
+    from dpro_search.report.quality import Term
+
+COMPUTE = ("op-fusion", "precision", "recomputation", "accumulation")  # transformations that a search tries only where asked for
+_COMPUTE_OF_FIELD = {
+    "op_clusters": "op-fusion",
+    "bfloat16_ops": "precision",
+    "bfloat16_modules": "precision",
+    "recomputed_ops": "recomputation",
+    "recomputed_modules": "recomputation",
+    "micro_batches": "accumulation",
+}
+_LOSSY = ("compression", "micro_batches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What plans may do beyond communication.
+
+    Attributes
+    ----------
+    compute
+        Some of `COMPUTE`.
+    allow_lossy
+        Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
+    memory_limit_bytes
+        Plans that need more than that on a rank are infeasible; None: no limit.
+    cluster_model, precision_table
+        What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16 does to ops: a table of
+        `costmodel.precision`, which "precision" needs.
+    all_reduce_model
+        What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
+        choose among them. None: all-reduces are as recorded.
+    """
+
+    compute: frozenset[str] = frozenset()
+    allow_lossy: bool = False
+    memory_limit_bytes: int | None = None
+    cluster_model: Path | None = None
+    precision_table: Path | None = None
+    all_reduce_model: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = self.compute.difference(COMPUTE)
+        if unknown:
+            raise InputError(f"transformation '{min(unknown)}' is unknown (known: {', '.join(COMPUTE)})")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise InputError(f"the memory limit must be above 0 bytes, not {self.memory_limit_bytes}")
+
+    @property
+    def named(self) -> dict[str, str | Path]:
+        """What decides prices beside the trace, by name: for the run folder of a search."""
+        found: dict[str, str | Path] = {}
+        if self.compute:
+            found["with"] = ",".join(sorted(self.compute))
+        if self.allow_lossy:
+            found["allow_lossy"] = "yes"
+        if self.memory_limit_bytes is not None:
+            found["memory_limit_bytes"] = str(self.memory_limit_bytes)
+        for name in ("cluster_model", "precision_table", "all_reduce_model"):
+            path: Path | None = getattr(self, name)
+            if path is not None:
+                found[name] = path
+        return found
+
+    def allowing(self, plan: Plan) -> PlanOptions:
+        """The options under which a plan with the fields of this one is legal: what is requested is predicted, not proposed."""
+        return replace(
+            self,
+            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.changes if name in _COMPUTE_OF_FIELD},
+            allow_lossy=self.allow_lossy or any(name in plan.changes for name in _LOSSY),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table for people: a title, names of columns, rows of cells; only the first column may be long."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Recorded steps beside their own replay.
+
+    Attributes
+    ----------
+    measured_us
+        What was measured.
+    prediction
+        What was predicted of the same.
+    error_pct
+        Signed for one step; the mean of absolute errors for several.
+    more
+        Facts that the kind of job adds to the output of `replay`.
+    ops
+        How many ops were replayed.
+    seconds
+        How long that took.
+    """
+
+    measured_us: float
+    prediction: Prediction
+    error_pct: float
+    ops: int
+    seconds: float = 0.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Job(ABC):
+    """One job: prices of its plans, and what can be said about it. Deterministic.
+
+    Attributes
+    ----------
+    title
+        What its kind is called: "a Horovod job".
+    trace
+        The recording that it comes from.
+    tensors
+        The communicated tensors, in the order in which they become ready.
+    recorded
+        Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
+    space
+        Which plans there are.
+    askable
+        Plan fields that text can set in a scenario, whether or not `space` has them now.
+    settings
+        What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
+    unplaced
+        Recorded ops that have no place in the graph, and why.
+    """
+
+    title: str
+    trace: Trace
+    tensors: tuple[TensorInfo, ...]
+    recorded: Any = None
+    space: PlanSpace
+    askable: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+    unplaced: Mapping[str, str] = MappingProxyType({})
+    memory_limit_bytes: int | None = None
+
+    # What a plan costs.
+
+    def predict(self, plan: Plan) -> Prediction:
+        """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
+        self.space.check(plan)
+        found, limit = self._predict(plan), self.memory_limit_bytes
+        if limit is None or found.peak_memory_bytes is None or found.peak_memory_bytes <= limit:
+            return found
+        reason = f"needs {found.peak_memory_bytes / 2**20:.0f} MiB, and may have {limit / 2**20:.0f}"
+        return msgspec.structs.replace(found, infeasible=reason)
+
+    @abstractmethod
+    def _predict(self, plan: Plan) -> Prediction:
+        """The price of a legal plan, whatever memory it needs."""
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        """Iteration times of replays with durations drawn anew, [samples]; the same draws for every plan.
+
+        Raises `InputError` if this kind of job has one duration of each op only.
+        """
+        raise self.cannot("sampled", "be replayed with other durations")
+
+    def replayed(self, plan: Plan) -> Prediction:
+        """What `replay` reports of a plan: `predict` with a breakdown, and what it leaves out to be fast."""
+        return self.predict(plan)
+
+    # What else can be asked of it.
+
+    @property
+    def nothing_to_search(self) -> str:
+        """Why there are no plans of such a job, for a job whose space is empty."""
+        return f"the trace ({self.trace.meta.format}) is of a job whose knobs are not known: there is nothing to search"
+
+    @property
+    def measured_iteration_us(self) -> float | None:
+        """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
+        return measured_iteration_us(self.trace)
+
+    def under(self, scenario: Scenario) -> tuple[Self, Plan]:
+        """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
+        job, plan = self, scenario.plan
+        if scenario.groups is not None:
+            if scenario.groups < 1:
+                raise InputError(f"groups must be at least 1, not {scenario.groups}")
+            plan = msgspec.structs.replace(plan, tensor_groups=contiguous_groups(self.tensors, scenario.groups))
+        change = scenario.cluster
+        if (change.ranks, change.cores, change.rate_bps) != (None, None, None):
+            job = job.on(job.cluster.changed(ranks=change.ranks, cores=change.cores, rate_bps=change.rate_bps))
+        for scale in scenario.scales:
+            job = job.scaled(scale)
+        return job, plan
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """What the job runs on."""
+        return ClusterSpec.of(self.trace.meta)
+
+    def on(self, cluster: ClusterSpec) -> Self:
+        """The same job on another cluster."""
+        raise self.cannot("on", "be predicted on another cluster")
+
+    def scaled(self, scale: Scale) -> Self:
+        """The same job with a part that takes another time."""
+        raise self.cannot("scaled", "be predicted with other speeds")
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Self:
+        """The same job with a space that has the fields of a plan, priced with the models that the options name."""
+        return self
+
+    # One iteration, op by op.
+
+    @abstractmethod
+    def op_count(self, plan: Plan) -> int:
+        """How many ops an iteration under a plan has."""
+
+    @abstractmethod
+    def timeline(self, plan: Plan) -> Timeline:
+        """A replay of a plan, op by op."""
+
+    def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
+        """The recorded step that a timeline of the recorded setting is shown beside; None: there is none."""
+        return None
+
+    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+        """An iteration for ui.perfetto.dev; where `recorded`, beside the measured step."""
+        from dpro_search.replay.outputs import perfetto_json
+
+        timeline = self.timeline(plan)
+        measured = self.measured_ops(timeline) if recorded else None
+        return perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1)
+
+    # How well the model fits the recording.
+
+    def held_out(self, step: int) -> Comparison:
+        """A profiled step, predicted from all others; raises `InputError` if it was not profiled."""
+        raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
+
+    def own_durations(self) -> Comparison:
+        """Each profiled step, replayed with its own durations."""
+        raise self.cannot("own_durations", "be replayed step by step (--own-durations)")
+
+    def terms(self) -> tuple[Term, ...]:
+        """Fitted numbers of its cost model, for the report."""
+        return ()
+
+    # What people want to know about it.
+
+    @abstractmethod
+    def diagnose(self) -> dict[str, Any]:
+        """The facts that `diagnose` prints as JSON.
+
+        At least ``iteration_us``, ``measured_iteration_us``, ``critical_path``, ``critical_ops``, ``ranks``, ``gains``,
+        ``findings``, ``warnings``.
+        """
+
+    @abstractmethod
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        """The facts of `diagnose` as tables for people."""
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        """Which tensors travel together, as recorded and under the best plan; None: not known.
+
+        Parameters
+        ----------
+        step
+            The recorded step to look at; None: none was recorded op by op.
+        best
+            None: no search, or no plan beside the recorded setting.
+        """
+        return None
+
+    def cannot(self, method: str, what: str) -> InputError:
+        """The error for a question that this kind of job cannot answer: it names the kinds that can."""
+        able = [kind.title for kind in registered() if getattr(kind.job_type, method) is not getattr(Job, method)]
+        return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
+
+
+class Kind(ABC):
+    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan.
+
+    Attributes
+    ----------
+    title
+        "a Horovod job".
+    targets
+        What plans of such jobs can be exported to.
+    """
+
+    title: ClassVar[str]
+    targets: ClassVar[tuple[Target, ...]] = ()
+
+    @property
+    @abstractmethod
+    def job_type(self) -> type[Job]:
+        """The class of its jobs."""
+
+    @abstractmethod
+    def recognises(self, trace: Trace) -> bool:
+        """Whether a trace is of such a job."""
+
+    @abstractmethod
+    def job(self, trace: Trace, options: PlanOptions) -> Job:
+        """The job of a trace.
+
+        Raises
+        ------
+        InputError
+            The options ask for what such a job does not have.
+        GraphError
+            The trace cannot be replayed.
+        """
+
+    def launchers(self) -> Mapping[str, JobLauncher]:
+        """What starts such jobs, by the format of their traces; others cannot be started here."""
+        return {}
+
+    def servers(self, trace: Trace) -> Servers:
+        """The parameter servers of a recorded job, which in a trace are ranks behind those that train."""
+        return Servers()
+
+    def targets_of(self, trace: Trace) -> tuple[Target, ...]:
+        """Those of `targets` that the recorded job has."""
+        return self.targets
+
+    def facts(self, trace: Trace) -> DeployedFacts:
+        """What an export can check a plan against."""
+        return replace(DeployedFacts.of(trace), servers=self.servers(trace))
+
+
+def refuse_compute(options: PlanOptions, trace: Trace) -> None:
+    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have."""
+    refuse_algorithms(options, trace)
+    if options.compute:
+        raise InputError(
+            "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
+            f"trace ({trace.meta.format}) is of neither"
+        )
+
+
+def refuse_algorithms(options: PlanOptions, trace: Trace) -> None:
+    """Raise `InputError` if the options ask for algorithms of MPI, which such jobs do not have."""
+    if options.all_reduce_model is not None:
+        raise InputError(f"the all-reduce model is for Horovod jobs on Open MPI, and this trace ({trace.meta.format}) is of none")
+
+
+def with_memory_limit(job: Job, limit_bytes: int | None) -> Job:
+    """The job with plans that need more memory infeasible; raises `InputError` if the trace does not tell what it takes."""
+    if limit_bytes is not None:
+        if job.predict(Plan()).peak_memory_bytes is None:
+            raise InputError("the memory limit cannot be kept: the trace does not tell how much memory the job takes")
+        job.memory_limit_bytes = limit_bytes
+    return job

@@ -1,0 +1,135 @@
+"""Facts and tables that `diagnose` gives of several kinds of jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search._text import shortened
+from dpro_search.collect.trace import Trace
+from dpro_search.graph.arrivals import arrivals
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._base import Table
+from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.sensitivity import BandwidthScaled, Change, CommunicationScaled, ComputeScaled, Gain
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.scenario import Scale
+
+_AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
+_NAME_LENGTH = 50  # of an op in a table of 80 columns
+_TOP_GAINS = 12
+
+
+def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """What each rank does in an iteration, how often it comes last to a collective, and how long it waits for others."""
+    punctuality = {arrival.rank: arrival for arrival in arrivals(trace)}
+    return [
+        {
+            "rank": rank,
+            "host": trace.meta.hosts[rank],
+            "breakdown_us": breakdown,
+            "last_pct": punctuality[rank].last_pct if rank in punctuality else None,
+            "waited_us": punctuality[rank].waited_us if rank in punctuality else None,
+        }
+        for rank, breakdown in enumerate(rank_breakdown_us)
+    ]
+
+
+def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
+    """The ops with the largest part of the critical path, and the commonest reason why they started no earlier.
+
+    An op counts over all replayed iterations.
+    """
+    graph, path = timeline.graph, critical_path(timeline)
+    reasons: dict[int, Counter[str]] = {}
+    for step in path:
+        reasons.setdefault(step.op % len(graph), Counter())[step.reason.value] += 1
+    shares = path_shares(timeline, path).by_op
+    total_us = sum(shares.values()) or 1.0
+    return [
+        {
+            "op": graph.name(op),
+            "rank": int(graph.rank_of_op[op]),
+            "kind": OpKind(graph.op_kind[op]).name,
+            "share_pct": spent_us / total_us * 100,
+            "reason": reasons[op].most_common(1)[0][0],
+        }
+        for op, spent_us in list(shares.items())[:most]
+    ]
+
+
+def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
+    """Shares of the critical path by rank and kind of op."""
+    shares = path_shares(timeline, critical_path(timeline)).by_rank_and_kind
+    total_us = sum(shares.values()) or 1.0
+    return [
+        {"rank": rank, "kind": kind, "duration_us": us / timeline.iterations, "share_pct": us / total_us * 100}
+        for (rank, kind), us in shares.items()
+    ]
+
+
+def gain_rows(gains: Sequence[Gain]) -> list[dict[str, Any]]:
+    """What changes of the graph would gain."""
+    return [
+        {
+            "what_if": gain.change.text,
+            "predicted_iteration_us": gain.iteration_us,
+            "gain_us": gain.gain_us,
+            "gain_pct": gain.gain_pct,
+        }
+        for gain in gains
+    ]
+
+
+def graph_change(scale: Scale, ranks: int) -> Change:
+    """The change of a replay graph that a scale means; raises `InputError` for a rank that is not there."""
+    scale.check_rank(ranks)
+    if scale.what == "bandwidth":
+        return BandwidthScaled(factor=scale.factor)
+    if scale.what == "communication":
+        return CommunicationScaled(factor=scale.factor)
+    return ComputeScaled(factor=scale.factor, rank=scale.rank)
+
+
+def quantiles_us(times_us: Any) -> dict[str, float]:
+    """The 5 %, 50 % and 95 % quantiles."""
+    p5, p50, p95 = np.quantile(times_us, (0.05, 0.5, 0.95)).tolist()
+    return {"p5": p5, "p50": p50, "p95": p95}
+
+
+def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of `rank_facts`."""
+    rows = [
+        (
+            str(row["rank"]),
+            *(time_text(row["breakdown_us"][key]) for key in ("compute", "contention", "exposed_communication")),
+            "unknown" if row["last_pct"] is None else percent_text(row["last_pct"]),
+            "unknown" if row["waited_us"] is None else time_text(row["waited_us"]),
+        )
+        for row in ranks
+    ]
+    columns = ("rank", "compute", "contention", "exposed comm.", "comes last", "waits for others")
+    return Table(title="ranks", columns=columns, rows=rows)
+
+
+def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of `critical_ops`."""
+    rows = [(shortened(row["op"], _NAME_LENGTH), percent_text(row["share_pct"]), _AFTER[row["reason"]]) for row in ops]
+    return Table(title="ops on the critical path", columns=("op", "share", "starts after"), rows=rows)
+
+
+def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Table:
+    """The table of what-if gains, the largest first."""
+    rows = [
+        (
+            shortened(row["what_if"], _NAME_LENGTH),
+            time_text(row["predicted_iteration_us"]),
+            f"{time_text(row['gain_us'])} ({percent_text(row['gain_us'] / iteration_us * 100)})",
+        )
+        for row in gains[:_TOP_GAINS]
+    ]
+    return Table(title="what would it gain", columns=("what if", "iteration", "gain"), rows=rows)

@@ -1,0 +1,25 @@
+"""Where the kinds of jobs are: the one line that a new kind adds."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+KINDS: tuple[str, ...] = (  # in the order in which they are asked whether a trace is theirs; the last one takes any
+    "dpro_search.kinds.horovod",
+    "dpro_search.kinds.ddp",
+    "dpro_search.kinds.fsdp",
+    "dpro_search.kinds.kvstore",
+    "dpro_search.kinds.byteps",
+    "dpro_search.kinds.imported",
+)
+
+
+def registered_kind(name: str) -> Any:
+    """The constant ``KIND`` of a module."""
+    return import_module(name).KIND
+
+
+def registered() -> tuple[Any, ...]:
+    """Those of all modules in `KINDS`."""
+    return tuple(map(registered_kind, KINDS))

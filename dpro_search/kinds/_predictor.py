@@ -1,0 +1,123 @@
+"""`JobPredictor`: what predictors of jobs that a machine replays have in common: prices with intervals, replays of other luck."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import numpy as np
+
+from dpro_search.collect.trace import Floats, TensorInfo, Trace
+from dpro_search.errors import InputError
+from dpro_search.replay.iterations import IterationTimes
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.plan import Plan, Prediction
+
+
+class JobPredictor(ABC):
+    """Prices of plans, deterministic by seed.
+
+    A kind of job says how it becomes what its machine eats (`job`), how that is replayed (`_replayed`), and how far off its
+    predictions are beside the noise of the steps (`_model_error`).
+    """
+
+    _model_error: tuple[float, float]  # half-width of the interval: as recorded, changed
+    graph: Any
+    tensors: tuple[TensorInfo, ...]
+
+    def __init__(self, cluster: ClusterSpec, peak_rss_bytes: int | None, seed: int) -> None:
+        self.cluster = cluster
+        self._peak_rss_bytes = peak_rss_bytes
+        self._seed = seed
+        self._wanted: ClusterSpec | None = None
+        self._changed = False  # whether graph or costs are not those of the recording
+
+    @classmethod
+    @abstractmethod
+    def from_trace(cls, trace: Trace, *, steps: tuple[int, ...] | None = None, with_profiler: bool = False, seed: int = 0) -> Self:
+        """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
+
+    @abstractmethod
+    def at(self, *, graph: Any = None, costs: Any = None, cluster: ClusterSpec | None = None) -> Self:
+        """A predictor of a changed job; a new cluster takes the place of the recorded one in every prediction."""
+
+    @abstractmethod
+    def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> Any:
+        """The job under a plan; raises `InputError` for a plan that it cannot follow."""
+
+    @abstractmethod
+    def _replayed(self, job: Any, seed: int | np.random.SeedSequence) -> IterationTimes:
+        """One replay of a job."""
+
+    def predict(self, plan: Plan, cluster: ClusterSpec | None = None) -> Prediction:
+        """The settled iteration time of a plan, with an interval."""
+        times = self._replayed(self.job(plan, cluster), self._seed)
+        as_recorded = self._is_recorded(plan, cluster)
+        centre = times.iteration_us
+        # The median of a run varies with its steps; the model's own error comes on top.
+        noise = 1.64 * 1.2533 * float(np.std(times.iterations_us)) / np.sqrt(len(times.iterations_us))
+        half = float(np.hypot(np.hypot(noise, self._model_error[0 if as_recorded else 1] * centre), self._doubt_us(plan)))
+        return Prediction(
+            iteration_us=centre,
+            interval_us=(centre - half, centre + half),
+            breakdown_us=times.breakdown_us,
+            peak_memory_bytes=self._memory_bytes(plan),
+            source="recorded" if as_recorded else "extrapolated",
+            settled=times.settled,
+        )
+
+    def sampled(
+        self,
+        plan: Plan,
+        cluster: ClusterSpec | None = None,
+        *,
+        samples: int,
+        seed: int = 0,
+        threads: int | None = None,
+        on_sample: Callable[[], None] = lambda: None,
+    ) -> Floats:
+        """Iteration times of replays that differ in luck: the order of recorded steps, latencies and agreements, [samples].
+
+        Parameters
+        ----------
+        seed
+            The result depends on it, not on the number of threads.
+        threads
+            How many replay at a time; None: one for each processor that this process may use.
+        on_sample
+            Called after each replay, from the calling thread.
+
+        Raises
+        ------
+        InputError
+            `samples` or `threads` is below 1.
+        """
+        if samples < 1 or (threads is not None and threads < 1):
+            raise InputError(f"samples and threads must be >= 1, not {samples} and {threads}")
+        job = self.job(plan, cluster)
+        children = np.random.SeedSequence(seed).spawn(samples)
+        found = np.empty(samples)
+        with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+            for number, times in enumerate(pool.map(lambda child: self._replayed(job, child), children)):
+                found[number] = times.iteration_us
+                on_sample()
+        return found
+
+    @property
+    def wanted_cluster(self) -> ClusterSpec:
+        """The cluster that predictions are for where none is named."""
+        return self._wanted or self.cluster
+
+    def _doubt_us(self, plan: Plan) -> float:
+        """What the plan's own cost models are uncertain by, beside the model's error."""
+        return 0.0
+
+    def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:
+        return not self._changed and plan == Plan() and (cluster or self.wanted_cluster) == self.cluster
+
+    def _memory_bytes(self, plan: Plan) -> int | None:
+        """Measured peak of the process."""
+        return self._peak_rss_bytes

@@ -1,0 +1,127 @@
+"""``replay_facts(trace, request)``: what the verb `replay`, the Python API and the report say of any kind of job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.kinds import Comparison, Job, PlanOptions, job_of
+from dpro_search.kinds._facts import quantiles_us
+from dpro_search.replay.outputs import write_csv
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest:
+    """What is to be replayed, and what is to be written.
+
+    Attributes
+    ----------
+    plan
+        Changes of strategy, before `changes`.
+    changes
+        Changes as text, like ``cycle_time_us=5ms`` or ``compute=0.9`` (see `space.scenario`).
+    holdout_step, own_durations
+        Compare a profiled step with its prediction from the others; compare each with the replay of its own durations.
+    samples
+        Replay so many times with durations drawn anew.
+    perfetto, timeline
+        Files for ui.perfetto.dev and, as CSV, for tables.
+    options
+        Models that prices depend on.
+    on_sample
+        Called after each sample.
+    """
+
+    plan: Plan = field(default_factory=Plan)
+    changes: tuple[str, ...] = ()
+    holdout_step: int | None = None
+    own_durations: bool = False
+    samples: int | None = None
+    perfetto: Path | None = None
+    timeline: Path | None = None
+    options: PlanOptions = field(default_factory=PlanOptions)
+    on_sample: Callable[[], None] = lambda: None
+
+    @property
+    def compares(self) -> bool:
+        """Whether profiled steps are compared with their own replay."""
+        return self.holdout_step is not None or self.own_durations
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything but the recorded setting is asked for."""
+        return self.plan != Plan() or bool(self.changes)
+
+
+def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
+    """The facts that the verb `replay` prints as JSON.
+
+    Raises
+    ------
+    InputError
+        The job does not have what is asked for.
+    GraphError
+        The trace cannot be replayed.
+    """
+    if request.compares and request.changed:
+        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
+    if request.holdout_step is not None and request.own_durations:
+        raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
+    job = job_of(trace)
+    job, plan = under(job, request)
+    if request.compares:
+        found = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
+        facts = _compared(found)
+    else:
+        facts = _predicted(job, plan, request.changed)
+    facts["unplaced"] = dict(job.unplaced)
+    if request.samples is not None:
+        facts["quantiles_us"] = quantiles_us(job.sampled(plan, samples=request.samples, on_sample=request.on_sample))
+    if request.perfetto is not None:
+        write_file(request.perfetto, job.perfetto(plan, recorded=not request.changed))
+    if request.timeline is not None:
+        write_csv(job.timeline(plan), request.timeline)
+    return facts
+
+
+def under(job: Job, request: ReplayRequest) -> tuple[Job, Plan]:
+    """The job and the plan that a request comes down to; the job knows every field of the plan."""
+    scenario = Scenario(plan=request.plan).changed(request.changes, known=(*job.askable, *job.settings), job=job.title)
+    job, plan = job.under(scenario)
+    return job.allowing(plan, request.options), plan
+
+
+def _predicted(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
+    job.predict(plan)  # compiles the simulator the first time
+    started = time.perf_counter()
+    prediction = job.replayed(plan)
+    seconds = time.perf_counter() - started
+    measured = None if changed else job.measured_iteration_us
+    error = None if measured is None else (prediction.iteration_us / measured - 1) * 100
+    return _facts(prediction, measured, error, job.op_count(plan), seconds)
+
+
+def _compared(found: Comparison) -> dict[str, Any]:
+    return _facts(found.prediction, found.measured_us, found.error_pct, found.ops, found.seconds) | dict(found.more)
+
+
+def _facts(prediction: Prediction, measured: float | None, error: float | None, ops: int, seconds: float) -> dict[str, Any]:
+    return {
+        "measured_iteration_us": measured,
+        "predicted_iteration_us": prediction.iteration_us,
+        "error_pct": error,
+        "interval_us": prediction.interval_us,
+        "breakdown_us": prediction.breakdown_us,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "ops": ops,
+        "replay_seconds": seconds,
+        "settled": prediction.settled,
+    }

@@ -1,0 +1,283 @@
+"""`StoreJob`: what jobs with parameter servers have in common, KVStore's and BytePS's.
+
+A plan's price is what one replay tells, of the costs as recorded. Where servers share the workers' hosts, who waits for whom may
+change with a few per cent of a cost, and a search finds those plans for which it happens to turn out well (the winner's curse). A
+plan that is to be followed is therefore `judged`: replayed at costs that other recordings of the job might have told, and that vary
+from iteration to iteration as recorded ones do.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import EventKind, Floats, TensorInfo, Trace
+from dpro_search.deploy.parts.part import Servers
+from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._base import Job, PlanOptions, Table
+from dpro_search.kinds._facts import critical_table, gain_table, graph_change
+from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.replayer import replay, settled_us, varied_us
+from dpro_search.replay.sensitivity import Change
+from dpro_search.replay.timeline import Timeline
+from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.report.quality import Term, store_terms
+from dpro_search.space.byteps_job import BytepsJob
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.cost_spread import CostFactors, CostSpread
+from dpro_search.space.describe import describe
+from dpro_search.space.kvstore_job import KvstoreJob
+from dpro_search.space.placement import on_workers
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.recorded_stores import server_hosts
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import SCALES, Scale
+from dpro_search.space.transformations import PlanSpace
+
+_Job = TypeVar("_Job", KvstoreJob, BytepsJob)
+WORTH_PCT = 1.0  # of an iteration; a smaller gain is not told
+PLACEMENTS = {
+    "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
+    "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
+}
+_JUDGED, _ITERATIONS = 16, 10  # replays of a plan that is judged, and iterations of each
+_OPERATORS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE)
+_Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
+_PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
+
+
+class StoreJob(Job, Generic[_Job]):
+    """Prices by the op-level replay of the job's graph.
+
+    Attributes
+    ----------
+    recorded_job
+        The job as it was recorded, or on another link.
+    """
+
+    model_error: float  # half the width of the interval, relative to the prediction
+    cost_spread: CostSpread  # between recordings of one job, docs/search_figures.md
+
+    settings = ("rate", *SCALES)
+
+    def __init__(self, job: _Job, tensors: Sequence[TensorInfo], space: PlanSpace) -> None:
+        self.recorded_job: _Job = job
+        self.tensors = tuple(tensors)
+        self.space = space
+        self._questions: tuple[Change, ...] = ()
+        self._changed = False
+        self._cluster: ClusterSpec | None = None
+
+    @classmethod
+    @abstractmethod
+    def of_job(cls, job: _Job, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+        """Prices of the plans of a job, with `allow_lossy` also of compressed gradients."""
+
+    @abstractmethod
+    def job(self, plan: Plan) -> _Job:
+        """The job under a legal plan."""
+
+    @abstractmethod
+    def at_rate(self, rate_bps: float | None) -> Self:
+        """Prices on links of another rate; None: without limit."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self._cluster or super().cluster
+
+    def on(self, cluster: ClusterSpec) -> Self:
+        """The same job on links of another rate; raises `InputError` for another number of ranks."""
+        if cluster.cores != self.cluster.cores:
+            raise InputError(f"{self.title} is predicted for the recorded number of workers; change servers or rate")
+        changed = self.at_rate(cluster.rate_bps)
+        changed._cluster = cluster
+        return changed
+
+    def scaled(self, scale: Scale) -> Self:
+        return self.asked(graph_change(scale, self.cluster.ranks))
+
+    def asked(self, question: Change) -> Self:
+        """Prices of the job with a change of its graph."""
+        changed = copy.copy(self)
+        changed._questions, changed._changed = (*self._questions, question), True
+        return changed
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Self:
+        changed = copy.copy(self)
+        changed.space = self._space_of(self.recorded_job, allow_lossy=options.allowing(plan).allow_lossy)
+        return changed
+
+    def op_count(self, plan: Plan) -> int:
+        return len(self.graph(plan))
+
+    def timeline(self, plan: Plan) -> Timeline:
+        return replay(self.graph(plan))
+
+    def replayed(self, plan: Plan) -> Prediction:
+        """The price at costs that other recordings might have told, with the breakdown of one replay."""
+        one, found = self.priced(self.timeline(plan), plan), self.judged(plan)
+        parts = {part: us * found.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()}
+        return msgspec.structs.replace(found, breakdown_us=parts, settled=one.settled)
+
+    def terms(self) -> tuple[Term, ...]:
+        return store_terms(self.recorded_job)
+
+    def graph(self, plan: Plan) -> ReplayGraph:
+        """What is replayed; raises `InputError` for a plan that the job cannot follow."""
+        self.space.check(plan)
+        return self._asked_graph(self.job(plan))
+
+    def priced(self, timeline: Timeline, plan: Plan) -> Prediction:
+        """The price that a replay of a plan tells, with its breakdown."""
+        return self._price(timeline.iteration_us, timeline.settled, plan, breakdown_us(timeline))
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        """Iteration times at costs that other recordings of the job might have told, [samples]; the same costs for every plan."""
+        self.space.check(plan)
+        job = self.job(plan)
+
+        def one(factors: CostFactors) -> float:
+            graph = self._asked_graph(job.at_costs(factors))
+            return varied_us(graph, _longer(graph, job, factors.step))
+
+        draws = self.cost_spread.drawn(len(job.workers), _ITERATIONS, samples, seed)
+        found = np.empty(samples)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for number, us in enumerate(pool.map(one, draws)):
+                found[number] = us
+                on_sample()
+        return found
+
+    def judged(self, plan: Plan) -> Prediction:
+        """The price of a plan at costs that other recordings might have told: the mean, in an interval that knows the spread."""
+        found, times_us = self.predict(plan), self.sampled(plan, samples=_JUDGED)
+        centre = float(times_us.mean())
+        half = float(np.hypot(self.model_error * centre, _Z_90 * times_us.std()))
+        return msgspec.structs.replace(found, iteration_us=centre, interval_us=(centre - half, centre + half))
+
+    def _asked_graph(self, job: _Job) -> ReplayGraph:
+        graph = self._built(job)
+        for question in self._questions:
+            graph = question.apply(graph)
+        return graph
+
+    @abstractmethod
+    def _built(self, job: _Job) -> ReplayGraph:
+        """The graph of a job."""
+
+    def _predict(self, plan: Plan) -> Prediction:
+        # Without the times of ops and the breakdown, which take longer than the replay.
+        return self._price(*settled_us(self.graph(plan)), plan, {})
+
+    def _price(self, centre: float, settled: bool, plan: Plan, breakdown: dict[str, float]) -> Prediction:
+        return Prediction(
+            iteration_us=centre,
+            interval_us=(centre * (1 - self.model_error), centre * (1 + self.model_error)),
+            breakdown_us=breakdown,
+            peak_memory_bytes=None,
+            source="recorded" if plan == Plan() and not self._changed else "extrapolated",
+            settled=settled,
+        )
+
+    def _with_job(self, job: _Job) -> Self:
+        changed = copy.copy(self)
+        changed.recorded_job, changed._changed = job, True
+        changed.space = self._space_of(job, allow_lossy="compression" in self.space.fields)  # without limit there is less to choose
+        return changed
+
+    def _space_of(self, job: _Job, *, allow_lossy: bool) -> PlanSpace:
+        """The plans of another job."""
+        return self.of_job(job, self.tensors, allow_lossy=allow_lossy).space
+
+
+def _longer(graph: ReplayGraph, job: KvstoreJob | BytepsJob, step: Floats) -> Floats:
+    """How many times its duration each op takes in each iteration, [iterations, ops], by `CostFactors.step`: workers' operators.
+
+    Cores are the first devices of these graphs, in the order in which workers, then servers name them.
+    """
+    cores = list(dict.fromkeys((*job.worker_core, *job.server_core)))
+    found = np.ones((len(step), len(graph)))
+    for worker, core in enumerate(job.worker_core):
+        found[:, (graph.device == cores.index(core)) & np.isin(graph.kind, _OPERATORS)] = step[:, worker, None]
+    return found
+
+
+def breakdown_us(timeline: Timeline) -> dict[str, float]:
+    """An iteration by what its critical path does: compute of workers, communication that nothing hides, the servers' work."""
+    found = {"compute": 0.0, "exposed_communication": 0.0, "server": 0.0}
+    for (_, kind), us in path_shares(timeline, critical_path(timeline)).by_rank_and_kind.items():
+        found[_PART_OF_KIND.get(kind, "server")] += us
+    total = sum(found.values()) or 1.0
+    return {part: us / total * timeline.iteration_us for part, us in found.items()}
+
+
+def recorded_servers(trace: Trace) -> Servers:
+    """Parameter servers of a recorded job: ranks behind those that train, which enqueue no gradient."""
+    workers = len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
+    return Servers(trace.meta.ranks - workers, on_workers(workers, server_hosts(trace, workers)))
+
+
+def placement_question(plans: StoreJob[Any]) -> dict[str, Plan]:
+    """The other hosts for the servers, by what that is called; empty where links have no limit."""
+    if plans.recorded_job.bytes_per_us is None:
+        return {}
+    other = not plans.space.job.values["servers_on_workers"]
+    return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
+
+
+def knob_rows(plans: StoreJob[Any], iteration_us: float, asked: Mapping[str, Plan], iterations: int | None) -> list[dict[str, Any]]:
+    """What other values of the knobs would gain, by name of the change.
+
+    Parameters
+    ----------
+    iteration_us
+        As recorded.
+    asked
+        Plans by what they are called.
+    iterations
+        That are replayed; None: until they settle.
+    """
+    rows = []
+    for change, plan in asked.items():
+        us = replay(plans.graph(plan), iterations=iterations).iteration_us
+        gain_us = iteration_us - us
+        rows.append({"what_if": change, "predicted_iteration_us": us, "gain_us": gain_us, "gain_pct": gain_us / iteration_us * 100})
+    return rows
+
+
+def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
+    """The facts of `diagnose` for people, with a table of the kind of job's own."""
+    path = [
+        (f"{row['kind'].lower()} of core {row['rank']}", time_text(row["duration_us"]), percent_text(row["share_pct"]))
+        for row in facts["critical_path"]
+    ]
+    return [
+        Table(title="critical path", columns=("what", "time", "share"), rows=path),
+        critical_table(facts["critical_ops"]),
+        own,
+        gain_table(facts["gains"], facts["iteration_us"]),
+    ]
+
+
+def messages(best: Plan | None, parts_of: Callable[[Plan], Mapping[int, Iterable[Group]]]) -> TensorGroups:
+    """Parts of tensors by the server that they go to, as recorded and under the best plan."""
+    plans = {"as recorded": Plan()} | ({} if best is None else {describe(best): best})
+    found = {f"{setting}, server {server}": tuple(own) for setting, plan in plans.items() for server, own in parts_of(plan).items()}
+    return TensorGroups(groups=found, noun="message", note="A worker sends them to the server, and gets as much back.")
+
+
+def by_server(servers: int, parts: Iterable[tuple[int, str, float]]) -> dict[int, list[Group]]:
+    """Messages of (server, tensor, bytes), by server."""
+    found: dict[int, list[Group]] = {server: [] for server in range(servers)}
+    for server, name, size_bytes in parts:
+        found[server].append(Group(tensors=(name,), size_bytes=round(size_bytes)))
+    return found

@@ -1,0 +1,95 @@
+"""`Byteps`: a job of MXNet with BytePS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
+from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
+from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.space.byteps_job import BytepsJob, byteps_graph
+from dpro_search.space.byteps_recorded import recorded_byteps_job
+from dpro_search.space.cost_spread import CostSpread
+from dpro_search.space.kvstore_job import goodput_bytes_per_us
+from dpro_search.space.placement import on_workers
+from dpro_search.space.plan import Plan
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.transformations import (
+    BytepsCompression,
+    Credit,
+    JobFacts,
+    PlanSpace,
+    ServerCount,
+    ServerPlacement,
+    TensorPartition,
+    Transformation,
+    byteps_under,
+)
+
+
+class Byteps(StoreJob[BytepsJob]):
+    """Servers, their hosts, partition size, credit and compression of BytePS."""
+
+    title = "a job with BytePS"
+    askable = ("servers", "servers_on_workers", "partition_bytes", "credit", "compression")
+    model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
+    cost_spread = CostSpread(common=0.08, worker=0.07, message=0.30, server=0.0, step=0.16)
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        found = cls.of_job(recorded_byteps_job(trace), trace.tensors, allow_lossy=allow_lossy)
+        found.trace = trace
+        return found
+
+    @classmethod
+    def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+        values = {
+            "servers": len(job.server_core),
+            "servers_on_workers": on_workers(len(job.workers), job.server_host),
+            "partition_bytes": job.partition_bytes,
+            "credit": job.credit,
+        }
+        facts = JobFacts(name=cls.title, tensors=tuple(tensors), values=values)
+        placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
+        found: list[Transformation] = [TensorPartition(facts), Credit(facts), ServerCount(facts), placement]
+        if allow_lossy:
+            found.append(BytepsCompression(facts, [tensor.dtype for tensor in tensors], job.recorded_compression))
+        return cls(job, tensors, PlanSpace(facts, found))
+
+    def job(self, plan: Plan) -> BytepsJob:
+        return byteps_under(plan, self.recorded_job)
+
+    def at_rate(self, rate_bps: float | None) -> Self:
+        return self._with_job(replace(self.recorded_job, bytes_per_us=goodput_bytes_per_us(rate_bps)))
+
+    def _built(self, job: BytepsJob) -> ReplayGraph:
+        return byteps_graph(job)
+
+    def diagnose(self) -> dict[str, Any]:
+        from dpro_search.kinds.byteps.diagnosis import diagnosis
+
+        return diagnosis(self)
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        from dpro_search.kinds.byteps.diagnosis import server_table
+
+        return diagnosis_tables(facts, server_table(facts))
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        names = [tensor.name for tensor in self.tensors]
+
+        def parts(plan: Plan) -> dict[int, list[Group]]:
+            job = self.job(plan)
+            parts = ((part.server, name, part.size_bytes) for place, name in enumerate(names) for part in job.parts(place))
+            return by_server(len(job.server_core), parts)
+
+        return messages(best, parts)
+
+
+def byteps_job(trace: Trace, options: PlanOptions) -> Byteps:
+    """A recorded job; raises `InputError` for options that it does not have."""
+    refuse_compute(options, trace)
+    return Byteps.from_trace(trace, allow_lossy=options.allow_lossy)

@@ -1,0 +1,52 @@
+"""PyTorch's DistributedDataParallel: gradients in buckets, all-reduced beside the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dpro_search.collect.torch_files import FORMAT
+from dpro_search.collect.trace import Trace
+from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
+from dpro_search.kinds._base import Job, Kind, PlanOptions
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.jobs import JobLauncher
+
+
+class DdpKind(Kind):
+    """Jobs that were recorded with DistributedDataParallel."""
+
+    title = "a DistributedDataParallel job"
+    targets = (DDP, PYTORCH)
+
+    @property
+    def job_type(self) -> type[Job]:
+        from dpro_search.kinds.ddp.job import Ddp
+
+        return Ddp
+
+    def recognises(self, trace: Trace) -> bool:
+        return trace.meta.format == FORMAT
+
+    def job(self, trace: Trace, options: PlanOptions) -> Job:
+        from dpro_search.kinds.ddp.job import ddp_job
+
+        return ddp_job(trace, options)
+
+    def launchers(self) -> Mapping[str, JobLauncher]:
+        from dpro_search.collect.torch_job import time_ddp_job
+        from dpro_search.deploy.jobs import JobLauncher
+
+        return {FORMAT: JobLauncher(targets=self.targets, time=time_ddp_job)}
+
+    def facts(self, trace: Trace) -> JobFacts:
+        """With the gradients in the order in which they become ready: buckets are cut from it."""
+        from dpro_search.graph.ddp import build_ddp_graph
+
+        return replace(super().facts(trace), tensors=build_ddp_graph(trace).tensors, ready_order=True)
+
+
+KIND = DdpKind()

@@ -1,0 +1,123 @@
+"""`Ddp`: a DistributedDataParallel job, whose plans set buckets and, where that is asked for, halve them or change modules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.precision import named_model
+from dpro_search.errors import InputError
+from dpro_search.kinds._base import PlanOptions, Table, refuse_algorithms
+from dpro_search.kinds._program_job import ProgramJob
+from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.space.ddp_job import bucket_assignment
+from dpro_search.space.describe import describe
+from dpro_search.space.plan import Plan
+from dpro_search.space.transformations import BucketSize, DdpCompression, FirstBucketSize, JobFacts, PlanSpace, Transformation
+from dpro_search.space.transformations.module_precision import ModulePrecision, unpriced
+from dpro_search.space.transformations.modules import NOT_RECORDED, ModuleRecomputation
+
+
+class Ddp(ProgramJob[DdpPredictor]):
+    """Prices of bucket sizes, and where that is asked for of half buckets and of modules that run otherwise.
+
+    Parameters
+    ----------
+    compute
+        Some of "precision", which needs the predictor to know ratios, and "recomputation".
+    allow_lossy
+        Also gradients in fp16 or by PowerSGD.
+    """
+
+    title = "a DistributedDataParallel job"
+    askable = ("bucket_cap_bytes", "first_bucket_bytes", "compression")
+    predictor_type = DdpPredictor
+
+    def __init__(
+        self, predictor: DdpPredictor, compute: Collection[str] = (), *, allow_lossy: bool = False, trace: Trace | None = None
+    ) -> None:
+        super().__init__(predictor, trace)
+        self._compute, self._allow_lossy = tuple(compute), allow_lossy
+        job, modules = JobFacts(name=self.title, tensors=predictor.tensors), predictor.graph.modules
+        found: list[Transformation] = [BucketSize(job), FirstBucketSize(job)]
+        if allow_lossy:
+            found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
+        if "precision" in compute:
+            found.append(ModulePrecision(job, modules, predictor.ratios))
+        if "recomputation" in compute:
+            found.append(ModuleRecomputation(job, modules))
+        self.space = PlanSpace(job, found)
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Ddp:
+        wanted = options.allowing(plan)
+        predictor, compute = self.predictor, {*self._compute, *wanted.compute} & {"precision", "recomputation"}
+        if "precision" in compute:
+            predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
+        return Ddp(predictor, compute, allow_lossy=self._allow_lossy or wanted.allow_lossy, trace=self.trace)
+
+    def _with(self, predictor: DdpPredictor) -> Ddp:
+        return Ddp(predictor, self._compute, allow_lossy=self._allow_lossy, trace=self.trace)
+
+    def diagnose(self) -> dict[str, Any]:
+        from dpro_search.kinds.ddp.diagnosis import diagnosis
+
+        return diagnosis(self.trace, self.predictor)
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        from dpro_search.kinds.ddp.diagnosis import diagnosis_tables
+
+        return diagnosis_tables(facts)
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        """The buckets: they follow from a size alone."""
+        graph = self.predictor.graph
+        numbers = {"as recorded": graph.bucket_of}
+        if best is not None and (limits := self.predictor.limits_bytes(best)):
+            numbers[describe(best)] = bucket_assignment(graph.tensors, limits)
+        found: dict[str, Sequence[Group]] = {}
+        for setting, bucket_of in numbers.items():
+            members = [np.flatnonzero(bucket_of == bucket).tolist() for bucket in range(int(bucket_of.max(initial=-1)) + 1)]
+            found[setting] = [
+                Group(
+                    tensors=tuple(graph.tensors[place].name for place in own),
+                    size_bytes=round(float(graph.gradient_bytes[own].sum())),
+                )
+                for own in members
+            ]
+        return TensorGroups(groups=found, noun="bucket")
+
+
+def ddp_job(trace: Trace, options: PlanOptions) -> Ddp:
+    """A recorded DistributedDataParallel job.
+
+    Raises
+    ------
+    InputError
+        The options ask for what the recording does not have.
+    """
+    refuse_algorithms(options, trace)
+    unknown = options.compute - {"precision", "recomputation"}
+    if unknown:
+        raise InputError(
+            f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
+            "(and compressed gradients), not for that"
+        )
+    if options.compute and not trace.modules:
+        raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
+    predictor, compute = DdpPredictor.from_trace(trace), set(options.compute)
+    if "precision" in compute:
+        if options.memory_limit_bytes is not None:
+            raise InputError(
+                "precision: what bfloat16 takes of a DistributedDataParallel job's memory is not known, so that no "
+                "memory limit can be kept with it; leave out one of them"
+            )
+        if (why := unpriced(trace.modules)) is not None:
+            raise InputError(f"precision: {why}")
+        predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
+    if options.memory_limit_bytes is not None and trace.modules:
+        compute.add("recomputation")
+    return Ddp(predictor, compute, allow_lossy=options.allow_lossy, trace=trace)

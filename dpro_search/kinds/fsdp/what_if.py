@@ -1,0 +1,14 @@
+"""What other ways to shard would gain, beside the questions that every job raises."""
+
+from __future__ import annotations
+
+from dpro_search.kinds._program_job import ranked_gains
+from dpro_search.kinds.fsdp.predictor import FsdpPredictor
+from dpro_search.space.plan import Plan
+
+_PLANS = {"prefetch=1": Plan(prefetch=True), "reshard_after_forward=0": Plan(reshard_after_forward=False)}
+
+
+def gains(predictor: FsdpPredictor) -> list[dict[str, float | str]]:
+    """Iteration time and gain of each question, largest gain first."""
+    return ranked_gains(predictor, {name: predictor.predict(plan) for name, plan in _PLANS.items()})

@@ -1,0 +1,289 @@
+"""`Horovod`: a Horovod job, whose plans may also change its compute, its memory and its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from dpro_search.collect.trace import CommSettings, Floats, Trace
+from dpro_search.costmodel.memory import peak_bytes
+from dpro_search.errors import InputError
+from dpro_search.graph.share import polls
+from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table
+from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
+from dpro_search.kinds.horovod.exchanges import horovod_exchanges
+from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds.horovod.what_if import scaled
+from dpro_search.replay.exchanges import Exchange
+from dpro_search.replay.horovod.perfetto import perfetto_json
+from dpro_search.replay.outputs import MeasuredOps, measured_ops
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.op_level import op_level, typical_step
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale
+from dpro_search.space.transformations import Transformation, horovod_facts, horovod_space
+from dpro_search.space.transformations.accumulation import Accumulation
+from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
+from dpro_search.space.transformations.compression import Compression
+from dpro_search.space.transformations.compute import ComputeGraph, transformed
+from dpro_search.space.transformations.op_fusion import OpFusion
+from dpro_search.space.transformations.precision import Precision
+from dpro_search.space.transformations.recomputation import Recomputation
+
+if TYPE_CHECKING:
+    from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.report.groups import TensorGroups
+    from dpro_search.report.quality import Term
+
+_COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
+_REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute
+
+
+class Horovod(Job):
+    """Prices by the replay of communication, after the step was changed as a plan's other fields say.
+
+    Parameters
+    ----------
+    predictor
+        The recorded job.
+    compute
+        The recorded step op by op; only needed with transformations.
+    transformations
+        What plans may do beyond fusing tensors and setting the cycle. Algorithms of all-reduces are among what plans may choose
+        where the predictor knows what they take.
+    trace
+        The recording; None: of a predictor alone, whose prices are all that can be asked for.
+    """
+
+    title = "a Horovod job"
+    askable = ("fusion_threshold_bytes", "cycle_time_us", "micro_batches", "compression")
+    settings = ("groups", *CLUSTER_SETTINGS, *SCALES)
+    recorded: CommSettings
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        compute: ComputeGraph | None = None,
+        transformations: tuple[Transformation, ...] = (),
+        trace: Trace | None = None,
+    ) -> None:
+        if trace is not None:
+            self.trace = trace
+        self.predictor = predictor
+        self.tensors = predictor.tensors
+        self.recorded = predictor.recorded
+        self.unplaced = predictor.graph.unplaced
+        self._own, self._compute, self._changed = transformations, compute, False
+        if predictor.all_reduces is not None:
+            facts = horovod_facts(predictor.tensors, predictor.recorded)
+            transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
+        self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations)
+        self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.predictor.wanted_cluster
+
+    def on(self, cluster: ClusterSpec) -> Horovod:
+        return self._with(self.predictor.at(cluster=cluster))
+
+    def scaled(self, scale: Scale) -> Horovod:
+        return self._with(scaled(self.predictor, scale))
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
+        if plan.allreduce_algorithms is not None and options.all_reduce_model is None:
+            raise InputError(
+                "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
+                "Open MPI"
+            )
+        found = horovod_job(self.trace, options.allowing(plan), self.predictor)
+        found._changed = self._changed
+        return found
+
+    def _with(self, predictor: Predictor) -> Horovod:
+        found = Horovod(predictor, self._compute, self._own, self.trace)
+        found._changed = True
+        return found
+
+    def op_count(self, plan: Plan) -> int:
+        return len(self.applied(plan)[0].graph)
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """The recorded step, op by op: what fuses under another plan is decided while a job runs."""
+        if plan != Plan() or self._changed:
+            raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
+        graph = op_level(self.trace, self.predictor.graph, self.predictor.costs, step=self._typical_step)
+        return replay(graph)
+
+    def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
+        return measured_ops(self.trace, self._typical_step)
+
+    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+        if recorded:
+            return super().perfetto(plan, recorded=True)
+        predictor, communication = self.applied(plan)
+        timeline = predictor.timeline(communication, log=True, iterations=8)
+        return perfetto_json(self.trace, int(predictor.graph.steps[0]), timeline)
+
+    @cached_property
+    def _typical_step(self) -> int:
+        return typical_step(self.trace, self.predictor.graph)
+
+    def held_out(self, step: int) -> Comparison:
+        return held_out_step(self.trace, step, Predictor)
+
+    def own_durations(self) -> Comparison:
+        return own_durations_of_steps(self.trace, Predictor)
+
+    def terms(self) -> tuple[Term, ...]:
+        from dpro_search.report.quality import cost_terms
+
+        return cost_terms(self.predictor.costs)
+
+    def diagnose(self) -> dict[str, Any]:
+        from dpro_search.kinds.horovod.diagnosis import diagnosis
+
+        return diagnosis(self.trace, self.predictor)
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        from dpro_search.kinds.horovod.diagnosis import diagnosis_tables
+
+        return diagnosis_tables(facts)
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        from dpro_search.kinds.horovod.groups import tensor_groups
+
+        return tensor_groups(self.trace, self.predictor, step, best)
+
+    def applied(self, plan: Plan) -> tuple[Predictor, Plan]:
+        """The predictor of the step that a legal plan makes, and what is left of the plan: communication."""
+        return self._under(plan).predictor, _communication(plan)
+
+    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
+        """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
+        return horovod_exchanges(*self.applied(plan))
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        predictor, communication = self.applied(plan)
+        return predictor.sampled(communication, samples=samples, seed=seed, on_sample=on_sample)
+
+    def _predict(self, plan: Plan) -> Prediction:
+        communication = _communication(plan)
+        step = self._under(plan)
+        found = step.predictor.predict(communication)
+        if step.predictor is self.predictor:
+            return found
+        low, high = found.interval_us
+        half = math.hypot((high - low) / 2, step.doubt_us)
+        peak, more = found.peak_memory_bytes, step.more_bytes
+        return msgspec.structs.replace(
+            found,
+            interval_us=(found.iteration_us - half, found.iteration_us + half),
+            source="extrapolated",
+            peak_memory_bytes=None if peak is None or more is None else max(round(peak + more), 0),
+        )
+
+    def _under(self, plan: Plan) -> _Step:
+        compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
+        if compute not in self._steps:
+            assert self._compute is not None, "a legal plan has no other fields"
+            graph, doubt_us = transformed(self._compute, compute, self.space.transformations)
+            if len(self._steps) > _REMEMBERED:
+                del self._steps[next(key for key in self._steps if key != Plan())]
+            self._steps[compute] = _Step(self.predictor.at(graph=graph), doubt_us, self._more_bytes(compute))
+        return self._steps[compute]
+
+    def _more_bytes(self, plan: Plan) -> float | None:
+        """What liveness says that changes of compute add to the peak, or save; None where nothing tells."""
+        if plan.recomputed_ops is None and plan.micro_batches is None and plan.bfloat16_ops is None:
+            return 0.0
+        step = self.predictor.graph.memory
+        if step is None:
+            return None
+        changed = peak_bytes(
+            step, recomputed=plan.recomputed_ops or (), micro_batches=plan.micro_batches or 1, bfloat16=plan.bfloat16_ops or ()
+        )
+        return changed.bytes - self._recorded_bytes
+
+    @cached_property
+    def _recorded_bytes(self) -> float:
+        step = self.predictor.graph.memory
+        assert step is not None, "only asked for where it is known"
+        return peak_bytes(step).bytes
+
+
+class _Step(NamedTuple):
+    """A step under some compute: its predictor, how uncertain its length is, and what it needs of memory beside the recorded."""
+
+    predictor: Predictor
+    doubt_us: float
+    more_bytes: float | None
+
+
+def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None = None) -> Horovod:
+    """A recorded Horovod job.
+
+    Parameters
+    ----------
+    predictor
+        Of the trace, where it was made already, perhaps on another cluster.
+
+    Raises
+    ------
+    InputError
+        The options ask for what the recording does not have.
+    """
+    predictor = predictor or Predictor.from_trace(trace)
+    if options.all_reduce_model is not None:
+        predictor = predictor.at(all_reduces=_all_reduces(trace, options.all_reduce_model))
+    wanted = set(options.compute)
+    if wanted and trace.meta.framework != "tensorflow":
+        raise InputError(f"{min(wanted)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
+    if options.memory_limit_bytes is not None and predictor.graph.memory is not None:
+        wanted |= {"recomputation", "accumulation"}
+    if not wanted and not options.allow_lossy:
+        return Horovod(predictor, trace=trace)
+    facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
+    found: list[Transformation] = []
+    precision = None
+    if "precision" in wanted:
+        from dpro_search.costmodel.precision import named_model
+
+        precision = Precision(facts, compute, named_model(options.precision_table, "tensorflow"))
+    if "op-fusion" in wanted:
+        from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
+        from dpro_search.costmodel.learned.model_file import FusionModel
+
+        model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
+        # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
+        recorded = trace.graphs[trace.graph_of_rank[0]] if trace.graphs else None
+        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded), precision))
+    if precision is not None:
+        found.append(precision)
+    if "recomputation" in wanted:
+        found.append(Recomputation(facts, compute))
+    if "accumulation" in wanted:
+        found.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
+    if options.allow_lossy:
+        found.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
+    return Horovod(predictor, compute, tuple(found), trace)
+
+
+def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
+    """What Open MPI's algorithms take; raises `InputError` if the job is on something else."""
+    from dpro_search.costmodel.communication_model import CommunicationModel
+
+    if not polls(trace):
+        raise InputError("the all-reduce model is for jobs on Open MPI, and this one was recorded on Gloo, which has one algorithm")
+    return CommunicationModel.load(folder)
+
+
+def _communication(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, **{name: None for name in plan.changes if name not in _COMMUNICATION})

@@ -1,0 +1,29 @@
+"""Traces of any other job: what ran when on which stream is known, and nothing of how the job communicates."""
+
+from __future__ import annotations
+
+from dpro_search.collect.trace import Trace
+from dpro_search.kinds._base import Job, Kind, PlanOptions
+
+
+class ImportedKind(Kind):
+    """Whatever no other kind recognises."""
+
+    title = "an imported trace"
+
+    @property
+    def job_type(self) -> type[Job]:
+        from dpro_search.kinds.imported.job import Imported
+
+        return Imported
+
+    def recognises(self, trace: Trace) -> bool:
+        return True
+
+    def job(self, trace: Trace, options: PlanOptions) -> Job:
+        from dpro_search.kinds.imported.job import imported_job
+
+        return imported_job(trace, options)
+
+
+KIND = ImportedKind()

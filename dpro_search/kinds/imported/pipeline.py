@@ -1,0 +1,75 @@
+"""`PipelinePredictor`: the step time of a pipeline-parallel job that was recorded at operation level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from dpro_search.collect.readers.straggler_analysis import FORMAT
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.kinds.imported.recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.sensitivity import Change
+from dpro_search.space.pipeline_parallel import pipeline_graph
+from dpro_search.space.replay_graph import ReplayGraph
+
+
+def recorded_predictor(trace: Trace, *, without: Sequence[int] = ()) -> RecordedPredictor:
+    """The predictor for a trace that is not of a Horovod job: by operation where it was recorded so, else by streams."""
+    kind = PipelinePredictor if trace.meta.format == FORMAT else RecordedPredictor
+    return kind(trace, without=without)
+
+
+class PipelinePredictor(RecordedPredictor):
+    """As `RecordedPredictor`, but for recordings whose steps are samples of a long job.
+
+    Such steps do not follow each other, so what is measured and predicted is a step by itself: from its start to the last end of
+    any rank. Steps are graphs of `space.pipeline_parallel`.
+    """
+
+    @cached_property
+    def iterations_us(self) -> dict[int, float]:
+        """Measured lengths by step, of the steps in use."""
+        steps = self._trace.steps
+        lengths = dict(zip(steps.index.tolist(), (steps.end_us - steps.start_us).tolist(), strict=True))
+        return {step: us for step, us in sorted(lengths.items()) if step not in self._without}
+
+    @cached_property
+    def graph(self) -> ReplayGraph:
+        """The step with the median durations of the steps in use; a sample for each."""
+        return pipeline_graph(self._trace, list(self.iterations_us))
+
+    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
+        """The step time with all of the changes, none of which may name an op."""
+        graphs = [pipeline_graph(self._trace, [step]) for step in self.iterations_us]
+        for change in changes:
+            graphs = [change.apply(graph) for graph in graphs]
+        replays = [replay(graph) for graph in graphs]
+        found = np.array([timeline.iteration_us for timeline in replays])
+        return RecordedPrediction(
+            iteration_us=float(np.median(found)),
+            interval_us=(float(found.min()), float(found.max())),
+            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
+            settled=True,
+        )
+
+    def held_out(self, step: int) -> HeldOut:
+        """Predict a recorded step from all others; raises `InputError` if it was not recorded or there are no others."""
+        measured = self.iterations_us
+        others = [us for other, us in measured.items() if other != step]
+        if step not in measured or not others:
+            raise InputError(f"--holdout-step {step}: {len(measured)} steps were recorded, from {min(measured)} to {max(measured)}")
+        predictor = PipelinePredictor(self._trace, without=(*self._without, step))
+        return HeldOut(
+            step=step,
+            measured_us=measured[step],
+            predicted_us=replay(predictor.graph).iteration_us,
+            baseline_us=float(np.median(others)),
+        )
+
+    def own_durations(self) -> dict[int, tuple[float, float]]:
+        """Measured and replayed length of each step, with the durations that it had itself."""
+        return {step: (us, replay(pipeline_graph(self._trace, [step])).iteration_us) for step, us in self.iterations_us.items()}

@@ -1,0 +1,99 @@
+"""`Kvstore`: a job of MXNet with parameter servers (KVStore, P3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
+from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
+from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.space.cost_spread import CostSpread
+from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
+from dpro_search.space.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.placement import on_workers
+from dpro_search.space.plan import Plan
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.transformations import (
+    JobFacts,
+    KeySlicing,
+    KvstoreCompression,
+    PlanSpace,
+    ServerCount,
+    ServerPlacement,
+    Transformation,
+    kvstore_under,
+)
+
+
+class Kvstore(StoreJob[KvstoreJob]):
+    """Servers, their hosts and slicing of MXNet's KVStore."""
+
+    title = "a job with parameter servers"
+    askable = ("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression")
+    model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
+    # Core time is already of a step's slowest worker (`KvstoreJob.slowest`), so that none varies from step to step.
+    cost_spread = CostSpread(common=0.08, worker=0.04, message=0.08, server=0.45, step=0.0)
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        found = cls.of_job(recorded_kvstore_job(trace), trace.tensors, allow_lossy=allow_lossy)
+        found.trace = trace
+        return found
+
+    @classmethod
+    def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+        slicing = job.slicing
+        values = {
+            "servers": slicing.servers,
+            "servers_on_workers": on_workers(len(job.workers), job.server_host),
+            "bigarray_bound": slicing.bound,
+            "p3": slicing.priority,
+            "slice_threshold": slicing.slice_threshold,
+        }
+        facts = JobFacts(name=cls.title, tensors=tuple(tensors), values=values)
+        elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
+        placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
+        found: list[Transformation] = [ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement]
+        if allow_lossy:
+            found.append(KvstoreCompression(facts, [tensor.dtype for tensor in tensors]))
+        return cls(job, tensors, PlanSpace(facts, found))
+
+    def job(self, plan: Plan) -> KvstoreJob:
+        return kvstore_under(plan, self.recorded_job)
+
+    def at_rate(self, rate_bps: float | None) -> Self:
+        return self._with_job(replace(self.recorded_job, bytes_per_us=store_bytes_per_us(rate_bps)))
+
+    def _built(self, job: KvstoreJob) -> ReplayGraph:
+        return kvstore_graph(job)
+
+    def diagnose(self) -> dict[str, Any]:
+        from dpro_search.kinds.kvstore.diagnosis import diagnosis
+
+        return diagnosis(self)
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        from dpro_search.kinds.kvstore.diagnosis import server_table
+
+        return diagnosis_tables(facts, server_table(facts))
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        names = [tensor.name for tensor in self.tensors]
+
+        def parts(plan: Plan) -> dict[int, list[Group]]:
+            job = self.job(plan)
+            parts = ((server, name, size) for name, row in zip(names, job.slices, strict=True) for server, size in row)
+            return by_server(len(job.server_core), parts)
+
+        return messages(best, parts)
+
+
+def kvstore_job(trace: Trace, options: PlanOptions) -> Kvstore:
+    """A recorded job; raises `InputError` for options that it does not have."""
+    refuse_compute(options, trace)
+    return Kvstore.from_trace(trace, allow_lossy=options.allow_lossy)

@@ -1,0 +1,206 @@
+"""What every kind of job must pass: a new kind subclasses `KindConformance` and gives a real recording.
+
+class TestMyKind(KindConformance):
+    kind = my_module.KIND
+
+    @classmethod
+    def recording(cls): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from dpro_search.cli._trace_checks import check_trace
+from dpro_search.collect.trace import Trace
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.targets import targets_for
+from dpro_search.errors import DproSearchError, InputError
+from dpro_search.kinds import Job, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
+from dpro_search.kinds._base import COMPUTE
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.space.describe import describe
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+
+REPLAY_KEYS = {
+    *("measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes"),
+    *("ops", "replay_seconds"),
+}
+DIAGNOSE_KEYS = {
+    *("iteration_us", "measured_iteration_us", "critical_path", "critical_ops", "ranks", "gains", "findings", "warnings"),
+}
+
+
+class KindConformance:
+    """Tests of one kind, on its `recording`.
+
+    Attributes
+    ----------
+    kind
+        The constant ``KIND`` of its module.
+    options
+        What its plans may do beyond communication, as far as the recording has it.
+    unmoved
+        Choices of its space, and speeds, that change no prediction of this recording.
+    """
+
+    kind: ClassVar[Kind]
+    options: ClassVar[PlanOptions] = PlanOptions(allow_lossy=True)
+    unmoved: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def recording(cls) -> Trace:
+        """A real recording of such a job."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def trace(self) -> Trace:
+        return _recorded(type(self))
+
+    @pytest.fixture
+    def job(self) -> Job:
+        return _job(type(self))
+
+    def test_its_traces_are_recognised(self, trace: Trace) -> None:
+        assert kind_of(trace) is self.kind
+        assert isinstance(self.kind.job(trace, PlanOptions()), self.kind.job_type)
+
+    def test_the_empty_plan_is_the_recorded_setting(self, job: Job) -> None:
+        prediction = job.predict(Plan())
+        assert prediction.source == "recorded"
+        low, high = prediction.interval_us
+        assert 0 < low <= prediction.iteration_us <= high
+        assert prediction == job.predict(Plan())
+
+    def test_a_plan_that_repeats_the_recording_is_the_empty_one(self, job: Job) -> None:
+        repeated = {name: value for name, value in job.space.job.values.items() if value is not None}
+        assert job.space.simplest(Plan(**repeated)) == Plan()
+
+    def test_every_choice_changes_the_prediction(self, job: Job) -> None:
+        recorded_us = job.predict(Plan()).iteration_us
+        for choice in job.space.choices:
+            plans = [choice.put(Plan(), way, rung) for way, rungs in choice.ways.items() for rung in {0, len(rungs) - 1}]
+            moved = [plan for plan in plans if job.predict(plan).iteration_us != recorded_us]
+            assert moved or choice.name in self.unmoved or len(choice.ways) == 1, choice.name
+
+    def test_a_field_of_another_kind_is_refused_with_both_names(self, job: Job) -> None:
+        foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
+        with pytest.raises(InputError, match=f"{job.title} has no {foreign}"):
+            job.predict(Plan(**{foreign: 1}))
+
+    def test_a_misspelt_knob_is_one_line_with_the_nearest_name(self, job: Job) -> None:
+        known = (*job.askable, *job.settings)
+        with pytest.raises(InputError) as refused:
+            Scenario().changed([f"{known[0]}x=1"], known=known, job=job.title)
+        assert f"did you mean {known[0]}?" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+    def test_plans_are_described_in_words(self, job: Job) -> None:
+        for choice in job.space.choices:
+            for way, rungs in choice.ways.items():
+                plan = choice.put(Plan(), way, len(rungs) - 1)
+                assert "=" not in describe(plan)
+                assert (describe(plan) == "as recorded") == (plan == Plan())
+
+    def test_memory_is_known_or_a_limit_is_refused(self, trace: Trace, job: Job) -> None:
+        if job.predict(Plan()).peak_memory_bytes is None:
+            with pytest.raises(InputError, match="does not tell how much memory"):
+                job_of(trace, replace(self.options, memory_limit_bytes=1))
+        else:
+            assert job_of(trace, replace(self.options, memory_limit_bytes=1)).predict(Plan()).infeasible is not None
+
+    def test_plans_survive_their_file(self, job: Job) -> None:
+        for plan in (Plan(), *job.space.starts(4)):
+            assert Plan.from_json(plan.to_json()) == plan
+
+    def test_what_can_be_searched_can_be_exported(self, job: Job, trace: Trace, tmp_path: Path) -> None:
+        targets = self.kind.targets_of(trace)
+        exported = {name for target in targets for name in target.fields}
+        assert {*job.space.fields} <= exported
+        for number, choice in enumerate(job.space.choices):
+            way = list(choice.ways)[-1]
+            plan = choice.put(Plan(), way, 0)
+            folder = tmp_path / str(number)
+            files = export_plan(plan, folder, targets_for(plan, targets), self.kind.facts(trace))
+            assert {"README.md", "plan.json"} <= {*files.files}
+            assert Plan.load(folder / "plan.json") == plan
+        assert {*targets} <= {*all_targets()}
+
+    def test_replay_has_the_facts_of_the_contract(self, trace: Trace, tmp_path: Path) -> None:
+        request = ReplayRequest(perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
+        facts = replay_facts(trace, request)
+        assert facts.keys() >= REPLAY_KEYS
+        msgspec.json.encode(facts)
+        assert msgspec.json.decode((tmp_path / "p.json").read_bytes())["traceEvents"]
+        assert len((tmp_path / "t.csv").read_text().splitlines()) > 2
+
+    def test_other_speeds_change_what_they_should(self, job: Job) -> None:
+        recorded_us = job.predict(Plan()).iteration_us
+        for text in ("compute=0.5", "communication=0"):
+            changed, plan = job.under(Scenario().changed([text], known=job.settings, job=job.title))
+            found = changed.predict(plan)
+            assert found.iteration_us < recorded_us or text in self.unmoved
+            assert found.source == "extrapolated"
+
+    def test_a_diagnosis_has_the_facts_of_the_contract_and_tables(self, job: Job) -> None:
+        facts = job.diagnose()
+        assert facts.keys() >= DIAGNOSE_KEYS
+        msgspec.json.encode(facts)
+        for table in job.tables(facts):
+            assert all(len(row) == len(table.columns) for row in table.rows)
+
+    def test_what_a_diagnosis_asks_can_be_asked(self, job: Job) -> None:
+        """A row of ``gains`` that is written as a change is understood by ``--set``, and gives the same prediction."""
+        known, understood = (*job.askable, *job.settings), 0
+        for row in job.diagnose()["gains"]:
+            try:
+                scenario = Scenario().changed([row["what_if"]], known=known, job=job.title)
+            except InputError:
+                continue  # words about the graph, not a change of a knob
+            changed, plan = job.under(scenario)
+            found = changed.allowing(plan, self.options).predict(plan)
+            assert found.iteration_us == pytest.approx(row["predicted_iteration_us"], rel=0.02), row["what_if"]
+            understood += 1
+        assert understood or not known
+
+    def test_steps_are_compared_or_the_kinds_that_can_are_named(self, job: Job, trace: Trace) -> None:
+        step = max(trace.steps.index[trace.steps.traced].tolist()) - 1
+        for ask in (job.own_durations, lambda: job.held_out(step), lambda: job.sampled(Plan(), samples=2)):
+            with contextlib.suppress(DproSearchError):
+                ask()
+
+    def test_it_can_be_started_again_or_says_what_can(self, trace: Trace) -> None:
+        if trace.meta.format in self.kind.launchers():
+            assert recorded_job(trace, ("python", "train.py")).launcher.targets
+        else:
+            with pytest.raises(InputError, match="cannot be started here"):
+                recorded_job(trace, ("python", "train.py"))
+
+    def test_doctor_says_what_can_be_done_with_it(self, trace: Trace, tmp_path: Path) -> None:
+        trace.save(tmp_path / "trace")
+        checks: dict[str, Any] = {check.name: check for check in check_trace(tmp_path / "trace")}
+        assert checks["replay, diagnose"].ok
+        assert checks["run"].ok == bool(job_of(trace).space.fields)
+
+    def test_compute_that_it_cannot_change_is_refused(self, trace: Trace) -> None:
+        for name in COMPUTE:
+            with contextlib.suppress(InputError):
+                assert job_of(trace, PlanOptions(compute=frozenset({name}))).space.fields != job_of(trace).space.fields
+
+
+@functools.cache
+def _recorded(suite: type[KindConformance]) -> Trace:
+    return suite.recording()
+
+
+@functools.cache
+def _job(suite: type[KindConformance]) -> Job:
+    return job_of(_recorded(suite), suite.options)

@@ -1,0 +1,84 @@
+"""Every kind of job passes the conformance kit, each with a real recording."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from sample import sample
+
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.trace import Trace
+from dpro_search.kinds import PlanOptions, byteps, ddp, fsdp, horovod, imported, kinds
+from tests.kinds.conformance import KindConformance
+
+DATA = Path(__file__).parents[1] / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+
+
+class TestHorovod(KindConformance):
+    kind = horovod.KIND
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return sample()
+
+
+class TestHorovodOnMxnet(KindConformance):
+    kind = horovod.KIND
+    options = PlanOptions()
+
+    @classmethod
+    def recording(cls) -> Trace:
+        with tempfile.TemporaryDirectory() as folder:
+            raw = shutil.copytree(DATA / "mxnet_horovod_mlp", Path(folder) / "raw")
+            for packed in raw.rglob("*.gz"):
+                packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+            return assemble_mxnet_horovod(raw)
+
+
+class TestDdp(KindConformance):
+    kind = ddp.KIND
+    unmoved = ("compression",)  # PowerSGD and halves of 54 kB are lost in the variation of latencies
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return assemble_torch(DATA / "ddp_mlp")
+
+
+class TestFsdp(KindConformance):
+    kind = fsdp.KIND
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return assemble_torch(DATA / "fsdp_mlp")
+
+
+class TestByteps(KindConformance):
+    kind = byteps.KIND
+    unmoved = ("credit",)  # it orders partitions before the push, where a worker on a CPU loses no time
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return assemble_byteps(DATA / "byteps_mlp")
+
+
+class TestImported(KindConformance):
+    kind = imported.KIND
+    unmoved = ("communication=0",)  # the job of one rank has none
+
+    @classmethod
+    def recording(cls) -> Trace:
+        if not SHARED.is_dir():
+            pytest.skip("real traces are not beside the repository (shared/traces)")
+        return import_trace([SHARED / "kineto_single" / "resnet50_v100_workers4.json.gz"])
+
+
+def test_the_last_kind_takes_any_trace() -> None:
+    assert kinds()[-1] is imported.KIND

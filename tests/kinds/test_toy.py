@@ -1,0 +1,99 @@
+"""A kind that one file adds goes through every verb: nothing else of the package needs to know it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpro_search
+from dpro_search.cli import main
+from dpro_search.collect.trace import Trace
+from dpro_search.kinds import _names, kinds
+from dpro_search.space.plan import Plan
+from tests.kinds import toy
+from tests.kinds.conformance import KindConformance
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Any:
+    """The one line that a new kind adds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_names, "KINDS", ("tests.kinds.toy", *_names.KINDS))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("toy")
+    toy.toy_trace(found, sys.executable).save(found / "trace")
+    return found
+
+
+def printed(*args: object) -> str:
+    """What a verb prints on stdout."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        main([*map(str, args)])
+    assert ended.value.code in (0, None), out.getvalue()
+    return out.getvalue()
+
+
+def verb(*args: object) -> dict[str, Any]:
+    return dict(json.loads(printed(*args, "--json")))
+
+
+class TestToy(KindConformance):
+    kind = toy.KIND
+
+    @classmethod
+    def recording(cls) -> Trace:
+        with tempfile.TemporaryDirectory() as folder:
+            return toy.toy_trace(Path(folder), sys.executable)
+
+
+def test_it_is_a_kind_among_others() -> None:
+    assert toy.KIND in kinds()
+
+
+def test_replay(folder: Path) -> None:
+    recorded = verb("replay", folder / "trace")
+    assert recorded["error_pct"] == pytest.approx(0, abs=1e-6)
+    fewer = verb("replay", folder / "trace", "--set", "micro_batches=1", "--what-if", "compute=0.5")
+    assert fewer["predicted_iteration_us"] == pytest.approx(toy.COMPUTE_US / 2 + toy.ROUND_US)
+
+
+def test_diagnose(folder: Path) -> None:
+    assert verb("diagnose", folder / "trace")["findings"] == ["Rounds take most of a step."]
+    assert "micro_batches=1" in printed("diagnose", folder / "trace")
+
+
+def test_run_export_validate_and_report(folder: Path) -> None:
+    found = verb("run", folder / "trace", "--trials", 8, "--sampler", "mcmc", "--out", folder / "run")
+    assert found["plans"][0]["plan"] == {"micro_batches": 1}
+    verb("export", folder / "run", "--out", folder / "tuned")
+    assert (folder / "tuned" / "toy.env").read_text() == "TOY_ROUNDS=1\n"
+    measured = verb("validate", folder / "run", "--top", 1, "--rounds", 2, "--warmup", 1)
+    assert measured["plans"][0]["predicted_us"] == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
+    assert measured["plans"][0]["measured_us"] > toy.COMPUTE_US
+    verb("report", folder / "run", "--out", folder / "run.html")
+    assert "1 micro-batch" in (folder / "run.html").read_text()
+
+
+def test_doctor(folder: Path) -> None:
+    checks = {check["name"]: check for check in verb("doctor", folder / "trace")["checks"]}
+    assert checks["run"]["detail"] == "plans may change micro_batches"
+    assert checks["export"]["detail"] == "for toy"
+    assert checks["validate"]["ok"]
+
+
+def test_the_python_api(folder: Path) -> None:
+    job = dpro_search.load(folder / "trace")
+    assert job.replay(Plan(micro_batches=1)).iteration_us < job.replay().iteration_us
+    assert job.diagnose().gains[0]["what_if"] == "micro_batches=1"

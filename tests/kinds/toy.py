@@ -1,0 +1,207 @@
+"""A kind of job in one file: a single rank that computes, then waits for a store in rounds; its plans say how many rounds.
+
+Its trace has steps and two ops a step, and nothing that any other kind needs. Real jobs of this kind are a loop that sleeps, which
+`LAUNCHER` starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro_search.collect.job import StepTimes
+from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.trace import (
+    ClockReport,
+    EventKind,
+    Events,
+    Steps,
+    TensorInfo,
+    Trace,
+    TraceMeta,
+)
+from dpro_search.deploy.jobs import JobLauncher
+from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
+from dpro_search.deploy.parts.part import Part, Target
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._base import Job, Kind, PlanOptions, Table, refuse_compute
+from dpro_search.kinds._facts import critical_ops, gain_table, graph_change, path_facts
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.scenario import Scale
+from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, ladder
+
+FORMAT = "toy-rounds"
+COMPUTE_US, ROUND_US, ROUNDS = 3000.0, 500.0, 8
+
+
+class Rounds(Knob):
+    """How many rounds a step waits for."""
+
+    name = "rounds"
+    fields = ("micro_batches",)
+
+    def legal(self, plan: Plan) -> str | None:
+        return None if (plan.micro_batches or 1) <= ROUNDS else f"micro_batches: a toy job has {ROUNDS} rounds at most"
+
+    @cached_property
+    def choice(self) -> Choice:
+        ways = {RECORDED: ({},), "set": ladder("micro_batches", range(1, ROUNDS))}
+        return Choice(name=self.name, fields=self.fields, ways=ways)
+
+
+class ToyJob(Job):
+    title = "a toy job"
+    askable = ("micro_batches",)
+    settings = ("compute", "communication")
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.tensors = trace, trace.tensors
+        facts = JobFacts(name=self.title, tensors=trace.tensors, values={"micro_batches": ROUNDS})
+        self.space = PlanSpace(facts, [Rounds(facts)])
+        self._scales: tuple[Scale, ...] = ()
+
+    def scaled(self, scale: Scale) -> ToyJob:
+        changed = copy.copy(self)
+        changed._scales = (*self._scales, scale)
+        return changed
+
+    def _graph(self, plan: Plan) -> ReplayGraph:
+        rounds = plan.micro_batches or ROUNDS
+        builder = GraphBuilder()
+        (thread,) = builder.add_devices(np.arange(1), OrderPolicy.PROGRAM, "thread {0}", (range(1),))
+        builder.add_ops(np.full(1, thread), np.full(1, COMPUTE_US), kind=OpKind.FORWARD, name="compute", axes=(range(1),))
+        builder.add_ops(
+            np.full(rounds, thread), np.full(rounds, ROUND_US), kind=OpKind.COMM, name="round {0}", axes=(range(rounds),)
+        )
+        graph = builder.build()
+        for scale in self._scales:
+            graph = graph_change(scale, 1).apply(graph)
+        return graph
+
+    def _predict(self, plan: Plan) -> Prediction:
+        us = replay(self._graph(plan)).iteration_us
+        recorded = plan == Plan() and not self._scales
+        return Prediction(
+            iteration_us=us,
+            interval_us=(us * 0.9, us * 1.1),
+            breakdown_us={"compute": COMPUTE_US},
+            peak_memory_bytes=None,
+            source="recorded" if recorded else "extrapolated",
+        )
+
+    def op_count(self, plan: Plan) -> int:
+        return len(self._graph(plan))
+
+    def timeline(self, plan: Plan) -> Timeline:
+        return replay(self._graph(plan))
+
+    def diagnose(self) -> dict[str, Any]:
+        timeline = self.timeline(Plan())
+        fewer_us = self.predict(Plan(micro_batches=1)).iteration_us
+        gain_us = timeline.iteration_us - fewer_us
+        return {
+            "iteration_us": timeline.iteration_us,
+            "measured_iteration_us": self.measured_iteration_us,
+            "critical_path": path_facts(timeline),
+            "critical_ops": critical_ops(timeline),
+            "ranks": [{"rank": 0}],
+            "gains": [{"what_if": "micro_batches=1", "predicted_iteration_us": fewer_us, "gain_us": gain_us}],
+            "findings": ["Rounds take most of a step."],
+            "warnings": [],
+        }
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        return [gain_table(facts["gains"], facts["iteration_us"])]
+
+
+def rounds_part(plan: Plan, facts: DeployedFacts) -> Part:
+    return Part(env={"TOY_ROUNDS": str(plan.micro_batches or ROUNDS)})
+
+
+TARGET = Target(name="toy", fields=("micro_batches",), part=rounds_part, communicates=True)
+
+
+def time_toy_job(spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5) -> StepTimes:
+    """Run the command, which prints how long each step took in seconds."""
+    out = subprocess.run(spec.command, env=dict(spec.env), capture_output=True, text=True, check=True).stdout
+    steps_us = np.array([float(line) * 1e6 for line in out.split()])[warmup:]
+    return StepTimes(iteration_us=steps_us, compute_cpu_us=steps_us, comm_cpu_us=np.zeros(len(steps_us)))
+
+
+class ToyKind(Kind):
+    title = ToyJob.title
+    targets = (TARGET,)
+    job_type = ToyJob
+
+    def recognises(self, trace: Trace) -> bool:
+        return trace.meta.format == FORMAT
+
+    def job(self, trace: Trace, options: PlanOptions) -> Job:
+        refuse_compute(options, trace)
+        return ToyJob(trace)
+
+    def launchers(self) -> Mapping[str, JobLauncher]:
+        return {FORMAT: JobLauncher(targets=self.targets, time=time_toy_job)}
+
+
+KIND = ToyKind()
+
+SCRIPT = f"""import os, time
+for _ in range(12):
+    begin = time.perf_counter()
+    time.sleep({COMPUTE_US / 1e6} + {ROUND_US / 1e6} * int(os.environ.get("TOY_ROUNDS", {ROUNDS})))
+    print(time.perf_counter() - begin)
+"""
+
+
+def toy_trace(folder: Path, python: str) -> Trace:
+    """A recording of the script, and the script beside it."""
+    script = folder / "toy.py"
+    script.write_text(SCRIPT)
+    count, length_us = 12, COMPUTE_US + ROUNDS * ROUND_US
+    start_us = np.arange(count) * length_us
+    ones, zeros = np.ones(count, np.int64), np.zeros(count, np.int64)
+    steps = Steps(
+        rank=zeros,
+        index=np.arange(count),
+        start_us=start_us,
+        end_us=start_us + length_us,
+        traced=np.arange(count) >= 9,
+        compute_cpu_us=np.full(count, COMPUTE_US),
+        comm_cpu_us=np.zeros(count),
+    )
+    events = Events(
+        name=zeros,
+        kind=ones * EventKind.OP,
+        rank=zeros,
+        stream=zeros,
+        start_us=start_us,
+        end_us=start_us + COMPUTE_US,
+        step=np.arange(count),
+        tensor=zeros - 1,
+        collective=zeros - 1,
+        size_bytes=zeros,
+    )
+    meta = TraceMeta(
+        framework="toy",
+        comm="rounds",
+        ranks=1,
+        hosts=("h0",),
+        cores=(-1,),
+        format=FORMAT,
+        clock=ClockReport(offset_us=(0.0,), residual_us=(0.0,), method="one clock"),
+        command=(python, str(script)),
+    )
+    tensor = TensorInfo(name="t", node="t", dtype="float32", shape=(4,), size_bytes=16)
+    return Trace(meta=meta, names=("compute",), events=events, steps=steps, tensors=(tensor,), graphs=(), graph_of_rank=())

@@ -1,0 +1,82 @@
+"""Changes of a job as text: names, units, suggestions."""
+
+import math
+
+import pytest
+
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, ClusterChange, Scale, Scenario, readers
+
+KNOWN = (*readers(), "groups", *CLUSTER_SETTINGS, *SCALES)
+
+
+def scenario(*texts: str) -> Scenario:
+    return Scenario().changed(texts, known=KNOWN, job="a job")
+
+
+def test_nothing_is_the_recorded_job() -> None:
+    assert Scenario().is_recorded
+    assert not scenario("compute=0.9").is_recorded
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("fusion_threshold_bytes=16MiB", Plan(fusion_threshold_bytes=2**24)),
+        ("cycle_time_us=5ms", Plan(cycle_time_us=5000.0)),
+        ("servers=3", Plan(servers=3)),
+        ("p3=on", Plan(p3=True)),
+        ("compression=2bit", Plan(compression="2bit")),
+        ("bucket_cap_bytes=25MiB, first_bucket_bytes=1MB", Plan(bucket_cap_bytes=25 * 2**20, first_bucket_bytes=10**6)),
+    ],
+)
+def test_fields_of_a_plan_are_read_with_the_unit_of_their_name(text: str, plan: Plan) -> None:
+    assert scenario(text).plan == plan
+
+
+def test_the_cluster_changes_in_parts() -> None:
+    assert scenario("ranks=64", "rate=200gbit").cluster == ClusterChange(ranks=64, rate_bps=2e11)
+    assert scenario("rate=unlimited").cluster.rate_bps == math.inf
+
+
+def test_speeds_are_kept_in_order() -> None:
+    found = scenario("compute=0.9", "rank1.compute=0.5x").scales
+    assert [(scale.what, scale.factor, scale.rank) for scale in found] == [("compute", 0.9, None), ("compute", 0.5, 1)]
+
+
+def test_a_later_change_of_one_field_wins() -> None:
+    assert scenario("servers=2", "servers=4").plan.servers == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bucket_cap_byte=1", "a job has no knob 'bucket_cap_byte'; did you mean bucket_cap_bytes?"),
+        ("tensor_groups=1", "has no knob 'tensor_groups'"),
+        ("servers", "has no knob"),
+        ("servers=many", "servers=many: 'many' is not a whole number"),
+        ("servers=0", "servers=0: servers must be > 0"),
+        ("compression=zip", "'zip' is none of fp16, 2bit"),
+        ("bandwidth=0", "the factor must be above 0"),
+        ("rank1.bandwidth=2", "write compute=0.9"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(text: str, reason: str) -> None:
+    with pytest.raises(InputError) as refused:
+        scenario(text)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_every_field_that_is_no_list_can_be_set() -> None:
+    lists = {
+        *("tensor_groups", "allreduce_algorithms", "op_clusters", "bfloat16_ops", "recomputed_ops"),
+        *("recomputed_modules", "bfloat16_modules"),
+    }
+    assert {*Plan.__struct_fields__} - {*readers()} == lists
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
+    with pytest.raises(InputError, match="ranks 0 to 1"):
+        Scale.parse("rank7.compute=0.5").check_rank(2)

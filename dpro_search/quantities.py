@@ -1,6 +1,8 @@
-"""Quantities as people read and write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on").
+"""Quantities as people read and write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on"), and what
+data sheets of devices give: "989 TFLOP/s", "1980 MHz", "700 W".
 
-A bare number is taken in the unit of the field that it is for: bytes, bits a second, microseconds.
+A bare number is taken in the unit of the field that it is for: bytes, bits a second, microseconds, operations a second, hertz,
+watts.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ _RATES = {"": 1.0, "bit": 1.0, "bit/s": 1.0, "bps": 1.0} | {
 }
 _BYTE_RATES = {f"{letter}b/s": 8 * 1000.0**power for power, letter in enumerate("kmgt", start=1)} | {"b/s": 8.0}
 _TIMES_US = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 6e7, "h": 3.6e9}
+_FLOPS = {"": 1.0} | {
+    letter + unit: 1000.0**power for power, letter in enumerate("kmgtp", start=1) for unit in ("flop/s", "flops", "op/s", "ops")
+}
+_HERTZ = {"": 1.0, "hz": 1.0, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}
+_WATTS = {"": 1.0, "w": 1.0, "kw": 1e3}
 _SWITCHES = {"1": True, "on": True, "yes": True, "true": True, "0": False, "off": False, "no": False, "false": False}
 
 
@@ -56,6 +63,21 @@ def parse_us(text: str) -> float:
     return number * _TIMES_US[unit.lower()]
 
 
+def parse_flops_per_s(text: str) -> float:
+    """Operations a second of "989 TFLOP/s", "2.25 PFLOPS", "62 TOPS"; raises `InputError` for anything else, and for 0."""
+    return _scaled(text, _FLOPS, "a speed of computation", "989 TFLOP/s or 2.25 PFLOP/s")
+
+
+def parse_hz(text: str) -> float:
+    """Hertz of "1980 MHz", "2.1GHz"; raises `InputError` for anything else, and for 0."""
+    return _scaled(text, _HERTZ, "a frequency", "1980 MHz or 2.1 GHz")
+
+
+def parse_watts(text: str) -> float:
+    """Watts of "700 W", "1.2kW"; raises `InputError` for anything else, and for 0."""
+    return _scaled(text, _WATTS, "a power", "700 W or 1.2 kW")
+
+
 def parse_switch(text: str) -> bool:
     """True of "1", "on", "yes", "true"; False of their opposites; raises `InputError` for anything else."""
     found = _SWITCHES.get(text.strip().lower())
@@ -70,6 +92,13 @@ def parse_count(text: str) -> int:
         return int(text)
     except ValueError as error:
         raise InputError(f"'{text}' is not a whole number") from error
+
+
+def _scaled(text: str, units: dict[str, float], what: str, form: str) -> float:
+    number, unit = _split(text, what, form)
+    if unit.lower() not in units or number <= 0:
+        raise InputError(f"'{text}' is not {what}: write it like {form}")
+    return number * units[unit.lower()]
 
 
 def _split(text: str, what: str, form: str) -> tuple[float, str]:

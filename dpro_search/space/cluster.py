@@ -1,11 +1,16 @@
-"""`ClusterSpec`: on what a job runs. Changing it asks "what if the same job ran there"."""
+"""`ClusterSpec`: on what a job runs, as today's predictors take it. Changing it asks "what if the same job ran there".
+
+`spec_on` makes it of a `Cluster`, which knows more than the predictors use: it says what is left out.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
+from dpro_search.cluster import Cluster, Host, Link
 from dpro_search.collect.trace import TraceMeta
 from dpro_search.errors import InputError
 
@@ -73,3 +78,79 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.rate_bps is None:
             raise InputError(f"'{text}': the rate of the recording's links is not known; use rate=1gbit")
         return msgspec.structs.replace(self, rate_bps=self.rate_bps * factor)
+
+class SpecOn(NamedTuple):
+    """The `ClusterSpec` of a job on a cluster.
+
+    Attributes
+    ----------
+    spec
+        What the predictors take.
+    left_out
+        What of the cluster they do not know, a sentence each; empty: nothing that matters to this job.
+    """
+
+    spec: ClusterSpec
+    left_out: tuple[str, ...]
+
+
+def spec_on(cluster: Cluster, ranks: int | None = None) -> SpecOn:
+    """How a job of so many ranks (None: one on each device) runs on a cluster: on its first devices, in order.
+
+    Each rank has a core of its own. A host's rate is that of all its NICs together (or its NVLinks, where these reach other hosts);
+    where hosts differ, the slowest is taken for all. Oversubscribed switches divide it, as if all hosts sent at once. If one host has
+    all ranks, no rate limits them.
+
+    Raises
+    ------
+    InputError
+        The cluster has fewer devices than ranks.
+    """
+    count = cluster.ranks if ranks is None else ranks
+    if not 1 <= count <= cluster.ranks:
+        raise InputError(f"{count} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
+    hosts: dict[int, int] = {}  # ranks on each host
+    kinds: list[Host] = []
+    for rank in range(count):
+        host, _ = cluster.place(rank)
+        if host not in hosts:
+            kinds.append(cluster.host_of(rank))
+        hosts[host] = hosts.get(host, 0) + 1
+    farthest = cluster.slowest_level(range(count))
+    left_out = [*_differing(kinds), *_inside(kinds, hosts), *_oversubscribed(farthest)]
+    per_host = set(hosts.values())
+    spec = ClusterSpec(
+        cores=tuple(range(count)),
+        rate_bps=_rate_bps(cluster, kinds, farthest) if len(hosts) > 1 else None,
+        ranks_per_host=per_host.pop() if len(per_host) == 1 else None,
+    )
+    return SpecOn(spec, tuple(left_out))
+
+
+def _rate_bps(cluster: Cluster, kinds: list[Host], farthest: Link | None) -> float | None:
+    assert farthest is not None, "several hosts"
+    rate_bps = min(cluster.host_bps(kind, farthest) for kind in kinds)
+    return rate_bps if math.isfinite(rate_bps) else None
+
+
+def _differing(kinds: list[Host]) -> list[str]:
+    found = []
+    if len({kind.rate_bps for kind in kinds}) > 1:
+        found.append("hosts have NICs of several rates: the slowest is taken for all")
+    devices = sorted({kind.device.name for kind in kinds})
+    if len(devices) > 1:
+        found.append(f"hosts have several kinds of devices ({', '.join(devices)}): all are taken as the recorded one")
+    elif kinds[0].device.kind == "gpu":
+        found.append(f"computation is as fast as it was recorded, not as on {devices[0]}")
+    return found
+
+
+def _inside(kinds: list[Host], hosts: dict[int, int]) -> list[str]:
+    shared = {kind.links[0].level for kind, count in zip(kinds, hosts.values(), strict=True) if count > 1 and kind.links}
+    return [f"links inside a host ({', '.join(sorted(shared))}) do not limit the ranks that share it"] if shared else []
+
+
+def _oversubscribed(farthest: Link | None) -> list[str]:
+    if farthest is None or farthest.oversubscription == 1:
+        return []
+    return [f"{farthest.level} switches are oversubscribed {farthest.oversubscription:g} to 1: each host has that part of its rate"]

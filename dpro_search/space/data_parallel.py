@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.cluster import Cluster, each_host
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
@@ -119,6 +120,28 @@ class Network:
         rates = np.full(ranks + other_hosts, float(bytes_per_us))
         return Network(
             host=np.arange(ranks), transmit_bytes_per_us=rates, receive_bytes_per_us=rates, latency_us=latency_us, flows=flows
+        )
+
+    @staticmethod
+    def of(cluster: Cluster, ranks: int | None = None, *, flows: bool = False) -> Network:
+        """The network of the first devices of a cluster (None: of all), a rank each.
+
+        All NICs of a host are one link. Every message has the latency of the slowest level, also within a host. Ranks of a host are
+        joined at the rate of its rings; the slowest host's where they differ.
+        """
+        count = cluster.ranks if ranks is None else ranks
+        host = np.array([cluster.place(rank)[0] for rank in range(count)], np.int64)
+        kinds = list(each_host(cluster))[: int(host[-1]) + 1]
+        farthest = cluster.slowest_level(range(count))
+        across = [float("inf") if farthest is None else cluster.host_bps(kind, farthest) for kind in kinds]
+        rates = np.array(across) / 8e6
+        return Network(
+            host=host,
+            transmit_bytes_per_us=rates,
+            receive_bytes_per_us=rates,
+            latency_us=0.0 if farthest is None else farthest.latency_us,
+            local_bytes_per_us=min(kind.ring_bps(range(kind.devices)) for kind in set(kinds)) / 8e6,
+            flows=flows,
         )
 
     def idle_rate(self, sender: Ints, receiver: Ints) -> Floats:

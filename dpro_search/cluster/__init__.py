@@ -1,0 +1,18 @@
+"""What a job runs on: devices, links in levels, hosts, clusters; the bundled machines; and how people name them.
+
+Values only: nothing here knows of jobs. `parse_cluster` makes a `Cluster` of a name or a file; `docs/clusters.md` is its page.
+"""
+
+from dpro_search.cluster.cluster import Cluster as Cluster
+from dpro_search.cluster.cluster import HostGroup as HostGroup
+from dpro_search.cluster.cluster import each_host as each_host
+from dpro_search.cluster.device import Device as Device
+from dpro_search.cluster.device import Peaks as Peaks
+from dpro_search.cluster.device import Provenance as Provenance
+from dpro_search.cluster.files import to_toml as to_toml
+from dpro_search.cluster.host import Host as Host
+from dpro_search.cluster.host import Nics as Nics
+from dpro_search.cluster.link import LEVELS as LEVELS
+from dpro_search.cluster.link import Link as Link
+from dpro_search.cluster.names import known_names as known_names
+from dpro_search.cluster.names import parse_cluster as parse_cluster

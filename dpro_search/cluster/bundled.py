@@ -1,0 +1,76 @@
+"""The machines and devices that come with the package: TOML files, found by name or alias."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from dpro_search.cluster.cluster import Cluster
+from dpro_search.cluster.device import Device
+from dpro_search.cluster.files import Kind, load_cluster, load_device
+from dpro_search.errors import InputError
+
+_FOLDERS: dict[Kind, Path] = {"machine": Path(__file__).parent / "machines", "device": Path(__file__).parent / "devices"}
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Names of the bundled machines or devices: those of their files."""
+    return tuple(sorted(path.stem for path in _FOLDERS[kind].glob("*.toml")))
+
+
+def aliases(kind: Kind) -> dict[str, str]:
+    """Every name and alias, in lower case, and the name that it stands for."""
+    return {alias: path.stem for alias, path in _index(kind).items()}
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The file of a bundled machine or device; raises `InputError` with the nearest names if there is none."""
+    path = _FOLDERS[kind] / f"{plain(name)}.toml"
+    if path.is_file() and path.parent == _FOLDERS[kind]:
+        return path
+    index = _index(kind)
+    if plain(name) in index:
+        return index[plain(name)]
+    raise InputError(f"no {kind} is called '{name}'; {nearest(plain(name), index, names(kind))}")
+
+
+def nearest(name: str, options: Iterable[str], listed: Iterable[str]) -> str:
+    """What was perhaps meant, for people; if nothing is near, all that is listed."""
+    near = difflib.get_close_matches(name, list(options), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(listed)}"
+
+
+def plain(name: str) -> str:
+    """A name as it is compared: lower case, hyphens for spaces and underscores."""
+    return "-".join(name.lower().replace("_", " ").split())
+
+
+@cache
+def machine(name: str) -> Cluster:
+    """A bundled machine; raises `InputError` if there is none."""
+    return load_cluster(find("machine", name), find)
+
+
+@cache
+def device(name: str) -> Device:
+    """A bundled device; raises `InputError` if there is none."""
+    return load_device(find("device", name), find)
+
+
+def usual_machine(name: str) -> str | None:
+    """The machine that a bundled device usually is part of, None if there is none."""
+    found: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")
+    return found
+
+
+@cache
+def _index(kind: Kind) -> dict[str, Path]:
+    """Files by name and alias; the names that a device's driver reports are aliases as well."""
+    found: dict[str, Path] = {}
+    for path in sorted(_FOLDERS[kind].glob("*.toml")):
+        for alias in (path.stem, *tomllib.loads(path.read_text("utf-8")).get("aliases", ())):
+            found.setdefault(plain(alias), path)
+    return found

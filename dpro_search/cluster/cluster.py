@@ -1,0 +1,263 @@
+"""`Cluster`: hosts and what joins them; ranks are its devices in order, host by host."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import msgspec
+
+from dpro_search.cluster.device import Device, Provenance
+from dpro_search.cluster.host import Host
+from dpro_search.cluster.link import BETWEEN, INSIDE, Link
+from dpro_search.errors import InputError
+
+_MOST_HOSTS = 1_000_000
+
+
+class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal hosts that follow each other."""
+
+    count: int
+    host: Host
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= _MOST_HOSTS:
+            raise InputError(f"a cluster has 1 to {_MOST_HOSTS} hosts of each kind, not {self.count}")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What a job runs on.
+
+    Attributes
+    ----------
+    name
+        For people.
+    groups
+        Its hosts; one group where they are all equal.
+    links
+        Between hosts, from near to far (`BETWEEN`), the last of which joins all; empty: a network of which only the NICs are known.
+    price_per_device_hour_usd, power_per_device_w
+        For each device, its share of the host included; None: not known.
+    provenance
+        Where the values come from; those of a device have their own.
+
+    Raises
+    ------
+    InputError
+        The parts do not fit together.
+    """
+
+    name: str
+    groups: tuple[HostGroup, ...]
+    links: tuple[Link, ...] = ()
+    price_per_device_hour_usd: float | None = None
+    power_per_device_w: float | None = None
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise InputError("a cluster needs at least one host")
+        levels = [link.level for link in self.links]
+        if levels != [level for level in BETWEEN if level in levels]:
+            raise InputError(f"links between hosts are {', '.join(BETWEEN)}, each once and in this order, not {', '.join(levels)}")
+        if self.links and (self.links[-1].hosts is not None or self.links[-1].level == "rail"):
+            raise InputError("the farthest link between hosts must be a leaf or spine without 'hosts': it joins all of them")
+        for field in ("price_per_device_hour_usd", "power_per_device_w"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise InputError(f"{field} must be above 0, not {value:g}")
+        if self.hosts > 1 and not self._reaches_all():
+            raise InputError("several hosts need a 'nic': nothing else joins them")
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks: one for each device."""
+        return sum(group.count * group.host.devices for group in self.groups)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each rank."""
+        return tuple(itertools.chain.from_iterable((g.host.device,) * (g.count * g.host.devices) for g in self.groups))
+
+    @property
+    def ranks_per_host(self) -> int | None:
+        """Devices of each host; None: hosts differ in it."""
+        counts = {group.host.devices for group in self.groups}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def rate_bps(self) -> float | None:
+        """Bits a second that each host sends to others, and receives, with all its NICs; the slowest host's where they differ.
+
+        None: nothing limits it.
+        """
+        rates = [group.host.rate_bps for group in self.groups if group.host.rate_bps is not None]
+        return min(rates) if rates else None
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Host of a rank, and its device there; raises `InputError` if there is no such rank."""
+        group, host, device = self._find(rank)
+        return self._firsts[group][1] + host, device
+
+    def host_of(self, rank: int) -> Host:
+        """The host of a rank."""
+        return self.groups[self._find(rank)[0]].host
+
+    def level_between(self, first: int, second: int) -> Link | None:
+        """The nearest link that joins two ranks; None: they are one rank."""
+        if first == second:
+            self._find(first)
+            return None
+        (host, device), (other_host, other_device) = self.place(first), self.place(second)
+        if host == other_host:
+            return self.host_of(first).link_between(device, other_device)
+        kind, other_kind = self.host_of(first), self.host_of(second)
+        shared = _shared_link(kind, other_kind, host, other_host)
+        if shared is not None:
+            return shared
+        one_rail = kind.nic_of(device) == other_kind.nic_of(other_device)
+        for link in self.links:
+            if link.joins_hosts(host, other_host) and (link.level != "rail" or one_rail):
+                return link
+        ends = [end.nics.link for end in (kind, other_kind) if end.nics is not None]
+        return min(ends, key=lambda link: (link.each_way_bps, -link.latency_us))
+
+    def slowest_level(self, ranks: Iterable[int]) -> Link | None:
+        """The farthest of the links that join two of the ranks; None: they are fewer than two."""
+        farthest: Link | None = None
+        for first, second in itertools.combinations(self._representatives(ranks), 2):
+            link = self.level_between(first, second)
+            if link is not None and (farthest is None or link.distance > farthest.distance):
+                farthest = link
+        return farthest
+
+    def bandwidth_bytes_per_us(self, ranks: Iterable[int]) -> float:
+        """Bytes a us that each of the ranks sends to the next while all do, in rings: the bound of an all-reduce's bus bandwidth.
+
+        Within a host the rings take the nearest links that can form them. Between hosts there is a ring for each NIC of the host's
+        ranks. Above leaf switches the worst is assumed: all hosts send at once, so that oversubscription divides the rate.
+        Infinite where nothing limits it, and for one rank. Trees (between two hosts) and reductions in the switches (NVLink SHARP)
+        move fewer bytes than rings do, so that the bus bandwidth that is measured with them may exceed this.
+        """
+        members: dict[int, list[int]] = defaultdict(list)
+        kinds: dict[int, Host] = {}
+        everyone = set(ranks)
+        for rank in everyone:
+            host, device = self.place(rank)
+            members[host].append(device)
+            kinds[host] = self.host_of(rank)
+        inside = min((kinds[host].ring_bps(devices) for host, devices in members.items()), default=float("inf"))
+        if len(members) < 2:
+            return inside / 8e6
+        farthest = self.slowest_level(everyone)
+        assert farthest is not None, "ranks on several hosts"
+        if farthest.level in INSIDE:  # it joins several hosts
+            return min(inside, farthest.each_way_bps) / 8e6
+        outside = min(kinds[host].nic_bps(devices) for host, devices in members.items()) / farthest.oversubscription
+        return min(inside, outside, _above(farthest)) / 8e6
+
+    def host_bps(self, host: Host, farthest: Link) -> float:
+        """Bits a second each way between one of the hosts, with all its devices, and those that the farthest link joins to it."""
+        if farthest.level in INSIDE:  # NVLink of a rack
+            return farthest.each_way_bps * (host.devices if farthest.sharing == "device" else 1)
+        return min(host.nic_bps(range(host.devices)) / farthest.oversubscription, _above(farthest))
+
+    def latency_us(self, ranks: Iterable[int]) -> float:
+        """Latency of the slowest level of the ranks; 0 for one rank."""
+        link = self.slowest_level(ranks)
+        return 0.0 if link is None else link.latency_us
+
+    def with_hosts(self, count: int) -> Cluster:
+        """The same with another number of equal hosts; raises `InputError` where hosts differ."""
+        if len(self.groups) > 1:
+            raise InputError(f"{self.name} has hosts that differ: give their numbers in its file")
+        return msgspec.structs.replace(self, groups=(HostGroup(count=count, host=self.groups[0].host),))
+
+    def describe(self) -> str:
+        """One line for people: "HGX H100: 8 x NVIDIA H100 SXM5 80GB (nvlink 450 GB/s, nic 8 x 400 Gbit/s)"."""
+        kinds = []
+        for group in self.groups:
+            host = group.host
+            links = [f"{link.level} {_bytes_rate(link.rate_bps)}" for link in host.links if link.rate_bps is not None]
+            if host.nics is not None:
+                links.append(f"nic {host.nics.count} x {_bits_rate(host.nics.link.rate_bps)}")
+            hosts = f"{group.count} host{'s' if group.count > 1 else ''} of " if self.hosts > 1 else ""
+            kinds.append(f"{hosts}{host.devices} x {host.device.name}" + (f" ({', '.join(links)})" if links else ""))
+        between = [f"{link.level} {link.oversubscription:g}:1" for link in self.links if self.hosts > 1]
+        return f"{self.name}: " + "; ".join([*kinds, *between])
+
+    @cached_property
+    def _firsts(self) -> tuple[tuple[int, int], ...]:
+        """First rank and first host of each group."""
+        found, rank, host = [], 0, 0
+        for group in self.groups:
+            found.append((rank, host))
+            rank, host = rank + group.count * group.host.devices, host + group.count
+        return tuple(found)
+
+    @cached_property
+    def _last_rank(self) -> int:
+        return self.ranks - 1
+
+    def _find(self, rank: int) -> tuple[int, int, int]:
+        """Group of a rank, its host there, and its device on the host."""
+        if not 0 <= rank <= self._last_rank:
+            raise InputError(f"{self.name} has no rank {rank}: ranks are 0 to {self._last_rank}")
+        group = bisect.bisect_right(self._firsts, rank, key=lambda first: first[0]) - 1
+        return group, *divmod(rank - self._firsts[group][0], self.groups[group].host.devices)
+
+    def _representatives(self, ranks: Iterable[int]) -> list[int]:
+        """Ranks among which the farthest pair of all is: of each NIC number those on the first and the last host.
+
+        Links between hosts join blocks of neighbours, so that no pair of ranks is farther apart than the outermost of their NICs'.
+        On one host all are kept.
+        """
+        kept: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        everyone = sorted(set(ranks))
+        places = [(self.place(rank), rank) for rank in everyone]
+        if len({host for (host, _), _ in places}) < 2:
+            return everyone
+        for (host, device), rank in places:
+            kept[self.host_of(rank).nic_of(device)].append((host, rank))
+        return sorted({rank for found in kept.values() for _, rank in (min(found), max(found))})
+
+    def _reaches_all(self) -> bool:
+        first, last = self.groups[0].host, self.groups[-1].host
+        return all(group.host.nics is not None for group in self.groups) or (
+            len(self.groups) == 1 and _shared_link(first, last, 0, self.hosts - 1) is not None
+        )
+
+
+def _shared_link(kind: Host, other_kind: Host, host: int, other_host: int) -> Link | None:
+    """A link inside both hosts that joins them, like the NVLink of a rack."""
+    return next(
+        (link for link in kind.links if link.hosts != 1 and link.joins_hosts(host, other_host) and link in other_kind.links), None
+    )
+
+
+def _above(link: Link) -> float:
+    """Rate of switches' links for each host; the NICs' own is counted with the hosts."""
+    return float("inf") if link.level == "nic" else link.each_way_bps
+
+
+def _bytes_rate(rate_bps: float | None) -> str:
+    return "unlimited" if rate_bps is None else f"{rate_bps / 8e9:g} GB/s"
+
+
+def _bits_rate(rate_bps: float | None) -> str:
+    return "unlimited" if rate_bps is None else f"{rate_bps / 1e9:g} Gbit/s"
+
+
+def each_host(cluster: Cluster) -> Iterator[Host]:
+    """The hosts in their order."""
+    for group in cluster.groups:
+        yield from itertools.repeat(group.host, group.count)

@@ -1,0 +1,357 @@
+"""Cluster files: TOML of a machine, or of one that differs from a bundled one in some keys (`base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dpro_search.cluster.cluster import Cluster, HostGroup
+from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance
+from dpro_search.cluster.host import Host, Nics
+from dpro_search.cluster.link import BETWEEN, INSIDE, Level, Link
+from dpro_search.cluster.table import File, Table
+from dpro_search.errors import InputError
+from dpro_search.quantities import parse_bytes, parse_flops_per_s, parse_hz, parse_rate_bps, parse_us, parse_watts
+
+_HOST_KEYS = ("device", "devices", "cpu_cores", "nic", *INSIDE)
+_CLUSTER_KEYS = (
+    "name", "aliases", "base", "hosts", "host", *_HOST_KEYS, *BETWEEN, "price_per_device_hour_usd", "power_per_device", "source",
+)  # fmt: skip
+_DEVICE_KEYS = (
+    "name", "aliases", "base", "vendor", "kind", "machine", "peak", "memory", "memory_rate", "l2_cache", "cores", "clock", "launch",
+    "power", "source",
+)  # fmt: skip
+_LINK_KEYS = ("rate", "latency", "duplex")
+_INSIDE_KEYS = (*_LINK_KEYS, "sharing", "devices", "hosts", "wires")
+_BETWEEN_KEYS = (*_LINK_KEYS, "hosts", "oversubscription")
+_NIC_KEYS = (*_LINK_KEYS, "count")
+
+Values = dict[str, Any]
+Kind = Literal["machine", "device"]
+Find = Callable[[Kind, str], Path]  # the file of what is bundled under a name; raises InputError
+
+
+def load_cluster(path: Path, find: Find) -> Cluster:
+    """The cluster of a file.
+
+    Parameters
+    ----------
+    find
+        Names what `base` and `device` mean: ``find("machine", name)`` and ``find("device", name)`` are paths.
+
+    Raises
+    ------
+    InputError
+        The file is not one, or says something impossible: one line with file, line and key.
+    """
+    file = File(path)
+    own = file.values()
+    values, source = _with_base(file, own, "machine", find, ())
+    if "name" not in own and isinstance(values.get("name"), str):
+        values["name"] = f"{values['name']} as in {path.name}"
+    return _cluster(Table(values, file, "", _CLUSTER_KEYS), source, find)
+
+
+def load_device(path: Path, find: Find) -> Device:
+    """The device of a file; raises `InputError` as `load_cluster` does."""
+    file = File(path)
+    values, source = _with_base(file, file.values(), "device", find, ())
+    return _device(Table(values, file, "", _DEVICE_KEYS), source)
+
+
+def _cluster(table: Table, source: Provenance, find: Find) -> Cluster:
+    if "host" in table:
+        groups, of_hosts = _listed_hosts(table, find)
+        source = msgspec.structs.replace(source, exceptions=tuple(sorted({**of_hosts, **dict(source.exceptions)}.items())))
+    else:
+        groups = (_host_group(table, "hosts", _host(table, find)),)
+    links = tuple(_between(table, level) for level in BETWEEN if table.values.get(level, False) is not False)
+    return table.checked(
+        "",
+        lambda: Cluster(
+            name=table.text("name"),
+            groups=groups,
+            links=links,
+            price_per_device_hour_usd=table.number("price_per_device_hour_usd"),
+            power_per_device_w=table.quantity("power_per_device", parse_watts),
+            provenance=source,
+        ),
+    )
+
+
+def _listed_hosts(table: Table, find: Find) -> tuple[tuple[HostGroup, ...], dict[str, str]]:
+    """Hosts that differ: [[host]] tables, each with a count; and the sources of those that are based on a machine."""
+    mixed = [key for key in ("hosts", *_HOST_KEYS) if key in table]
+    if mixed:
+        table.fail(mixed[0], "stands beside [[host]]: write it into each of them")
+    listed = table.required("host")
+    if not isinstance(listed, list) or not listed:
+        table.fail("host", "must be [[host]] tables, one for each kind of host")
+    groups, sources = [], {}
+    for number, values in enumerate(listed):
+        prefix = f"host[{number}]"
+        Table(values, table.file, prefix, ("base", "count", *_HOST_KEYS))
+        merged, source = _with_base(table.file, values, "machine", find, (), prefix)
+        if "base" in values:
+            sources[prefix] = source.source
+        part = Table(
+            {key: value for key, value in merged.items() if key in ("count", *_HOST_KEYS)},
+            table.file,
+            prefix,
+            ("count", *_HOST_KEYS),
+        )
+        groups.append(_host_group(part, "count", _host(part, find)))
+    return tuple(groups), sources
+
+
+def _host_group(table: Table, key: str, host: Host) -> HostGroup:
+    count = table.count(key)
+    return table.checked(key, lambda: HostGroup(count=1 if count is None else count, host=host))
+
+
+def _host(table: Table, find: Find) -> Host:
+    """The host whose keys stand in a table."""
+    named = table.required("device")
+    if isinstance(named, str):
+        path = table.checked("device", lambda: _found(table.file, named, "device", find))
+        device = load_device(path, find)
+    else:
+        values, source = _with_base(table.file, dict(named), "device", find, (), table.key("device"))
+        device = _device(Table(values, table.file, table.key("device"), _DEVICE_KEYS), source)
+    nics = None if table.values.get("nic", False) is False else _nics(table)
+    links = tuple(_inside(table, level) for level in INSIDE if table.values.get(level, False) is not False)
+    count = table.count("devices")
+    return table.checked(
+        "",
+        lambda: Host(
+            device=device, devices=1 if count is None else count, links=links, nics=nics, cpu_cores=table.count("cpu_cores")
+        ),
+    )
+
+
+def _device(table: Table, source: Provenance) -> Device:
+    peaks = Table(table.values.get("peak", {}), table.file, table.key("peak"), PRECISIONS)
+    return table.checked(
+        "",
+        lambda: Device(
+            name=table.text("name"),
+            vendor=table.text("vendor"),
+            kind=table.choice("kind", ("gpu", "cpu"), "gpu"),
+            peak=Peaks(**{precision: peaks.quantity(precision, parse_flops_per_s) for precision in PRECISIONS}),
+            memory_bytes=table.quantity("memory", parse_bytes),
+            memory_bytes_per_s=table.quantity("memory_rate", _bytes_per_s),
+            l2_cache_bytes=table.quantity("l2_cache", parse_bytes),
+            cores=table.count("cores"),
+            clock_hz=table.quantity("clock", parse_hz),
+            launch_us=table.quantity("launch", parse_us),
+            power_w=table.quantity("power", parse_watts),
+            provenance=source,
+        ),
+    )
+
+
+def _nics(table: Table) -> Nics:
+    part = Table(table.values["nic"], table.file, table.key("nic"), _NIC_KEYS)
+    link = _link(part, "nic", {})
+    count = part.count("count")
+    return part.checked("count", lambda: Nics(count=1 if count is None else count, link=link))
+
+
+def _inside(table: Table, level: Level) -> Link:
+    part = Table(table.values[level], table.file, table.key(level), _INSIDE_KEYS)
+    everywhere = part.values.get("hosts") == "all"
+    return _link(
+        part,
+        level,
+        {
+            "sharing": part.choice("sharing", ("device", "pair", "host"), "device"),
+            "devices": part.count("devices"),
+            "hosts": None if everywhere else 1 if "hosts" not in part else part.count("hosts"),
+            "wires": _wires(part),
+        },
+    )
+
+
+def _between(table: Table, level: Level) -> Link:
+    part = Table(table.values[level], table.file, table.key(level), _BETWEEN_KEYS)
+    over = part.number("oversubscription")
+    return _link(part, level, {"hosts": part.count("hosts"), "oversubscription": 1.0 if over is None else over, "sharing": "host"})
+
+
+def _link(part: Table, level: Level, more: Mapping[str, Any]) -> Link:
+    latency_us = part.quantity("latency", parse_us)
+    return part.checked(
+        "",
+        lambda: Link(
+            level=level,
+            rate_bps=part.quantity("rate", parse_rate_bps),
+            latency_us=0.0 if latency_us is None else latency_us,
+            duplex=part.choice("duplex", ("full", "half"), "full"),
+            **more,
+        ),
+    )
+
+
+def _wires(part: Table) -> tuple[tuple[int, int, int], ...]:
+    found = part.values.get("wires", [])
+    if not isinstance(found, list) or not all(
+        isinstance(wire, list) and len(wire) == 3 and all(type(number) is int for number in wire) for wire in found
+    ):
+        part.fail("wires", "must be a list of [device, other device, number of wires]")
+    return tuple((wire[0], wire[1], wire[2]) for wire in found)
+
+
+def _bytes_per_s(text: str) -> float:
+    """Bytes a second of "3.35 TB/s"; a bare number is bytes a second, as the field is."""
+    try:
+        return float(text)
+    except ValueError:
+        rate_bps = parse_rate_bps(text)
+    if rate_bps is None:
+        raise InputError("a memory has a rate: write it like 3.35 TB/s")
+    return rate_bps / 8
+
+
+def _with_base(
+    file: File, values: Values, kind: Kind, find: Find, above: tuple[Path, ...], prefix: str = ""
+) -> tuple[Values, Provenance]:
+    """Values over those of the file that they are based on, and where each comes from."""
+    own = _provenance(file, values, prefix)
+    key = f"{prefix}.base" if prefix else "base"
+    if "base" not in values:
+        given = Provenance(source=f"given in {file.path.name}") if own is None else own
+        return {name: value for name, value in values.items() if name != "source"}, given
+    if not isinstance(values["base"], str):
+        file.fail(key, "must be the name of a bundled machine or device, or a file")
+    try:
+        path = _found(file, values["base"], kind, find)
+    except InputError as error:
+        file.fail(key, str(error))
+    if path in (file.path, *above):
+        file.fail(key, f"leads back to {path.name}: a file cannot be based on itself")
+    base_file = File(path)
+    below, source = _with_base(base_file, base_file.values(), kind, find, (file.path, *above))
+    changed = {name: value for name, value in values.items() if name not in ("base", "source")}
+    given = Provenance(source=f"given in {file.path.name}") if own is None else own
+    keys = {name for name, _ in _flat(changed)} - {"name", "aliases", "count", "hosts"}
+    exceptions = {name: text for name, text in source.exceptions if name not in keys}
+    exceptions |= {name: given.of(name) for name in keys}
+    merged = _merged({name: value for name, value in below.items() if name != "aliases"}, changed)
+    return merged, Provenance(source=source.source, exceptions=tuple(sorted(exceptions.items())))
+
+
+def _found(file: File, name: str, kind: Kind, find: Find) -> Path:
+    """The file that a base names: beside this file, or bundled."""
+    if name.lower().endswith(".toml"):
+        return (file.path.parent / name).resolve()
+    return find(kind, name)
+
+
+def _merged(below: Values, above: Values) -> Values:
+    """Tables key by key, all else replaced; a device that is named becomes the base of one that is described."""
+    found = dict(below)
+    for key, value in above.items():
+        lower = found.get(key)
+        if key == "device" and isinstance(value, Mapping) and isinstance(lower, str):
+            lower = {"base": lower}
+        found[key] = _merged(lower, dict(value)) if isinstance(lower, dict) and isinstance(value, Mapping) else value
+    return found
+
+
+def _provenance(file: File, values: Values, prefix: str) -> Provenance | None:
+    """What a file says of where its values come from: a text, or a table with ``all`` and exceptions by key."""
+    source = values.get("source")
+    if source is None:
+        return None
+    key = f"{prefix}.source" if prefix else "source"
+    flat = {"all": source} if isinstance(source, str) else dict(_flat(source)) if isinstance(source, Mapping) else {}
+    if "all" not in flat or not all(isinstance(text, str) and text.strip() for text in flat.values()):
+        file.fail(key, "must be a text, or a table with 'all' and exceptions by key, all of them texts")
+    return Provenance(source=flat["all"], exceptions=tuple(sorted(item for item in flat.items() if item[0] != "all")))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables by their dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def to_toml(cluster: Cluster) -> str:
+    """The whole cluster as a file that `load_cluster` reads back, base and devices written out; numbers in the fields' units."""
+    own: dict[str, Any] = {
+        "name": cluster.name,
+        "price_per_device_hour_usd": cluster.price_per_device_hour_usd,
+        "power_per_device": cluster.power_per_device_w,
+    }
+    tables: list[str] = []
+    if len(cluster.groups) == 1:
+        group = cluster.groups[0]
+        own |= {"hosts": group.count, **_host_values(group.host)}
+        tables += _host_tables(group.host, "")
+    else:
+        for group in cluster.groups:
+            tables += _lines("[host]", {"count": group.count, **_host_values(group.host)}) + _host_tables(group.host, "host.")
+    for link in cluster.links:
+        tables += _lines(link.level, _link_values(link, ("hosts", "oversubscription")))
+    return "\n".join([*_lines("", own | _source_values(cluster.provenance))[2:], *tables]) + "\n"
+
+
+def _host_values(host: Host) -> Values:
+    return {"devices": host.devices, "cpu_cores": host.cpu_cores}
+
+
+def _host_tables(host: Host, prefix: str) -> list[str]:
+    device = host.device
+    values = {
+        "name": device.name,
+        "vendor": device.vendor,
+        "kind": device.kind,
+        "memory": device.memory_bytes,
+        "memory_rate": device.memory_bytes_per_s,
+        "l2_cache": device.l2_cache_bytes,
+        "cores": device.cores,
+        "clock": device.clock_hz,
+        "launch": device.launch_us,
+        "power": device.power_w,
+        **{f"peak.{precision}": device.peak_flops_per_s(precision) for precision in PRECISIONS},
+        **_source_values(device.provenance),
+    }
+    lines = _lines(f"{prefix}device", values)
+    for link in host.links:
+        lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
+    if host.nics is not None:
+        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **_link_values(host.nics.link, ())})
+    return lines
+
+
+def _link_values(link: Link, names: tuple[str, ...]) -> Values:
+    """A link's values that are not the defaults of its level."""
+    inside = link.level in INSIDE
+    found: Values = {"rate": link.rate_bps, "latency": link.latency_us, "duplex": link.duplex}
+    found |= {name: getattr(link, name) for name in names}
+    if inside:
+        found["hosts"] = "all" if link.hosts is None else link.hosts
+    return found
+
+
+def _source_values(source: Provenance) -> Values:
+    return {"source.all": source.source, **{f"source.{_string(key)}": text for key, text in source.exceptions}}
+
+
+def _lines(table: str, values: Values) -> list[str]:
+    written = {key: [list(wire) for wire in value] if isinstance(value, tuple) else value for key, value in values.items()}
+    return ["", f"[{table}]", *(f"{key} = {_literal(value)}" for key, value in written.items() if value not in (None, []))]
+
+
+def _literal(value: object) -> str:
+    return _string(value) if isinstance(value, str) else repr(value)
+
+
+def _string(text: str) -> str:
+    return msgspec.json.encode(text).decode()

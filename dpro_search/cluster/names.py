@@ -1,0 +1,135 @@
+"""What people write to name a cluster, as for ``--cluster``:
+
+==================  =================================================================================
+``64xhgx-h100``     64 hosts of a bundled machine
+``hgx-h100``        one
+``512xh100``        512 devices, in hosts of the machine that they usually are part of
+``4xtestbed@1gbit`` a machine with another rate of each NIC
+``my.toml``         a file (`files`); ``8xmy.toml`` is eight times as many hosts
+``this-machine``    what this process runs on
+==================  =================================================================================
+
+Upper and lower case are one. Devices that do not fill their last host are refused: a job on an incomplete host is another job. Only
+fewer than one host has are a smaller host: ``4xh100`` is half a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from dpro_search.cluster import bundled
+from dpro_search.cluster.cluster import Cluster, HostGroup
+from dpro_search.cluster.device import Provenance
+from dpro_search.cluster.files import load_cluster
+from dpro_search.cluster.host import Host
+from dpro_search.errors import InputError
+from dpro_search.quantities import parse_rate_bps
+
+THIS_MACHINE = "this-machine"
+_COUNTED = re.compile(r"\s*(\d{1,9})\s*[x*]\s*(.+)", re.IGNORECASE | re.DOTALL)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster that a name stands for.
+
+    Raises
+    ------
+    InputError
+        There is none (the nearest names are given), its file has an error, or the number does not fit.
+    """
+    asked = text.strip()
+    if not asked:
+        raise InputError("no cluster named: write it like 64xhgx-h100, 512xh100, this-machine or a file my.toml")
+    rest, at, rate = asked.rpartition("@")
+    if at and not _is_file(asked):
+        return _with_rate(parse_cluster(rest), rate, asked)
+    counted = _COUNTED.fullmatch(asked)
+    if counted is None or _is_file(asked):
+        return _named(asked, None)
+    count = int(counted[1])
+    if count < 1:
+        raise InputError(f"'{asked}': at least one")
+    return _named(counted[2].strip(), count)
+
+
+def known_names() -> tuple[str, ...]:
+    """Every name that `parse_cluster` takes beside files, aliases left out."""
+    return (*bundled.names("machine"), *bundled.names("device"), THIS_MACHINE)
+
+
+def _named(name: str, count: int | None) -> Cluster:
+    if _is_file(name):
+        return _times(load_cluster(Path(name), bundled.find), count)
+    plain = bundled.plain(name)
+    machines, devices = bundled.aliases("machine"), bundled.aliases("device")
+    if plain in machines:
+        return _times(bundled.machine(machines[plain]), count)
+    if plain in devices:
+        return _of_devices(devices[plain], count or 1)
+    if plain == THIS_MACHINE:
+        from dpro_search.cluster.this_machine import this_machine  # only who asks for it reads the machine
+
+        return _times(this_machine(), count)
+    hint = bundled.nearest(plain, (*machines, *devices, THIS_MACHINE), known_names())
+    raise InputError(f"no cluster is called '{name}'; {hint}")
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(".toml") or "/" in name
+
+
+def _times(machine: Cluster, count: int | None) -> Cluster:
+    """So many of a machine: one may be several hosts, like the trays of a rack."""
+    if count is None or count == 1:
+        return machine
+    grown = machine.with_hosts(machine.hosts * count)
+    return msgspec.structs.replace(grown, name=f"{count} x {machine.name}")
+
+
+def _of_devices(name: str, count: int) -> Cluster:
+    usual = bundled.usual_machine(name)
+    device = bundled.device(name)
+    if usual is None:
+        if count > 1:
+            raise InputError(f"{count}x{name}: no usual machine of {device.name} is known; name one, or write a file")
+        alone = HostGroup(count=1, host=Host(device=device))
+        source = Provenance(source="one device without a machine: nothing is known of its host")
+        return Cluster(name=device.name, groups=(alone,), provenance=source)
+    machine = bundled.machine(usual)
+    host = machine.groups[0].host
+    if count < host.devices:
+        part = HostGroup(count=1, host=host.with_devices(count))
+        name = f"{count} of the {host.devices} devices of {machine.name}"
+        return msgspec.structs.replace(machine, name=name, groups=(part,))
+    if count % host.devices:
+        below = count - count % host.devices
+        raise InputError(
+            f"{count}x{name}: {usual} has {host.devices} devices a host, and {count} do not fill the last one; "
+            f"use {below}x{name} or {below + host.devices}x{name}, or a file with [[host]] tables"
+        )
+    hosts = count // host.devices
+    grown = machine.with_hosts(hosts)
+    return msgspec.structs.replace(grown, name=f"{hosts} x {machine.name}" if hosts != machine.hosts else machine.name)
+
+
+def _with_rate(cluster: Cluster, rate: str, asked: str) -> Cluster:
+    """The cluster with another rate of each NIC."""
+    rate_bps = parse_rate_bps(rate)
+    groups = []
+    for group in cluster.groups:
+        nics = group.host.nics
+        if nics is None:
+            raise InputError(f"'{asked}': {cluster.name} has no NIC whose rate could be {rate}")
+        nics = msgspec.structs.replace(nics, link=msgspec.structs.replace(nics.link, rate_bps=rate_bps))
+        groups.append(msgspec.structs.replace(group, host=msgspec.structs.replace(group.host, nics=nics)))
+    source = cluster.provenance
+    exceptions = {**dict(source.exceptions), "nic.rate": f"given as '@{rate}'"}
+    return msgspec.structs.replace(
+        cluster,
+        name=f"{cluster.name} at {rate}",
+        groups=tuple(groups),
+        provenance=Provenance(source=source.source, exceptions=tuple(sorted(exceptions.items()))),
+    )

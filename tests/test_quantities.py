@@ -1,9 +1,22 @@
 """Quantities as people write them."""
 
+from collections.abc import Callable
+
 import pytest
 
 from dpro_search.errors import InputError
-from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+from dpro_search.quantities import (
+    parse_bytes,
+    parse_count,
+    parse_flops_per_s,
+    parse_hz,
+    parse_rate_bps,
+    parse_switch,
+    parse_us,
+    parse_watts,
+)
+
+_READERS = [parse_bytes, parse_rate_bps, parse_us, parse_switch, parse_count, parse_flops_per_s, parse_hz, parse_watts]
 
 
 @pytest.mark.parametrize(
@@ -27,12 +40,26 @@ def test_times_have_units_and_are_microseconds_without(text: str, time_us: float
     assert parse_us(text) == pytest.approx(time_us)
 
 
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (parse_flops_per_s, "989.4 TFLOP/s", 989.4e12),
+        (parse_flops_per_s, "2.25PFLOPS", 2.25e15),
+        (parse_flops_per_s, "62 TOP/s", 62e12),
+        (parse_hz, "1980 MHz", 1.98e9),
+        (parse_watts, "1.2kW", 1200.0),
+    ],
+)
+def test_data_sheets_units(read: Callable[[str], float], text: str, value: float) -> None:
+    assert read(text) == pytest.approx(value)
+
+
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("False", False), ("0", False)])
 def test_switches(text: str, value: bool) -> None:
     assert parse_switch(text) is value
 
 
-@pytest.mark.parametrize("read", [parse_bytes, parse_rate_bps, parse_us, parse_switch, parse_count])
+@pytest.mark.parametrize("read", _READERS)
 @pytest.mark.parametrize("text", ["", "fast", "1.2.3", "64 parsecs", "-3MB", "1e999", "nan"])
 def test_anything_else_is_refused_with_the_text(read: object, text: str) -> None:
     with pytest.raises(InputError, match=f"'{text}'"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +27,16 @@ class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.count <= _MOST_HOSTS:
             raise InputError(f"a cluster has 1 to {_MOST_HOSTS} hosts of each kind, not {self.count}")
+
+
+class _Place(NamedTuple):
+    """Where a rank is: the number of its group of hosts, of its host among all, of its device and NIC there."""
+
+    group: int
+    host: int
+    device: int
+    nic: int
+    rank: int
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -132,13 +142,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return min(ends, key=lambda link: (link.each_way_bps, -link.latency_us))
 
     def slowest_level(self, ranks: Iterable[int]) -> Link | None:
-        """The farthest of the links that join two of the ranks; None: they are fewer than two."""
-        farthest: Link | None = None
-        for first, second in itertools.combinations(self._representatives(ranks), 2):
-            link = self.level_between(first, second)
-            if link is not None and (farthest is None or link.distance > farthest.distance):
-                farthest = link
-        return farthest
+        """The farthest of the links that join two of the ranks, of equally far ones the slowest; None: they are fewer than two."""
+        pairs = itertools.combinations(_outermost(self._placed(ranks)), 2)
+        links = [link for first, second in pairs if (link := self.level_between(first, second)) is not None]
+        return max(links, key=lambda link: (link.distance, -link.each_way_bps, link.latency_us), default=None)
 
     def bandwidth_bytes_per_us(self, ranks: Iterable[int]) -> float:
         """Bytes a us that each of the ranks sends to the next while all do, in rings: the bound of an all-reduce's bus bandwidth.
@@ -148,21 +155,20 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Infinite where nothing limits it, and for one rank. Trees (between two hosts) and reductions in the switches (NVLink SHARP)
         move fewer bytes than rings do, so that the bus bandwidth that is measured with them may exceed this.
         """
-        members: dict[int, list[int]] = defaultdict(list)
-        kinds: dict[int, Host] = {}
-        everyone = set(ranks)
-        for rank in everyone:
-            host, device = self.place(rank)
-            members[host].append(device)
-            kinds[host] = self.host_of(rank)
-        inside = min((kinds[host].ring_bps(devices) for host, devices in members.items()), default=float("inf"))
-        if len(members) < 2:
+        everyone = self._placed(ranks)
+        parts = {
+            (group, tuple(place.device for place in places))  # equal for most hosts: each is asked once
+            for (group, _), places in itertools.groupby(everyone, key=lambda place: (place.group, place.host))
+        }
+        used = [(self.groups[group].host, devices) for group, devices in sorted(parts)]
+        inside = min((host.ring_bps(devices) for host, devices in used), default=float("inf"))
+        if not everyone or everyone[0].host == everyone[-1].host:
             return inside / 8e6
-        farthest = self.slowest_level(everyone)
+        farthest = self.slowest_level(place.rank for place in everyone)
         assert farthest is not None, "ranks on several hosts"
         if farthest.level in INSIDE:  # it joins several hosts
             return min(inside, farthest.each_way_bps) / 8e6
-        outside = min(kinds[host].nic_bps(devices) for host, devices in members.items()) / farthest.oversubscription
+        outside = min(host.nic_bps(devices) for host, devices in used) / farthest.oversubscription
         return min(inside, outside, _above(farthest)) / 8e6
 
     def host_bps(self, host: Host, farthest: Link) -> float:
@@ -215,26 +221,41 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         group = bisect.bisect_right(self._firsts, rank, key=lambda first: first[0]) - 1
         return group, *divmod(rank - self._firsts[group][0], self.groups[group].host.devices)
 
-    def _representatives(self, ranks: Iterable[int]) -> list[int]:
-        """Ranks among which the farthest pair of all is: of each NIC number those on the first and the last host.
-
-        Links between hosts join blocks of neighbours, so that no pair of ranks is farther apart than the outermost of their NICs'.
-        On one host all are kept.
-        """
-        kept: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        everyone = sorted(set(ranks))
-        places = [(self.place(rank), rank) for rank in everyone]
-        if len({host for (host, _), _ in places}) < 2:
-            return everyone
-        for (host, device), rank in places:
-            kept[self.host_of(rank).nic_of(device)].append((host, rank))
-        return sorted({rank for found in kept.values() for _, rank in (min(found), max(found))})
+    def _placed(self, ranks: Iterable[int]) -> list[_Place]:
+        """Where ranks are, in their order, each once."""
+        found: list[_Place] = []
+        end = group = 0
+        first = first_host = devices = 0
+        for rank in sorted(set(ranks)):
+            while not 0 <= rank < end:
+                if rank < 0 or group == len(self.groups):
+                    self._find(rank)  # raises
+                (first, first_host), kind = self._firsts[group], self.groups[group]
+                devices, end, group = kind.host.devices, first + kind.count * kind.host.devices, group + 1
+            host, device = divmod(rank - first, devices)
+            found.append(_Place(group - 1, first_host + host, device, kind.host.nic_of(device), rank))
+        return found
 
     def _reaches_all(self) -> bool:
         first, last = self.groups[0].host, self.groups[-1].host
         return all(group.host.nics is not None for group in self.groups) or (
             len(self.groups) == 1 and _shared_link(first, last, 0, self.hosts - 1) is not None
         )
+
+
+def _outermost(places: Sequence[_Place]) -> list[int]:
+    """Ranks among which the farthest pair of all is: of each kind of host and NIC number those on the first and the last host.
+
+    Links between hosts join blocks of neighbours, so that no pair of ranks is farther apart than the outermost of their kinds and
+    NICs. On one host all are kept.
+    """
+    if not places or places[0].host == places[-1].host:
+        return [place.rank for place in places]
+    ends: dict[tuple[int, int], tuple[int, int]] = {}
+    for place in places:  # in order of hosts
+        first, _ = ends.get((place.group, place.nic), (place.rank, place.rank))
+        ends[place.group, place.nic] = (first, place.rank)
+    return sorted({rank for pair in ends.values() for rank in pair})
 
 
 def _shared_link(kind: Host, other_kind: Host, host: int, other_host: int) -> Link | None:

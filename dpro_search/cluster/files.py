@@ -119,6 +119,8 @@ def _host(table: Table, find: Find) -> Host:
         path = table.checked("device", lambda: _found(table.file, named, "device", find))
         device = load_device(path, find)
     else:
+        if not isinstance(named, Mapping):
+            table.fail("device", "must be the name of a bundled device, a file, or a table")
         values, source = _with_base(table.file, dict(named), "device", find, (), table.key("device"))
         device = _device(Table(values, table.file, table.key("device"), _DEVICE_KEYS), source)
     nics = None if table.values.get("nic", False) is False else _nics(table)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpro_search._text import visible
 from dpro_search.cluster import bundled
 from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import Provenance
@@ -40,14 +41,16 @@ def parse_cluster(text: str) -> Cluster:
     InputError
         There is none (the nearest names are given), its file has an error, or the number does not fit.
     """
-    asked = text.strip()
+    asked = visible(text.strip())
     if not asked:
         raise InputError("no cluster named: write it like 64xhgx-h100, 512xh100, this-machine or a file my.toml")
+    if _looks_like_file(asked) and Path(asked).is_file():
+        return _named(asked, None)
     rest, at, rate = asked.rpartition("@")
-    if at and not _is_file(asked):
+    if at and not _looks_like_file(rate):
         return _with_rate(parse_cluster(rest), rate, asked)
     counted = _COUNTED.fullmatch(asked)
-    if counted is None or _is_file(asked):
+    if counted is None:
         return _named(asked, None)
     count = int(counted[1])
     if count < 1:
@@ -61,7 +64,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def _named(name: str, count: int | None) -> Cluster:
-    if _is_file(name):
+    if _looks_like_file(name):
         return _times(load_cluster(Path(name), bundled.find), count)
     plain = bundled.plain(name)
     machines, devices = bundled.aliases("machine"), bundled.aliases("device")
@@ -77,7 +80,7 @@ def _named(name: str, count: int | None) -> Cluster:
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
 
-def _is_file(name: str) -> bool:
+def _looks_like_file(name: str) -> bool:
     return name.lower().endswith(".toml") or "/" in name
 
 

@@ -19,6 +19,10 @@ _HEADER = re.compile(r"\s*\[(\[?)\s*([\w.\-]+)\s*\]")
 _KEY = re.compile(r"\s*([\w.\-]+)\s*=")
 
 
+class ClusterFileError(InputError):
+    """Something in a cluster file is wrong; the message says where."""
+
+
 class File:
     """A file's name and text, to say where in it something is wrong."""
 
@@ -45,7 +49,7 @@ class File:
         """Raise `InputError` at a key."""
         line = self._line(key)
         where = f"{self.path}:{line}" if line else f"{self.path}"
-        raise InputError(_one_line(f"{where}: {key}: {what}" if key else f"{where}: {what}"))
+        raise ClusterFileError(_one_line(f"{where}: {key}: {what}" if key else f"{where}: {what}"))
 
     def _line(self, key: str) -> int | None:
         """Line of a key or of the nearest table around it, by a plain scan; `host[1].nic` is in the second [[host]]."""
@@ -154,9 +158,11 @@ class Table:
         return self.checked(name, lambda: parse(value if isinstance(value, str) else repr(value)))
 
     def checked(self, name: str, make: Callable[[], _T]) -> _T:
-        """What `make` returns; its `InputError` gets the key's place."""
+        """What `make` returns; its `InputError` gets the key's place if it has none."""
         try:
             return make()
+        except ClusterFileError:
+            raise
         except InputError as error:
             self.file.fail(self.key(name) if name else self.prefix, str(error))
 

@@ -98,8 +98,8 @@ def spec_on(cluster: Cluster, ranks: int | None = None) -> SpecOn:
     """How a job of so many ranks (None: one on each device) runs on a cluster: on its first devices, in order.
 
     Each rank has a core of its own. A host's rate is that of all its NICs together (or its NVLinks, where these reach other hosts);
-    where hosts differ, the slowest is taken for all. Oversubscribed switches divide it, as if all hosts sent at once. If one host has
-    all ranks, no rate limits them.
+    where hosts differ, the slowest is taken for all. Oversubscribed switches divide it, as if all hosts sent at once. On one host
+    nothing is limited.
 
     Raises
     ------

@@ -168,7 +168,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         assert farthest is not None, "ranks on several hosts"
         if farthest.level in INSIDE:  # it joins several hosts
             return min(inside, farthest.each_way_bps) / 8e6
-        outside = min(host.nic_bps(devices) for host, devices in used) / farthest.oversubscription
+        outside: float = min(host.nic_bps(devices) for host, devices in used) / farthest.oversubscription
         return min(inside, outside, _above(farthest)) / 8e6
 
     def host_bps(self, host: Host, farthest: Link) -> float:

@@ -110,6 +110,13 @@ def test_a_cube_mesh_joins_some_pairs_only():
     assert [dgx.level_between(0, device).level for device in range(1, 8)] == ["nvlink"] * 4 + ["socket"] * 3
 
 
+@pytest.mark.parametrize(("name", "wires"), [("dgx-1-v100", 6), ("p3.16xlarge", 6), ("abci-v", 6), ("polaris", 12)])
+def test_every_device_of_a_mesh_has_all_its_wires(name: str, wires: int):
+    link = parse_cluster(name).groups[0].host.links[0]
+    for device in range(parse_cluster(name).ranks):
+        assert sum(number for first, second, number in link.wires if device in (first, second)) == wires
+
+
 def test_devices_under_one_switch_are_nearer():
     machine = parse_cluster("titan-xp-pcie-8")
     assert machine.level_between(0, 3).level == "pcie"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -127,18 +126,10 @@ def test_every_known_name_is_a_cluster_that_describes_itself_in_a_line(name: str
     assert "\n" not in cluster.describe()
 
 
-def test_it_is_imported_without_numpy_and_fast():
-    measure = "import sys, time; start = time.perf_counter(); import dpro_search.cluster"
-    code = f"{measure}; print(time.perf_counter() - start, 'numpy' in sys.modules)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)
-    ]
-    assert {numpy for _, numpy in runs} == {"False"}
-    assert min(float(seconds) for seconds, _ in runs) < 0.15  # 0.03 on an idle core
+def test_it_is_imported_without_numpy_and_what_starts_programs():
+    code = "import sys, dpro_search.cluster; print({'numpy', 'subprocess', 'dpro_search.collect'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_a_large_cluster_is_asked_in_little_time():
-    cluster = parse_cluster("2048xhgx-h100")
-    start = time.process_time()
-    assert cluster.bandwidth_bytes_per_us(range(cluster.ranks)) == 400e3
-    assert time.process_time() - start < 1  # 0.06 on an idle core
+def test_a_large_cluster_is_asked_as_a_small_one():
+    assert [parse_cluster(f"{hosts}xhgx-h100").bandwidth_bytes_per_us(range(8 * hosts)) for hosts in (2, 2048)] == [400e3, 400e3]

@@ -9,10 +9,10 @@ from dpro_search.cluster.cluster import each_host as each_host
 from dpro_search.cluster.device import Device as Device
 from dpro_search.cluster.device import Peaks as Peaks
 from dpro_search.cluster.device import Provenance as Provenance
-from dpro_search.cluster.files import to_toml as to_toml
 from dpro_search.cluster.host import Host as Host
 from dpro_search.cluster.host import Nics as Nics
 from dpro_search.cluster.link import LEVELS as LEVELS
 from dpro_search.cluster.link import Link as Link
 from dpro_search.cluster.names import known_names as known_names
 from dpro_search.cluster.names import parse_cluster as parse_cluster
+from dpro_search.cluster.written import to_toml as to_toml

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from dpro_search.cluster.base import Kind
 from dpro_search.cluster.cluster import Cluster
 from dpro_search.cluster.device import Device
-from dpro_search.cluster.files import Kind, load_cluster, load_device
+from dpro_search.cluster.files import load_cluster, load_device
 from dpro_search.errors import InputError
 
 _FOLDERS: dict[Kind, Path] = {"machine": Path(__file__).parent / "machines", "device": Path(__file__).parent / "devices"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from dpro_search.cluster.base import Find, found_file, with_base
 from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance
 from dpro_search.cluster.host import Host, Nics
@@ -29,10 +30,6 @@ _INSIDE_KEYS = (*_LINK_KEYS, "sharing", "devices", "hosts", "wires")
 _BETWEEN_KEYS = (*_LINK_KEYS, "hosts", "oversubscription")
 _NIC_KEYS = (*_LINK_KEYS, "count")
 
-Values = dict[str, Any]
-Kind = Literal["machine", "device"]
-Find = Callable[[Kind, str], Path]  # the file of what is bundled under a name; raises InputError
-
 
 def load_cluster(path: Path, find: Find) -> Cluster:
     """The cluster of a file.
@@ -49,7 +46,7 @@ def load_cluster(path: Path, find: Find) -> Cluster:
     """
     file = File(path)
     own = file.values()
-    values, source = _with_base(file, own, "machine", find, ())
+    values, source = with_base(file, own, "machine", find, ())
     if "name" not in own and isinstance(values.get("name"), str):
         values["name"] = f"{values['name']} as in {path.name}"
     return _cluster(Table(values, file, "", _CLUSTER_KEYS), source, find)
@@ -58,7 +55,7 @@ def load_cluster(path: Path, find: Find) -> Cluster:
 def load_device(path: Path, find: Find) -> Device:
     """The device of a file; raises `InputError` as `load_cluster` does."""
     file = File(path)
-    values, source = _with_base(file, file.values(), "device", find, ())
+    values, source = with_base(file, file.values(), "device", find, ())
     return _device(Table(values, file, "", _DEVICE_KEYS), source)
 
 
@@ -94,7 +91,7 @@ def _listed_hosts(table: Table, find: Find) -> tuple[tuple[HostGroup, ...], dict
     for number, values in enumerate(listed):
         prefix = f"host[{number}]"
         Table(values, table.file, prefix, ("base", "count", *_HOST_KEYS))
-        merged, source = _with_base(table.file, values, "machine", find, (), prefix)
+        merged, source = with_base(table.file, values, "machine", find, (), prefix)
         if "base" in values:
             sources[prefix] = source.source
         part = Table(
@@ -116,12 +113,12 @@ def _host(table: Table, find: Find) -> Host:
     """The host whose keys stand in a table."""
     named = table.required("device")
     if isinstance(named, str):
-        path = table.checked("device", lambda: _found(table.file, named, "device", find))
+        path = table.checked("device", lambda: found_file(table.file, named, "device", find))
         device = load_device(path, find)
     else:
         if not isinstance(named, Mapping):
             table.fail("device", "must be the name of a bundled device, a file, or a table")
-        values, source = _with_base(table.file, dict(named), "device", find, (), table.key("device"))
+        values, source = with_base(table.file, dict(named), "device", find, (), table.key("device"))
         device = _device(Table(values, table.file, table.key("device"), _DEVICE_KEYS), source)
     nics = None if table.values.get("nic", False) is False else _nics(table)
     links = tuple(_inside(table, level) for level in INSIDE if table.values.get(level, False) is not False)
@@ -180,7 +177,7 @@ def _inside(table: Table, level: Level) -> Link:
 def _between(table: Table, level: Level) -> Link:
     part = Table(table.values[level], table.file, table.key(level), _BETWEEN_KEYS)
     over = part.number("oversubscription")
-    return _link(part, level, {"hosts": part.count("hosts"), "oversubscription": 1.0 if over is None else over, "sharing": "host"})
+    return _link(part, level, {"hosts": part.count("hosts"), "oversubscription": 1.0 if over is None else over})
 
 
 def _link(part: Table, level: Level, more: Mapping[str, Any]) -> Link:
@@ -215,145 +212,3 @@ def _bytes_per_s(text: str) -> float:
     if rate_bps is None:
         raise InputError("a memory has a rate: write it like 3.35 TB/s")
     return rate_bps / 8
-
-
-def _with_base(
-    file: File, values: Values, kind: Kind, find: Find, above: tuple[Path, ...], prefix: str = ""
-) -> tuple[Values, Provenance]:
-    """Values over those of the file that they are based on, and where each comes from."""
-    own = _provenance(file, values, prefix)
-    key = f"{prefix}.base" if prefix else "base"
-    if "base" not in values:
-        given = Provenance(source=f"given in {file.path.name}") if own is None else own
-        return {name: value for name, value in values.items() if name != "source"}, given
-    if not isinstance(values["base"], str):
-        file.fail(key, "must be the name of a bundled machine or device, or a file")
-    try:
-        path = _found(file, values["base"], kind, find)
-    except InputError as error:
-        file.fail(key, str(error))
-    if path in (file.path, *above):
-        file.fail(key, f"leads back to {path.name}: a file cannot be based on itself")
-    base_file = File(path)
-    below, source = _with_base(base_file, base_file.values(), kind, find, (file.path, *above))
-    changed = {name: value for name, value in values.items() if name not in ("base", "source")}
-    given = Provenance(source=f"given in {file.path.name}") if own is None else own
-    keys = {name for name, _ in _flat(changed)} - {"name", "aliases", "count", "hosts"}
-    exceptions = {name: text for name, text in source.exceptions if name not in keys}
-    exceptions |= {name: given.of(name) for name in keys}
-    merged = _merged({name: value for name, value in below.items() if name != "aliases"}, changed)
-    return merged, Provenance(source=source.source, exceptions=tuple(sorted(exceptions.items())))
-
-
-def _found(file: File, name: str, kind: Kind, find: Find) -> Path:
-    """The file that a base names: beside this file, or bundled."""
-    if name.lower().endswith(".toml"):
-        return (file.path.parent / name).resolve()
-    return find(kind, name)
-
-
-def _merged(below: Values, above: Values) -> Values:
-    """Tables key by key, all else replaced; a device that is named becomes the base of one that is described."""
-    found = dict(below)
-    for key, value in above.items():
-        lower = found.get(key)
-        if key == "device" and isinstance(value, Mapping) and isinstance(lower, str):
-            lower = {"base": lower}
-        found[key] = _merged(lower, dict(value)) if isinstance(lower, dict) and isinstance(value, Mapping) else value
-    return found
-
-
-def _provenance(file: File, values: Values, prefix: str) -> Provenance | None:
-    """What a file says of where its values come from: a text, or a table with ``all`` and exceptions by key."""
-    source = values.get("source")
-    if source is None:
-        return None
-    key = f"{prefix}.source" if prefix else "source"
-    flat = {"all": source} if isinstance(source, str) else dict(_flat(source)) if isinstance(source, Mapping) else {}
-    if "all" not in flat or not all(isinstance(text, str) and text.strip() for text in flat.values()):
-        file.fail(key, "must be a text, or a table with 'all' and exceptions by key, all of them texts")
-    return Provenance(source=flat["all"], exceptions=tuple(sorted(item for item in flat.items() if item[0] != "all")))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of nested tables by their dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def to_toml(cluster: Cluster) -> str:
-    """The whole cluster as a file that `load_cluster` reads back, base and devices written out; numbers in the fields' units."""
-    own: dict[str, Any] = {
-        "name": cluster.name,
-        "price_per_device_hour_usd": cluster.price_per_device_hour_usd,
-        "power_per_device": cluster.power_per_device_w,
-    }
-    tables: list[str] = []
-    if len(cluster.groups) == 1:
-        group = cluster.groups[0]
-        own |= {"hosts": group.count, **_host_values(group.host)}
-        tables += _host_tables(group.host, "")
-    else:
-        for group in cluster.groups:
-            tables += _lines("[host]", {"count": group.count, **_host_values(group.host)}) + _host_tables(group.host, "host.")
-    for link in cluster.links:
-        tables += _lines(link.level, _link_values(link, ("hosts", "oversubscription")))
-    return "\n".join([*_lines("", own | _source_values(cluster.provenance))[2:], *tables]) + "\n"
-
-
-def _host_values(host: Host) -> Values:
-    return {"devices": host.devices, "cpu_cores": host.cpu_cores}
-
-
-def _host_tables(host: Host, prefix: str) -> list[str]:
-    device = host.device
-    values = {
-        "name": device.name,
-        "vendor": device.vendor,
-        "kind": device.kind,
-        "memory": device.memory_bytes,
-        "memory_rate": device.memory_bytes_per_s,
-        "l2_cache": device.l2_cache_bytes,
-        "cores": device.cores,
-        "clock": device.clock_hz,
-        "launch": device.launch_us,
-        "power": device.power_w,
-        **{f"peak.{precision}": device.peak_flops_per_s(precision) for precision in PRECISIONS},
-        **_source_values(device.provenance),
-    }
-    lines = _lines(f"{prefix}device", values)
-    for link in host.links:
-        lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
-    if host.nics is not None:
-        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **_link_values(host.nics.link, ())})
-    return lines
-
-
-def _link_values(link: Link, names: tuple[str, ...]) -> Values:
-    """A link's values that are not the defaults of its level."""
-    inside = link.level in INSIDE
-    found: Values = {"rate": link.rate_bps, "latency": link.latency_us, "duplex": link.duplex}
-    found |= {name: getattr(link, name) for name in names}
-    if inside:
-        found["hosts"] = "all" if link.hosts is None else link.hosts
-    return found
-
-
-def _source_values(source: Provenance) -> Values:
-    return {"source.all": source.source, **{f"source.{_string(key)}": text for key, text in source.exceptions}}
-
-
-def _lines(table: str, values: Values) -> list[str]:
-    written = {key: [list(wire) for wire in value] if isinstance(value, tuple) else value for key, value in values.items()}
-    return ["", f"[{table}]", *(f"{key} = {_literal(value)}" for key, value in written.items() if value not in (None, []))]
-
-
-def _literal(value: object) -> str:
-    return _string(value) if isinstance(value, str) else repr(value)
-
-
-def _string(text: str) -> str:
-    return msgspec.json.encode(text).decode()

@@ -7,7 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.cluster import LEVELS, Cluster, Device, Host, HostGroup, Link, Nics, Provenance, each_host, parse_cluster
+from dpro_search.cluster import (
+    LEVELS,
+    Cluster,
+    Device,
+    Host,
+    HostGroup,
+    Link,
+    Nics,
+    Provenance,
+    bundled,
+    each_host,
+    parse_cluster,
+    to_toml,
+)
+from dpro_search.cluster.files import load_cluster
 from dpro_search.cluster.rings import disjoint_rings
 from dpro_search.errors import InputError
 
@@ -90,10 +104,12 @@ def test_ranks_are_the_devices_host_by_host(cluster: Cluster):
 
 
 @given(clusters())
-def test_clusters_are_values(cluster: Cluster):
-    again = msgspec.json.decode(msgspec.json.encode(cluster), type=Cluster)
-    assert again == cluster
-    assert hash(again) == hash(cluster)
+def test_clusters_are_values(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster):
+    path = tmp_path_factory.getbasetemp() / "cluster.toml"
+    path.write_text(to_toml(cluster))
+    for again in (load_cluster(path, bundled.find), msgspec.json.decode(msgspec.json.encode(cluster), type=Cluster)):
+        assert again == cluster
+        assert hash(again) == hash(cluster)
     with pytest.raises(AttributeError):
         cluster.name = "other"
 

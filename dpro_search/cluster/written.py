@@ -1,0 +1,88 @@
+"""A cluster as the text of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dpro_search.cluster.cluster import Cluster
+from dpro_search.cluster.device import PRECISIONS, Provenance
+from dpro_search.cluster.host import Host
+from dpro_search.cluster.link import INSIDE, Link
+
+Values = dict[str, Any]
+
+
+def to_toml(cluster: Cluster) -> str:
+    """The whole cluster as a file that `load_cluster` reads back, base and devices written out; numbers in the fields' units."""
+    own: dict[str, Any] = {
+        "name": cluster.name,
+        "price_per_device_hour_usd": cluster.price_per_device_hour_usd,
+        "power_per_device": cluster.power_per_device_w,
+    }
+    tables: list[str] = []
+    if len(cluster.groups) == 1:
+        group = cluster.groups[0]
+        own |= {"hosts": group.count, **_host_values(group.host)}
+        tables += _host_tables(group.host, "")
+    else:
+        for group in cluster.groups:
+            tables += _lines("[host]", {"count": group.count, **_host_values(group.host)}) + _host_tables(group.host, "host.")
+    for link in cluster.links:
+        tables += _lines(link.level, _link_values(link, ("hosts", "oversubscription")))
+    return "\n".join([*_lines("", own | _source_values(cluster.provenance))[2:], *tables]) + "\n"
+
+
+def _host_values(host: Host) -> Values:
+    return {"devices": host.devices, "cpu_cores": host.cpu_cores}
+
+
+def _host_tables(host: Host, prefix: str) -> list[str]:
+    device = host.device
+    values = {
+        "name": device.name,
+        "vendor": device.vendor,
+        "kind": device.kind,
+        "memory": device.memory_bytes,
+        "memory_rate": device.memory_bytes_per_s,
+        "l2_cache": device.l2_cache_bytes,
+        "cores": device.cores,
+        "clock": device.clock_hz,
+        "launch": device.launch_us,
+        "power": device.power_w,
+        **{f"peak.{precision}": device.peak_flops_per_s(precision) for precision in PRECISIONS},
+        **_source_values(device.provenance),
+    }
+    lines = _lines(f"{prefix}device", values)
+    for link in host.links:
+        lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
+    if host.nics is not None:
+        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **_link_values(host.nics.link, ())})
+    return lines
+
+
+def _link_values(link: Link, names: tuple[str, ...]) -> Values:
+    """A link's values, those that only some levels have by their names."""
+    found: Values = {"rate": link.rate_bps, "latency": link.latency_us, "duplex": link.duplex}
+    found |= {name: getattr(link, name) for name in names}
+    if link.level in INSIDE:
+        found["hosts"] = "all" if link.hosts is None else link.hosts
+    return found
+
+
+def _source_values(source: Provenance) -> Values:
+    return {"source.all": source.source, **{f"source.{_string(key)}": text for key, text in source.exceptions}}
+
+
+def _lines(table: str, values: Values) -> list[str]:
+    written = {key: [list(wire) for wire in value] if isinstance(value, tuple) else value for key, value in values.items()}
+    return ["", f"[{table}]", *(f"{key} = {_literal(value)}" for key, value in written.items() if value not in (None, []))]
+
+
+def _literal(value: object) -> str:
+    return _string(value) if isinstance(value, str) else repr(value)
+
+
+def _string(text: str) -> str:
+    return msgspec.json.encode(text).decode()

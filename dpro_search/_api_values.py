@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dpro_search.report.html import paragraph, table, tag, to_text
+from dpro_search.report.html import bullets, paragraph, table, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent
 from dpro_search.space.describe import describe
 
@@ -74,13 +74,14 @@ class Diagnosis:
     facts: Mapping[str, Any] = field(repr=False)
 
     def _repr_html_(self) -> str:
-        said = tag("ul", *(tag("li", sentence) for sentence in self.findings))
         rows = [
             (gain["what_if"], duration(gain["predicted_iteration_us"]), percent(gain["gain_us"] / self.iteration_us * 100))
             for gain in self.gains[:_MOST_GAINS]
         ]
         gained = table("What would it gain", ("what if", "iteration#", "gain#"), rows)
-        return to_text(tag("div", paragraph(f"An iteration takes {duration(self.iteration_us)}."), said, gained))
+        return (
+            f"<div>{to_text(paragraph(f'An iteration takes {duration(self.iteration_us)}.'), bullets(self.findings), gained)}</div>"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

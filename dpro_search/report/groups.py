@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.report import units
 from dpro_search.report.charts import Part, stacked
-from dpro_search.report.html import Element, details, figure, name_of, paragraph, section, table
+from dpro_search.report.html import Element, Section, details, figure, name_of, paragraph, table
 
 _SHOWN_NAMES = 4
 _SHOWN_ROWS = 500  # of a table; a job with priority slices sends thousands
@@ -70,7 +70,7 @@ def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]
     return tuple(_group([tensors[position[name]] for name in names if name in position]) for names in ordered)
 
 
-def groups_section(settings: TensorGroups | None) -> Element | None:
+def groups_section(settings: TensorGroups | None) -> Section | None:
     """Bars of messages, one a setting, on a common scale of bytes; None where nothing is known."""
     if settings is None or not settings.groups:
         return None
@@ -84,9 +84,8 @@ def groups_section(settings: TensorGroups | None) -> Element | None:
     caption += f" {settings.note}" if settings.note else ""
     tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
     alone = None if len(settings.groups) > 1 else paragraph("No plan changes them: there is nothing to compare with.", "quiet")
-    return section(
-        "groups", "Tensor groups, before and after", alone, figure(stacked(f"{noun}s by bytes", rows), caption, None), *tables
-    )
+    chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
+    return Section("groups", "Tensor groups, before and after", [alone, chart, *tables])
 
 
 def _part(number: int, group: Group) -> Part:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpro_search.report import units
-from dpro_search.report.charts import Mark, legend, whiskers
+from dpro_search.report.charts import Mark, whiskers
 from dpro_search.report.facts import Facts
-from dpro_search.report.html import Element, figure, name_of, section, table, tag
+from dpro_search.report.html import Element, Section, figure, name_of, table
 
 NOT_CERTAIN = "Not a certain gain"
 _NONE = "\N{EN DASH}"
@@ -49,25 +49,6 @@ def verdict(facts: Facts) -> Verdict:
     return _predicted(facts.search)
 
 
-def headline(facts: Facts) -> Element:
-    """The verdict as the head of the page."""
-    found = verdict(facts)
-    tiles = (
-        tag("div", tag("dt", title), tag("dd", tag("strong", value), tag("span", below)), class_="tile")
-        for title, value, below in found.tiles
-    )
-    return tag(
-        "section",
-        tag("p", found.badge, class_="badge"),
-        tag("h2", found.title, id="headline-title"),
-        tag("p", found.sentence, class_="lead"),
-        tag("dl", *tiles, class_="tiles"),
-        id="headline",
-        class_=f"headline {found.tone}",
-        aria_labelledby="headline-title",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
     """What is predicted of a setting, and what its real runs gave; `gain` and `measured_gain` are speed-ups, in words."""
@@ -104,7 +85,7 @@ class _Setting:
         return (name_of(self.name), *predicted, gain, self.memory or _NONE, measured, self.measured_gain or _NONE)
 
 
-def plans_section(facts: Facts) -> Element | None:
+def plans_section(facts: Facts) -> Section | None:
     """The best plans with their intervals, and what real runs gave; None where nothing was searched."""
     search, validation = facts.search, facts.validation
     if search is None:
@@ -116,7 +97,7 @@ def plans_section(facts: Facts) -> Element | None:
     caption = "Iteration time: where the interval of a plan overlaps that of the recorded setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
     rows = table("Best plans", columns, [setting.row for setting in settings])
-    return section("plans", "Best plans", figure(chart, caption, rows, legend(key)))
+    return Section("plans", "Best plans", [figure(chart, caption, rows, key)])
 
 
 def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

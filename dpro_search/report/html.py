@@ -1,16 +1,41 @@
-"""Elements of a page. Text stays text: the standard library escapes it, and characters that could disguise it are made visible."""
+"""Elements of a page, drawn by the macros of ``templates/``: jinja2 escapes all text, and characters that disguise it are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from xml.etree import ElementTree
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
 
 from dpro_search._text import visible
 
-Element = ElementTree.Element
-Content = Element | str | None
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from markupsafe import Markup
 
 _LONGEST = 300
+
+
+class Element(Protocol):
+    """What is HTML already."""
+
+    def __html__(self) -> str:
+        """The HTML."""
+
+
+Content = Element | str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading, to which the navigation leads."""
+
+    identity: str
+    title: str
+    content: Sequence[Content]
+
+    def __html__(self) -> str:
+        return element("section", self.identity, self.title, self.content)
 
 
 def shown(text: str) -> str:
@@ -20,84 +45,80 @@ def shown(text: str) -> str:
     return visible(text)
 
 
-def tag(name: str, *content: Content, **attributes: str | float | None) -> Element:
-    """An element. ``class_`` stands for class, other underscores for hyphens; None leaves an attribute or a child out."""
-    found = {key.rstrip("_").replace("_", "-"): _attribute(value) for key, value in attributes.items() if value is not None}
-    element = Element(name, found)
-    for child in content:
-        if isinstance(child, str):
-            if len(element):
-                element[-1].tail = (element[-1].tail or "") + shown(child)
-            else:
-                element.text = (element.text or "") + shown(child)
-        elif child is not None:
-            element.append(child)
-    return element
+def element(macro: str, *values: object, of: str = "elements") -> Markup:
+    """What a macro of a template draws of some values."""
+    drawn: Markup = getattr(template(of).module, macro)(*values)
+    return drawn
 
 
-def raw_text(name: str, text: str, **attributes: str) -> Element:
-    """A ``script`` or ``style`` element, whose text is not escaped; raises `ValueError` if the text could end it."""
+def unescaped(text: str) -> Markup:
+    """The text of a ``script`` or ``style`` element; raises `ValueError` if the text could end it."""
+    from markupsafe import Markup
+
     if "</" in text or "<!--" in text:
-        raise ValueError(f"{name}: holds '</' or '<!--'")
-    element = Element(name, attributes)
-    element.text = text
-    return element
-
-
-def section(identity: str, title: str, *content: Content) -> Element:
-    """A part of the page with a heading, to which the navigation leads."""
-    return tag("section", tag("h2", title, id=f"{identity}-title"), *content, id=identity, aria_labelledby=f"{identity}-title")
+        raise ValueError("the text of a script or style holds '</' or '<!--'")
+    return Markup(text)
 
 
 def paragraph(text: str, class_: str | None = None) -> Element:
     """One paragraph."""
-    return tag("p", text, class_=class_)
+    return element("paragraph", text, class_)
 
 
 def name_of(text: str) -> Element:
     """A name from a file: whatever its script, it does not change the order of what stands around it."""
-    return tag("bdi", text, class_="name")
+    return element("name", text)
+
+
+def bullets(texts: Sequence[str]) -> Element:
+    """A list of sentences, which may hold names from a file."""
+    return element("bullets", texts)
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Content]]) -> Element:
     """A table that scrolls by itself where it is too wide. The first column names the row; columns that end in "#" hold numbers."""
-    numeric = [column.endswith("#") for column in columns]
-    head = tag(
-        "tr",
-        *(
-            tag("th", column.rstrip("#"), scope="col", class_="number" if number else None)
-            for column, number in zip(columns, numeric, strict=True)
-        ),
-    )
-    body = [
-        tag(
-            "tr",
-            *(
-                tag("td" if place else "th", cell, class_="number" if numeric[place] else None, scope=None if place else "row")
-                for place, cell in enumerate(row)
-            ),
-        )
-        for row in rows
-    ]
-    inner = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
-    return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return element("table", caption, columns, list(rows))
 
 
-def details(summary: str, *content: Content) -> Element:
+def details(summary: str, content: Content) -> Element:
     """What opens on demand: the numbers of a chart."""
-    return tag("details", tag("summary", summary), *content)
+    return element("details", summary, content)
 
 
-def figure(chart: Element, caption: str, numbers: Element | None, legend: Element | None = None) -> Element:
-    """A chart with its legend, what it says, and a table of its numbers."""
-    opened = None if numbers is None else details("Numbers", numbers)
-    return tag("figure", tag("figcaption", caption), legend, chart, opened)
+def figure(chart: Element, caption: str, numbers: Element | None, legend: Sequence[tuple[str, str]] = ()) -> Element:
+    """A chart with the names of its colours, (class, name) each, with what it says, and with a table of its numbers."""
+    return element("figure", chart, caption, numbers, legend)
 
 
-def to_text(element: Element) -> str:
-    """The element as HTML."""
-    return ElementTree.tostring(element, encoding="unicode", method="html")
+def to_text(*elements: Element) -> str:
+    """The elements as HTML."""
+    return "".join(part.__html__() for part in elements)
 
 
-def _attribute(value: str | float) -> str:
-    return shown(value) if isinstance(value, str) else f"{value:.6g}"
+def template(name: str) -> Template:
+    """A template of the report, by its name without endings."""
+    return environment().get_template(f"{name}.html.j2")
+
+
+@cache
+def environment() -> Environment:
+    """Of the templates; a value that a template names but was not given raises, and no template can pass text on as it is."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("dpro_search.report"),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+    found.filters.clear()  # so that no template can declare a text safe, which would let it past `_finalize`
+    return found
+
+
+def _finalize(value: object) -> object:
+    """What a template writes in place of a value: of text only what may be shown; HTML was drawn by a template, of such text."""
+    return value if hasattr(value, "__html__") else shown(str(value))

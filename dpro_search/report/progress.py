@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.report import units
-from dpro_search.report.charts import Dot, legend, plot
-from dpro_search.report.html import Element, figure, name_of, section, table
+from dpro_search.report.charts import Dot, plot
+from dpro_search.report.html import Element, Section, figure, name_of, table
 
 _TRIAL = Mapping[str, Any]
 _MOST_DOTS = 4000  # more only make the page slow
@@ -29,13 +29,13 @@ def pareto_front(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
     return best_so_far(known)
 
 
-def search_section(trials: Sequence[_TRIAL]) -> Element | None:
+def search_section(trials: Sequence[_TRIAL]) -> Section | None:
     """Progress, and the front of time against memory where plans differ in memory; None without trials."""
     if not trials:
         return None
     front = pareto_front(trials)
     memories = {trial["peak_memory_bytes"] for trial in trials} - {None}
-    return section("search", "The search", _progress(trials), _front(trials, front) if len(memories) > 1 else None)
+    return Section("search", "The search", [_progress(trials), _front(trials, front) if len(memories) > 1 else None])
 
 
 def _progress(trials: Sequence[_TRIAL]) -> Element:
@@ -66,7 +66,7 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
         f"The last improvement came with trial {best[-1]['number']} of {len(trials)}." if best else "None keeps the memory limit."
     )
     key = [("dot", "a trial"), ("best", "best so far"), ("reference", "as recorded")]
-    return figure(chart, f"{which}, and the best so far. {last}", numbers, legend(key + _key_of_refused(trials)))
+    return figure(chart, f"{which}, and the best so far. {last}", numbers, key + _key_of_refused(trials))
 
 
 def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
@@ -99,7 +99,7 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
     )
     caption = "Time against peak memory. No plan is both faster and smaller than those on the front."
     key = [("dot", "a trial"), ("best", "Pareto front")]
-    return figure(chart, caption, numbers, legend(key + _key_of_refused(trials)))
+    return figure(chart, caption, numbers, key + _key_of_refused(trials))
 
 
 def _kind(trial: _TRIAL) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.report import units
-from dpro_search.report.charts import Part, bars, legend, stacked
-from dpro_search.report.html import Element, figure, name_of, paragraph, section, table, tag
+from dpro_search.report.charts import Part, bars, stacked
+from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
 from dpro_search.report.timeline import Lane, StepTimeline
 
 _TOP_GAINS, _TOP_OPS = 10, 10
@@ -42,7 +42,7 @@ _PATH_KINDS = {
 }
 
 
-def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Element:
+def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Section:
     """A bar a rank, from the diagnosis, or from the lanes of the timeline where that does not tell."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
@@ -50,7 +50,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> E
         rows = {rank: _lane_parts([lane for lane in timeline.lanes if lane.rank == rank]) for rank in timeline.ranks}
         note = paragraph("Read off the timeline below: this kind of job has no breakdown of its own.", "quiet")
     rows = {rank: parts for rank, parts in rows.items() if parts}
-    findings = [tag("li", name_of(sentence)) for sentence in diagnosis.get("findings", ())]
+    findings = diagnosis.get("findings", ())
     known = {row["rank"]: row for row in diagnosis["ranks"]}
     bars_of_ranks = []
     for rank, parts in rows.items():
@@ -71,18 +71,12 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> E
             for rank, parts in rows.items()
         ),
     )
-    key = legend([_PARTS[name] for name in present])
     caption = "Where each rank's time goes in an iteration, in the recorded setting."
-    return section(
-        "breakdown",
-        "Where an iteration goes",
-        tag("ul", *findings, class_="findings") if findings else None,
-        note,
-        figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, key),
-    )
+    chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
+    return Section("breakdown", "Where an iteration goes", [bullets(findings) if findings else None, note, chart])
 
 
-def path_section(diagnosis: Mapping[str, Any]) -> Element:
+def path_section(diagnosis: Mapping[str, Any]) -> Section:
     """What nothing could have ended earlier than: its stretches, the ops on it with their reasons, and what changes would gain."""
     path = diagnosis["critical_path"]
     total_us = sum(row["duration_us"] for row in path) or 1.0
@@ -108,23 +102,15 @@ def path_section(diagnosis: Mapping[str, Any]) -> Element:
     colours: dict[str, list[str]] = {}
     for kind in shares:
         colours.setdefault(_PATH_KINDS.get(kind.lower(), "host"), []).append(_words(kind))
-    key = legend([(f"part {colour}", ", ".join(kinds)) for colour, kinds in colours.items()])
-    chart = stacked("Critical path", [("critical path", units.duration(total_us), pieces)])
-    return section(
-        "path",
-        "Critical path",
-        figure(chart, caption, numbers, key),
-        _critical_ops(diagnosis.get("critical_ops", ())),
-        _gains(diagnosis["gains"], diagnosis["iteration_us"]),
-    )
+    key = [(f"part {colour}", ", ".join(kinds)) for colour, kinds in colours.items()]
+    chart = figure(stacked("Critical path", [("critical path", units.duration(total_us), pieces)]), caption, numbers, key)
+    gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
+    return Section("path", "Critical path", [chart, _critical_ops(diagnosis.get("critical_ops", ())), gains])
 
 
-def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> Element:
+def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> Section:
     """Where every number comes from, and what is missing."""
-    found = tag("dl", *(item for title, value in rows for item in (tag("dt", title), tag("dd", name_of(value)))), class_="facts")
-    missing = tag("ul", *(tag("li", name_of(note)) for note in notes), class_="findings") if notes else None
-    heading = tag("h3", "Notes and warnings") if notes else None
-    return section("provenance", "Provenance", found, heading, missing)
+    return Section("provenance", "Provenance", [element("provenance", rows, notes)])
 
 
 def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:

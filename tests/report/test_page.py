@@ -7,13 +7,14 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report import made
 
 from dpro_search.report import render
-from dpro_search.report.html import shown
+from dpro_search.report.html import environment, shown, unescaped
 from dpro_search.report.timeline import Lane, StepTimeline
 
 
@@ -134,6 +135,31 @@ def test_a_hostile_name_adds_no_element_and_no_attribute(name):
 def test_no_text_leaves_its_element(name):
     tags = [tag for tag, _ in Outline(render(made.hostile_facts(name))).tags]
     assert tags == [tag for tag, _ in Outline(render(made.hostile_facts("gemm"))).tags]
+
+
+def test_a_template_cannot_forget_to_escape_or_to_show():
+    drawn = environment().from_string("{% macro m(x) %}<i>{{ x }}</i>{% endmacro %}<b title='{{ x }}'>{{ m(x) }}</b>")
+    assert drawn.render(x="<'\u202e\x1b") == "<b title='&lt;&#39;\\u{202e}\\u{1b}'><i>&lt;&#39;\\u{202e}\\u{1b}</i></b>"
+    with pytest.raises(jinja2.TemplateAssertionError, match="safe"):
+        environment().from_string("{{ x | safe }}")
+
+
+@pytest.mark.parametrize("name", environment().list_templates())
+def test_no_template_turns_escaping_off_or_joins_texts_itself(name):
+    source, _, _ = environment().loader.get_source(environment(), name)
+    joins = (jinja2.nodes.Concat, jinja2.nodes.Add, jinja2.nodes.Mod)  # with HTML they make HTML, which is not filtered again
+    assert not list(environment().parse(source).find_all((jinja2.nodes.EvalContextModifier, jinja2.nodes.Filter, *joins)))
+
+
+def test_a_value_that_a_template_was_not_given_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match="'policy' is undefined"):
+        environment().get_template("page.html.j2").render()
+
+
+@pytest.mark.parametrize("text", ["a</script>", "<!-- a"])
+def test_what_could_end_a_script_is_not_left_unescaped(text):
+    with pytest.raises(ValueError, match="holds"):
+        unescaped(text)
 
 
 def test_characters_that_hide_or_reorder_are_made_visible():

@@ -78,7 +78,7 @@ class Diagnosis:
             (gain["what_if"], duration(gain["predicted_iteration_us"]), percent(gain["gain_us"] / self.iteration_us * 100))
             for gain in self.gains[:_MOST_GAINS]
         ]
-        gained = table("What would it gain", ("what if", "iteration#", "gain#"), rows)
+        gained = table("What-if questions", ("what if", "iteration#", "gain#"), rows)
         return (
             f"<div>{to_text(paragraph(f'An iteration takes {duration(self.iteration_us)}.'), bullets(self.findings), gained)}</div>"
         )

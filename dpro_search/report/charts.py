@@ -18,7 +18,7 @@ _LEAST_SPAN = 1e-9  # of an axis, in its units
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A piece of a stacked bar: its length, the class of its colour, and what a pointer on it tells."""
+    """A piece of a stacked bar: its length, the class of its colour, and the text of its tooltip."""
 
     length: float
     kind: str

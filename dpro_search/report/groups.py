@@ -1,4 +1,4 @@
-"""Which tensors travel together: as recorded, and under a plan."""
+"""Tensors that one message carries: as recorded, and under a plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroups:
-    """What travels together, in each of some settings.
+    """The groups of tensors in each of some settings.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class TensorGroups:
     noun
         What carries a group: "collective", "bucket".
     note
-        How these were found, where that needs to be said.
+        How these were found, if that is not obvious.
     """
 
     groups: Mapping[str, Sequence[Group]]
@@ -80,10 +80,12 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
         whole = sum(group.size_bytes for group in found)
         value = f"{units.count(len(found), noun)} · {units.size(whole)}"
         rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
-    caption = f"Each block is one {noun} of a step, as wide as its bytes, in order; colours only tell neighbours apart."
+    caption = (
+        f"Each block is one {noun} of a step, in order; its width is its size in bytes. The two tones only separate neighbours."
+    )
     caption += f" {settings.note}" if settings.note else ""
     tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
-    alone = None if len(settings.groups) > 1 else paragraph("No plan changes them: there is nothing to compare with.", "quiet")
+    alone = None if len(settings.groups) > 1 else paragraph("No plan changes these groups.", "quiet")
     chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
     return Section("groups", "Tensor groups, before and after", [alone, chart, *tables])
 

@@ -11,18 +11,19 @@ from dpro_search.report.charts import Mark, whiskers
 from dpro_search.report.facts import Facts
 from dpro_search.report.html import Element, Section, figure, name_of, table
 
-NOT_CERTAIN = "Not a certain gain"
+NOT_CERTAIN, NOT_MEASURED = "Not a certain gain", "Predicted, not yet measured"
+_VALIDATE = "Run 'dpro-search validate' to measure"
 _NONE = "\N{EN DASH}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """What the page says first.
 
     Attributes
     ----------
     tone
-        "good" (proved on real runs), "likely" (predicted only), "open" (not a certain gain), or "plain" (nothing was searched).
+        "good" (confirmed by real runs), "likely" (predicted only), "open" (not a certain gain), or "plain" (nothing was searched).
     badge, title, sentence
         In words.
     tiles
@@ -94,7 +95,7 @@ def plans_section(facts: Facts) -> Section | None:
     settings = [_recorded(search, validation), *(_planned(plan, measured) for plan in search["plans"] if plan["plan"])]
     columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
     key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
-    caption = "Iteration time: where the interval of a plan overlaps that of the recorded setting, its gain is not certain."
+    caption = "Iteration time. If the interval of a plan overlaps that of the recorded setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
     rows = table("Best plans", columns, [setting.row for setting in settings])
     return Section("plans", "Best plans", [figure(chart, caption, rows, key)])
@@ -145,75 +146,57 @@ def _of_trace(facts: Facts) -> Verdict:
     predicted = units.duration(replay["predicted_iteration_us"])
     tiles = [("Replayed", predicted, _interval(replay["interval_us"]))]
     if measured is None:
-        sentence = "The recording holds no iteration that could be compared with."
+        sentence = "The recording has no measured iteration time to compare with."
     else:
         error = units.signed_percent(replay["error_pct"])
-        tiles += [("Measured", units.duration(measured), "median of the recording"), ("Error", error, "replayed over measured")]
-        sentence = f"The replay of the recorded setting is {error} off the measured iteration."
+        tiles += [
+            ("Measured", units.duration(measured), "median of the recording"),
+            ("Error", error, "of the replayed iteration time"),
+        ]
+        sentence = f"The replay predicts the recorded setting with an error of {error}."
     best = max(facts.diagnosis.get("gains", ()), key=lambda gain: gain["gain_us"], default=None)
     if best is not None and best["gain_us"] > 0:
         gain_pct = best["gain_us"] / replay["predicted_iteration_us"] * 100
         tiles.append(("Largest gain", units.percent(gain_pct), f"what if: {best['what_if']}"))
-    return Verdict(
-        tone="plain",
-        badge="A recording; nothing was searched",
-        title=f"An iteration takes {predicted if measured is None else units.duration(measured)}",
-        sentence=sentence,
-        tiles=tuple(tiles),
-    )
+    title = f"An iteration takes {predicted if measured is None else units.duration(measured)}"
+    return Verdict("plain", "Recording, without a search", title, sentence, tuple(tiles))
 
 
 def _measured(validation: Mapping[str, Any]) -> Verdict:
     ran: Sequence[Mapping[str, Any]] = validation["plans"]
-    proved = [row for row in ran if row["beyond_noise"] and row["speedup_measured"] > 1]
-    best = max(proved or ran, key=lambda row: row["speedup_measured"])
+    confirmed = [row for row in ran if row["beyond_noise"] and row["speedup_measured"] > 1]
+    best = max(confirmed or ran, key=lambda row: row["speedup_measured"])
     name, gain, (low, high) = best["name"], units.ratio(best["speedup_measured"]), best["speedup_interval"]
     runs = f"{units.count(len(ran), 'plan')} and the recorded setting ran in turn, in {units.count(validation['rounds'], 'round')}"
     noise = units.percent(validation["noise_pct"])
     inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
-    more = _said_of_losses(best) + _said_of_others(validation)
+    more = _notes(best, validation)
+    predicted = f"{_interval(best['interval_us'])}, {units.ratio(best['speedup_predicted'])}"
+    error = f"prediction error {units.signed_percent(best['error_pct'])}, {'inside' if inside else 'outside'} the interval"
     tiles = (
         ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
-        (
-            "Predicted",
-            units.duration(best["predicted_us"]),
-            f"{_interval(best['interval_us'])}, {units.ratio(best['speedup_predicted'])}",
-        ),
-        (
-            "Measured",
-            units.duration(best["measured_us"]),
-            f"prediction {units.signed_percent(best['error_pct'])} off, {'inside' if inside else 'outside'} its interval",
-        ),
+        ("Predicted", units.duration(best["predicted_us"]), predicted),
+        ("Measured", units.duration(best["measured_us"]), error),
         ("Speed-up", gain, f"95 % interval {low:.2f} to {high:.2f}"),
-        ("Noise floor", noise, "the recorded setting against itself"),
+        ("Noise floor", noise, "half the range of the recorded setting's runs"),
     )
-    if proved:
-        return Verdict(
-            tone="good",
-            badge="Proved on real runs",
-            title=f"{gain} faster than recorded",
-            sentence=f"{runs}; the fastest is '{name}'. Its gain is larger than the noise.{more}",
-            tiles=tiles,
-        )
-    return Verdict(
-        tone="open",
-        badge=NOT_CERTAIN,
-        title="No plan is faster by more than the noise",
-        sentence=f"{runs}; the fastest, '{name}', differs by less than the noise of {noise} or its interval holds 1.00.{more}",
-        tiles=tiles,
-    )
+    if confirmed:
+        sentence = f"{runs}; the fastest is '{name}'. Its gain is larger than the noise.{more}"
+        return Verdict("good", "Confirmed by real runs", f"{gain} faster than recorded", sentence, tiles)
+    sentence = f"{runs}; the fastest, '{name}', differs by less than the noise of {noise}, or its interval includes 1.00.{more}"
+    return Verdict("open", NOT_CERTAIN, "No plan is faster by more than the noise", sentence, tiles)
 
 
 def _refused(validation: Mapping[str, Any]) -> Verdict:
     """All plans that ran compute something else, or failed."""
     first = validation["refused"][0]
-    return _untold(
+    return _no_speedup(
         validation,
-        "What ran trains something else",
-        f"'{first['name']}': {first['losses']['reason']}. A run that computes something else proves no gain.",
-        ("Predicted", units.duration(first["predicted_us"]), "for the same training"),
-        ("Measured", units.duration(first["measured_us"]), "of another training"),
-        ("Plans refused", str(len(validation["refused"])), "of those that ran"),
+        "The measured plans train something else",
+        f"'{first['name']}': {first['losses']['reason']}. Such a run is no evidence of a speed-up.",
+        ("Predicted", units.duration(first["predicted_us"]), "for unchanged training"),
+        ("Measured", units.duration(first["measured_us"]), "of a different training"),
+        ("Plans refused", str(len(validation["refused"])), "of those measured"),
     )
 
 
@@ -221,84 +204,60 @@ def _failed(validation: Mapping[str, Any]) -> Verdict:
     """All plans failed in one of their runs."""
     first = validation["failed"][0]
     measured = _NONE if first["measured_us"] is None else units.duration(first["measured_us"])
-    return _untold(
+    return _no_speedup(
         validation,
         "The plans' runs failed",
         f"'{first['name']}': {first['reason']}.",
-        ("Predicted", units.duration(first["predicted_us"]), "if it ran"),
-        ("Measured", measured, f"in {units.count(first['runs'], 'run')} before"),
-        ("Plans that failed", str(len(validation["failed"])), "of those that ran"),
+        ("Predicted", units.duration(first["predicted_us"]), "for a complete run"),
+        ("Measured", measured, f"in {units.count(first['runs'], 'run')} before the failure"),
+        ("Plans that failed", str(len(validation["failed"])), "of those measured"),
     )
 
 
-def _untold(validation: Mapping[str, Any], title: str, sentence: str, *tiles: tuple[str, str, str]) -> Verdict:
-    """Of real runs that tell no speed-up."""
+def _no_speedup(validation: Mapping[str, Any], title: str, sentence: str, *tiles: tuple[str, str, str]) -> Verdict:
+    """Of real runs without a speed-up."""
     recorded = ("Recorded setting", units.duration(validation["baseline_us"]), "measured")
-    return Verdict(tone="open", badge="No speed-up is told", title=title, sentence=sentence, tiles=(recorded, *tiles))
+    return Verdict("open", "No speed-up measured", title, sentence, (recorded, *tiles))
 
 
-def _said_of_losses(row: Mapping[str, Any]) -> str:
-    return "" if row["losses"] is None else f" Losses: {row['losses']['reason']}."
-
-
-def _said_of_others(validation: Mapping[str, Any]) -> str:
-    refused, failed = len(validation["refused"]), len(validation["failed"])
-    said = f" {units.count(refused, 'other plan')} trained something else and got no speed-up." if refused else ""
-    return said + (f" {units.count(failed, 'other plan')} failed in a run and got none." if failed else "")
+def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
+    """Sentences on the losses of the best plan, and on the plans that have no speed-up."""
+    found = [] if row["losses"] is None else [f"Losses: {row['losses']['reason']}."]
+    for others, fate in ((validation["refused"], "trained something else"), (validation["failed"], "failed in a run")):
+        if others:
+            found.append(f"{units.count(len(others), 'other plan')} {fate} (no speed-up).")
+    return "".join(f" {sentence}" for sentence in found)
 
 
 def _predicted(search: Mapping[str, Any]) -> Verdict:
     plans = [plan for plan in search["plans"] if plan["plan"]]
     certain = [plan for plan in plans if plan["gain_certain"]]
     best = (certain or plans or list(search["plans"]))[0]
-    name = best["name"]
+    name, speedup = best["name"], units.ratio(best["speedup"])
     (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
     tiles = (
         ("Recorded setting", units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
-        ("Speed-up", units.ratio(best["speedup"]), f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
+        ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
         ("Measured", "not yet", "dpro-search validate RUN"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
     )
     if not search["feasible"]:
-        return Verdict(
-            tone="open",
-            badge="Nothing fits",
-            title="No plan keeps the memory limit",
-            sentence=f"The nearest, '{name}', {best['infeasible']} MiB.",
-            tiles=tiles,
-        )
+        sentence = f"The closest, '{name}', {best['infeasible']} MiB."
+        return Verdict("open", "Nothing fits", "No plan stays within the memory limit", sentence, tiles)
     if search["baseline_infeasible"] is not None:
-        return Verdict(
-            tone="likely",
-            badge="Predicted, not yet measured",
-            title=f"A plan that fits, at {units.ratio(best['speedup'])} the recorded speed",
-            sentence=f"The recorded setting {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'.",
-            tiles=tiles,
-        )
+        title = f"A plan that fits, at {speedup} the recorded speed"
+        sentence = f"The recorded setting {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'."
+        return Verdict("likely", NOT_MEASURED, title, sentence, tiles)
     if certain:
-        return Verdict(
-            tone="likely",
-            badge="Predicted, not yet measured",
-            title=f"{units.ratio(best['speedup'])} faster than recorded, if the prediction holds",
-            sentence=f"The best plan is '{name}'. Run 'dpro-search validate' before relying on it.",
-            tiles=tiles,
-        )
+        title = f"{speedup} faster than recorded, if the prediction holds"
+        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {_VALIDATE} it.", tiles)
     if search["worth_measuring"]:
-        return Verdict(
-            tone="open",
-            badge=NOT_CERTAIN,
-            title=f"{units.ratio(best['speedup'])} is predicted, which only real runs can confirm",
-            sentence=f"The intervals of '{name}' and of the recorded setting overlap; 'dpro-search validate' tells.",
-            tiles=tiles,
-        )
-    return Verdict(
-        tone="open",
-        badge=NOT_CERTAIN,
-        title="Nothing to gain that is certain",
-        sentence="No plan is faster than the recorded setting by more than the intervals of both predictions allow for.",
-        tiles=tiles,
-    )
+        title = f"{speedup} is predicted, which only real runs can confirm"
+        sentence = f"The intervals of '{name}' and of the recorded setting overlap. {_VALIDATE} the difference."
+        return Verdict("open", NOT_CERTAIN, title, sentence, tiles)
+    sentence = "No plan is faster than the recorded setting by more than the prediction intervals."
+    return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)
 
 
 def _over(one: float, other: float) -> float:
@@ -308,5 +267,5 @@ def _over(one: float, other: float) -> float:
 def _interval(interval_us: Sequence[float]) -> str:
     low, high = (units.duration(value) for value in interval_us)
     if low == high:
-        return f"no spread seen around {low}"
+        return f"{low}, no spread observed"
     return f"{low.removesuffix(high[high.index(' ') :])} to {high}"

@@ -88,12 +88,12 @@ def _sides(timeline: StepTimeline) -> tuple[str, str]:
     if all(lane.measured for lane in timeline.lanes):
         return (
             "One step, as measured",
-            f"The recorded step {timeline.step}; this kind of job has no replay op by op to set above it.",
+            f"Recorded step {timeline.step}. This kind of job has no op-level replay to compare it with.",
         )
     if timeline.step is None:
-        return "One step, as predicted", "A settled iteration of the replay; no step was recorded op by op to set below it."
-    said = f"A settled iteration of the replay above the recorded step {timeline.step}, on one scale."
-    return "One step, predicted over measured", said
+        return "One step, as predicted", "A steady-state iteration of the replay. No step was recorded op by op to compare it with."
+    caption = f"A steady-state iteration of the replay above the recorded step {timeline.step}, on one time scale."
+    return "One step, predicted over measured", caption
 
 
 def _busy(length_us: list[float]) -> tuple[str, str]:

@@ -44,12 +44,11 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
     if steps:
         steps.append((trials[-1]["number"], steps[-1][1]))
     shown = trials[:: len(trials) // _MOST_DOTS + 1]
-    dots = [Dot(x=trial["number"], y=trial["iteration_us"], kind=_kind(trial), tip=_tip(trial)) for trial in shown]
-    dots += [Dot(x=trial["number"], y=trial["iteration_us"], kind="dot found", tip=_tip(trial)) for trial in best]
+    dots = [_dot(trial, "number", found) for found, some in ((False, shown), (True, best)) for trial in some]
     recorded_us = trials[0]["iteration_us"]
-    told = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none keeps the memory limit"
+    result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"
     chart = plot(
-        f"Predicted iteration time of {len(trials)} trials; {told}",
+        f"Predicted iteration time of {len(trials)} trials; {result}",
         dots,
         steps,
         ("trial", "iteration, ms"),
@@ -61,29 +60,22 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
         ("trial", "plan", "found by", "iteration#"),
         ((str(t["number"]), name_of(t["name"]), t["origin"], units.duration(t["iteration_us"])) for t in best),
     )
-    which = "Every trial" if len(shown) == len(trials) else f"{len(shown)} of the trials, evenly spread"
+    which = "Every trial" if len(shown) == len(trials) else f"{len(shown)} of the trials, evenly spread,"
     last = (
-        f"The last improvement came with trial {best[-1]['number']} of {len(trials)}." if best else "None keeps the memory limit."
+        f"The last improvement was trial {best[-1]['number']} of {len(trials)}."
+        if best
+        else "No trial stays within the memory limit."
     )
     key = [("dot", "a trial"), ("best", "best so far"), ("reference", "as recorded")]
-    return figure(chart, f"{which}, and the best so far. {last}", numbers, key + _key_of_refused(trials))
+    return figure(chart, f"{which} and the best so far. {last}", numbers, key + _key_of_refused(trials))
 
 
 def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
     chosen = {trial["number"] for trial in front}
-    spread = [
-        trial for place, trial in enumerate(trials) if place % (len(trials) // _MOST_DOTS + 1) == 0 or trial["number"] in chosen
-    ]
-    dots = [
-        Dot(
-            x=trial["peak_memory_bytes"],
-            y=trial["iteration_us"],
-            kind="dot found" if trial["number"] in chosen else _kind(trial),
-            tip=f"{_tip(trial)}, {units.size(trial['peak_memory_bytes'])}",
-        )
-        for trial in sorted(spread, key=lambda trial: trial["number"] in chosen)
-        if trial["peak_memory_bytes"] is not None
-    ]
+    every = len(trials) // _MOST_DOTS + 1
+    spread = [trial for place, trial in enumerate(trials) if place % every == 0 and trial["number"] not in chosen]
+    known = [trial for trial in spread if trial["peak_memory_bytes"] is not None]
+    dots = [_dot(trial, "peak_memory_bytes", found) for found, some in ((False, known), (True, front)) for trial in some]
     steps = [(trial["peak_memory_bytes"], trial["iteration_us"]) for trial in front]
     chart = plot(
         f"Iteration time against peak memory; {units.count(len(front), 'plan')} on the front",
@@ -97,19 +89,23 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
         ("plan", "peak memory#", "iteration#"),
         ((name_of(t["name"]), units.size(t["peak_memory_bytes"]), units.duration(t["iteration_us"])) for t in front),
     )
-    caption = "Time against peak memory. No plan is both faster and smaller than those on the front."
+    caption = "Time against peak memory. No plan is both faster and smaller than a plan on the front."
     key = [("dot", "a trial"), ("best", "Pareto front")]
     return figure(chart, caption, numbers, key + _key_of_refused(trials))
 
 
-def _kind(trial: _TRIAL) -> str:
-    return "dot" if trial["infeasible"] is None else "dot refused"
+def _dot(trial: _TRIAL, across: str, found: bool) -> Dot:
+    """A trial by its iteration time over another of its fields."""
+    refused, memory = trial["infeasible"], across == "peak_memory_bytes"
+    tip = f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}"
+    tip += ("" if refused is None else f", {refused} MiB") + (f", {units.size(trial[across])}" if memory else "")
+    return Dot(
+        x=trial[across],
+        y=trial["iteration_us"],
+        kind="dot found" if found else "dot" if refused is None else "dot refused",
+        tip=tip,
+    )
 
 
 def _key_of_refused(trials: Sequence[_TRIAL]) -> list[tuple[str, str]]:
     return [("dot refused", "needs too much memory")] if any(trial["infeasible"] is not None for trial in trials) else []
-
-
-def _tip(trial: _TRIAL) -> str:
-    refused = "" if trial["infeasible"] is None else f", {trial['infeasible']} MiB"
-    return f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}{refused}"

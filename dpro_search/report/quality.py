@@ -11,6 +11,9 @@ from dpro_search.report import units
 from dpro_search.report.charts import bars
 from dpro_search.report.html import Element, Section, figure, name_of, paragraph, table
 
+_NO_HELD_OUT = "No step was held out: the recording has too few steps, or this kind of job does not support the check."
+_NO_TERMS = "No cost model is fitted for this kind of recording: ops keep their recorded durations."
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutStep:
@@ -46,68 +49,43 @@ def quality_section(
     if held_out:
         content.append(_held_out(held_out))
     else:
-        content.append(
-            paragraph("No step could be held out: the recording has too few, or its kind of job has no such check.", "quiet")
-        )
+        content.append(paragraph(_NO_HELD_OUT, "quiet"))
     if validation is not None:
         content.append(_plans(validation))
     if corrected_pct is not None:
         before, after = map(units.percent, corrected_pct)
-        content.append(
-            paragraph(
-                f"Without correction, predictions are off by {before} in the mean; each corrected by the others, by {after}. "
-                "'dpro-search run --calibrate RUN' corrects those of a new search so."
-            )
-        )
+        errors = f"Mean error of the predictions: {before} without correction, {after} if the other measurements correct each."
+        content.append(paragraph(f"{errors} 'dpro-search run --calibrate RUN' applies this correction to a new search."))
     if terms:
         rows = ((name_of(term.name), term.value, term.meaning) for term in terms)
-        content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "what it stands for"), rows))
+        content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "meaning"), rows))
     else:
-        content.append(paragraph("Nothing is fitted for this kind of recording: ops keep the durations that they had.", "quiet"))
+        content.append(paragraph(_NO_TERMS, "quiet"))
     return Section("quality", "How good the model is", content)
 
 
 def _held_out(steps: Sequence[HeldOutStep]) -> Element:
     errors = [abs(step.error_pct) for step in steps]
-    caption = (
-        f"Each step predicted from all others: error {units.percent(median(errors))} in the median, "
-        f"{units.percent(max(errors))} at most "
-        f"({units.count(len(steps), 'step')} of the recording held out in turn)."
-    )
+    middle, worst, number = units.percent(median(errors)), units.percent(max(errors)), units.count(len(steps), "step")
+    caption = f"Each step is predicted from all others: median error {middle}, maximum {worst} ({number} held out in turn)."
     rows = [
-        (
-            f"step {step.step}",
-            units.signed_percent(step.error_pct),
-            step.error_pct,
-            f"{units.duration(step.predicted_us)} predicted",
-        )
-        for step in steps
+        (f"step {s.step}", units.signed_percent(s.error_pct), s.error_pct, f"{units.duration(s.predicted_us)} predicted")
+        for s in steps
     ]
     numbers = table(
         "Held-out steps",
         ("step", "measured#", "predicted#", "error#"),
-        (
-            (str(s.step), units.duration(s.measured_us), units.duration(s.predicted_us), units.signed_percent(s.error_pct))
-            for s in steps
-        ),
+        (_row(str(step.step), step.measured_us, step.predicted_us, step.error_pct) for step in steps),
     )
     return figure(bars("Error of each held-out step", rows, "part compute"), caption, numbers)
 
 
 def _plans(validation: Mapping[str, Any]) -> Element:
-    baseline = (
-        "as recorded",
-        units.duration(validation["baseline_predicted_us"]),
-        units.duration(validation["baseline_us"]),
-        units.signed_percent(validation["baseline_error_pct"]),
-    )
-    plans = (
-        (
-            name_of(row["name"]),
-            units.duration(row["predicted_us"]),
-            units.duration(row["measured_us"]),
-            units.signed_percent(row["error_pct"]),
-        )
-        for row in validation["plans"]
-    )
-    return table("Predictions beside real runs", ("setting", "predicted#", "measured#", "error#"), (baseline, *plans))
+    recorded = (validation[f"baseline_{key}"] for key in ("predicted_us", "us", "error_pct"))
+    plans = (_row(name_of(row["name"]), row["predicted_us"], row["measured_us"], row["error_pct"]) for row in validation["plans"])
+    columns = ("setting", "predicted#", "measured#", "error#")
+    return table("Predicted and measured iteration times", columns, (_row("as recorded", *recorded), *plans))
+
+
+def _row(name: Element | str, one_us: float, other_us: float, error_pct: float) -> tuple[Element | str, str, str, str]:
+    return name, units.duration(one_us), units.duration(other_us), units.signed_percent(error_pct)

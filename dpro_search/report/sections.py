@@ -13,16 +13,16 @@ from dpro_search.report.timeline import Lane, StepTimeline
 _TOP_GAINS, _TOP_OPS = 10, 10
 _PARTS = {
     "compute": ("compute", "compute"),
-    "contention": ("contention", "computing slower than alone"),
-    "exposed_communication": ("comm", "communication that nothing hides"),
+    "contention": ("contention", "compute, slowed by contention"),
+    "exposed_communication": ("comm", "exposed communication"),
     "waiting_for_ranks": ("wait", "waiting for other ranks"),
     "idle": ("idle", "idle"),
 }
 _REASONS = {
-    "start": "nothing: it comes first",
-    "dependency": "what it needs",
-    "device": "its device, busy until then",
-    "collective": "the last rank to post",
+    "start": "nothing: it is the first op",
+    "dependency": "an op that it depends on",
+    "device": "the previous op on its device",
+    "collective": "the last rank to enqueue it",
 }
 _PATH_KINDS = {
     "collective": "comm",
@@ -48,7 +48,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
     note = None
     if not any(rows.values()):
         rows = {rank: _lane_parts([lane for lane in timeline.lanes if lane.rank == rank]) for rank in timeline.ranks}
-        note = paragraph("Read off the timeline below: this kind of job has no breakdown of its own.", "quiet")
+        note = paragraph("Computed from the timeline below: this kind of job has no breakdown of its own.", "quiet")
     rows = {rank: parts for rank, parts in rows.items() if parts}
     findings = diagnosis.get("findings", ())
     known = {row["rank"]: row for row in diagnosis["ranks"]}
@@ -62,7 +62,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
         name = _rank_name(rank, known.get(rank, {}))
         bars_of_ranks.append((name, units.duration(total_us), pieces))
     present = [key for key in _PARTS if any(parts.get(key) for parts in rows.values())]
-    columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to post#", "waited for others#")
+    columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to enqueue#", "time waited for other ranks#")
     numbers = table(
         "An iteration by rank",
         columns,
@@ -71,7 +71,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
             for rank, parts in rows.items()
         ),
     )
-    caption = "Where each rank's time goes in an iteration, in the recorded setting."
+    caption = "Time of each rank in one iteration of the recorded setting."
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
     return Section("breakdown", "Where an iteration goes", [bullets(findings) if findings else None, note, chart])
 
@@ -96,8 +96,8 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     numbers = table(
         "Critical path by kind", ("kind", "time#", "share#"), ((_words(kind), *_time_share(us, total_us)) for kind, us in ordered)
     )
-    caption = "The chain that decides the iteration time, " + (
-        "from its begin to its end." if in_order else "by rank and kind, longest first."
+    caption = "The chain of ops that determines the iteration time, " + (
+        "from start to end." if in_order else "grouped by rank and kind, longest first."
     )
     colours: dict[str, list[str]] = {}
     for kind in shares:
@@ -139,13 +139,13 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
         for row in gains[:_TOP_GAINS]
     ]
     numbers = table(
-        "What would it gain",
+        "What-if questions",
         ("what if", "iteration#", "gain#"),
         ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
     )
     caption = (
-        "What an iteration would gain, were one thing changed: an upper bound on what work in that place can pay. "
-        "What would cost time goes to the left."
+        "Time that an iteration would save if one thing changed: an upper bound on what optimising it can gain. "
+        "A bar to the left means that the change costs time."
     )
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
 
@@ -156,7 +156,7 @@ def _rank_name(rank: int, row: Mapping[str, Any]) -> str:
 
 
 def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
-    """Parts of a rank's iteration, whichever way its kind of job tells them."""
+    """Parts of a rank's iteration, in either form that a diagnosis has."""
     nested = row.get("breakdown_us")
     found = {key: nested.get(key) if nested else row.get(f"{key}_us") for key in _PARTS}
     return {key: value for key, value in found.items() if value}

@@ -65,7 +65,7 @@ def test_a_recording_has_no_sections_of_a_search():
 
 def test_a_gain_that_real_runs_proved_is_called_proved():
     text = Outline(render(searched(validation=made.validation(1.3, beyond_noise=True)))).text
-    assert "Proved on real runs" in text
+    assert "Confirmed by real runs" in text
     assert "1.30\u00d7 faster than recorded" in text
     assert "95 % interval 1.28 to 1.32" in text
 
@@ -197,7 +197,7 @@ def test_a_plan_that_trains_something_else_is_no_gain():
     }  # fmt: skip
     ran = made.validation(1.3, beyond_noise=True) | {"plans": [], "refused": [refused]}
     text = Outline(render(searched(validation=ran))).text
-    assert "What ran trains something else" in text
+    assert "The measured plans train something else" in text
     assert "differ, by more than" in text
     assert "none: trains something else" in text
     assert "faster than recorded" not in text
@@ -228,7 +228,7 @@ def test_where_nothing_keeps_the_memory_limit_that_is_said():
     found = made.search(nearest) | {"feasible": False, "baseline_infeasible": "needs 1200 MiB, and may have 100"}
     trials = [trial | {"infeasible": "needs 900 MiB, and may have 100"} for trial in made.trials()]
     text = Outline(render(replace(made.facts(), search=found, trials=trials))).text
-    assert "No plan keeps the memory limit" in text
+    assert "No plan stays within the memory limit" in text
     assert "needs too much memory" in text
 
 

@@ -85,9 +85,13 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
     )
     caption += f" {settings.note}" if settings.note else ""
     tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
-    alone = None if len(settings.groups) > 1 else paragraph("Only the recorded setting is shown: no plan changes these groups.", "quiet")
+    alone = "Only the recorded setting is shown: no plan changes these groups."
     chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
-    return Section("groups", "Tensor groups, before and after", [alone, chart, *tables])
+    return Section(
+        "groups",
+        "Tensor groups, before and after",
+        [None if len(settings.groups) > 1 else paragraph(alone, "quiet"), chart, *tables],
+    )
 
 
 def _part(number: int, group: Group) -> Part:

@@ -80,18 +80,12 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
         whole = sum(group.size_bytes for group in found)
         value = f"{units.count(len(found), noun)} · {units.size(whole)}"
         rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
-    caption = (
-        f"Each block is one {noun} of a step, in order; its width is its size in bytes. The two tones only separate neighbours."
-    )
+    caption = f"Each block is one {noun} of a step, in order; its width is its size in bytes. The tones only separate neighbours."
     caption += f" {settings.note}" if settings.note else ""
     tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
-    alone = "Only the recorded setting is shown: no plan changes these groups."
     chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
-    return Section(
-        "groups",
-        "Tensor groups, before and after",
-        [None if len(settings.groups) > 1 else paragraph(alone, "quiet"), chart, *tables],
-    )
+    alone = paragraph("Only the recorded setting is shown: no plan changes these groups.", "quiet")
+    return Section("groups", "Tensor groups, before and after", [alone if len(settings.groups) == 1 else None, chart, *tables])
 
 
 def _part(number: int, group: Group) -> Part:

@@ -16,11 +16,7 @@ def cost_terms(costs: CommCosts) -> tuple[Term, ...]:
     negotiation = [float(np.median(waits)) if len(waits) else 0.0 for waits in (costs.negotiate_busy_us, costs.negotiate_idle_us)]
     rows = (
         ("latency, busy ranks", units.duration(costs.alpha_busy_us), "an all-reduce of few bytes while a rank computes"),
-        (
-            "latency, large tensors",
-            units.duration(costs.alpha_more_us),
-            "additional latency of a large all-reduce while a rank computes",
-        ),
+        ("latency, large tensors", units.duration(costs.alpha_more_us), "added to a large all-reduce while a rank computes"),
         ("latency, idle ranks", units.duration(costs.alpha_tail_us), "an all-reduce once all ranks have computed"),
         ("transfer, busy ranks", _per_byte(costs.beta_busy_us), "time per byte while a rank computes"),
         ("transfer, idle ranks", _per_byte(costs.beta_tail_us), "time per byte once all ranks have computed"),
@@ -34,11 +30,7 @@ def cost_terms(costs: CommCosts) -> tuple[Term, ...]:
         ("negotiation, idle ranks", units.duration(negotiation[1]), "the same while no rank computes"),
         ("between collectives", units.duration(costs.dispatch_us), "callbacks and preparation"),
         ("burst", units.duration(costs.burst_us), "largest lead of an idle link over its rate (token bucket)"),
-        (
-            "residual spread",
-            units.percent(costs.residual_pct),
-            "standard deviation of measured over fitted transfer times of a step",
-        ),
+        ("residual spread", units.percent(costs.residual_pct), "standard deviation of measured over fitted transfers of a step"),
     )
     return tuple(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows)
 
@@ -54,7 +46,7 @@ def store_terms(job: KvstoreJob | BytepsJob) -> tuple[Term, ...]:
             ("first part on a server", _per_byte(job.copy_us_per_byte), "copied on arrival"),
             ("further parts on a server", _per_byte(job.sum_us_per_byte), "each added to the sum"),
             ("update", _per_byte(job.update_us_per_byte), "of the weights, after all parts have arrived"),
-            ("slice", units.duration(job.slice_us), "CPU time of a server for the messages of one slice, independent of its size"),
+            ("slice", units.duration(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
             ("call of the optimizer", units.duration(job.update_call_us), "for each slice, if servers update the weights"),
         ]
     else:

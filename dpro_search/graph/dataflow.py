@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints, NodeGraph, TensorInfo
+from dpro_search.graph.step_memory import StepMemory
 
 # Types of ops that belong to the backward pass and yet wait for nothing of it.
 AT_ONCE = ("Const", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs")
 
 if TYPE_CHECKING:
     import networkx
-
-    from dpro_search.graph.step_memory import StepMemory
 
 
 class OpKind(enum.IntEnum):

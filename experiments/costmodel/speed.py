@@ -16,7 +16,7 @@ from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.learned.clusters import ClusterCosts, ClusterTimes, default_model
 from dpro_search.costmodel.learned.features import shaped_features
-from dpro_search.costmodel.learned.flat import flatten
+from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts

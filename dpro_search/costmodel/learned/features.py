@@ -16,7 +16,8 @@ from numba import njit
 
 from dpro_search.collect.clusters.table import Cluster
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.learned.flat import FlatClusters, flatten
+from dpro_search.costmodel.learned.flat import FlatClusters
+from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.kernels import kernel_parts
 from dpro_search.costmodel.learned.op_classes import CLASSES, HEAVY, REFINED
 from dpro_search.costmodel.learned.timed import TIMED_FEATURES, TimedOps, leaders, timed_ops, timed_parts, timed_whole

@@ -9,17 +9,14 @@ exact and no prediction impossible.
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Ints
+from dpro_search.costmodel.learned.flat import FlatClusters, Records
 from dpro_search.costmodel.learned.op_classes import HEAVY, OTHER
-
-if TYPE_CHECKING:
-    from dpro_search.costmodel.learned.flat import FlatClusters
 
 CALL, LOOP, SCATTER = "call", "loop", "scatter"
 ROWS, COLUMNS = "row_reduction", "column_reduction"
@@ -53,8 +50,6 @@ VALUE = np.dtype(
 _CONST, _VARIABLE, _OUT = 1, 2, 4  # places in `ROLES`
 _VALUES, _STEPS, _READ = 0, 1, 2  # of what is counted
 COUNTED = 3
-
-Records = npt.NDArray[np.void]
 
 
 class Strided(NamedTuple):

@@ -18,7 +18,7 @@ from dpro_search.costmodel.learned.additive import AdditiveModel
 from dpro_search.costmodel.learned.domain import Domain
 from dpro_search.costmodel.learned.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
-from dpro_search.costmodel.learned.flat import flatten
+from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.parts import CLASSES_OF, NAMES_OF, growing, term_count
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores

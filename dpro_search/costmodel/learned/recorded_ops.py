@@ -13,7 +13,8 @@ import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats, GraphTensors, Ints, NodeGraph
-from dpro_search.costmodel.learned.flat import FlatClusters, Records, op_records, pointers, type_records
+from dpro_search.costmodel.learned.flat import FlatClusters, Records, pointers
+from dpro_search.costmodel.learned.flatten import op_records, type_records
 from dpro_search.costmodel.learned.op_classes import KINDS, Shape, TypedOp, kind_of
 from dpro_search.costmodel.learned.timed import TimedOps, depth_and_width
 from dpro_search.errors import InputError

@@ -8,8 +8,8 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from dpro_search.graph.buffers import VIEWS
 from dpro_search.graph.dataflow import OpKind, waits_for_gradients
-from dpro_search.graph.step_memory import VIEWS
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation

@@ -6,7 +6,7 @@ from costmodel.learned.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
 from dpro_search.costmodel.learned.features import FEATURES, shaped_features, timed_features
-from dpro_search.costmodel.learned.flat import flatten
+from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.op_classes import KINDS, TypedOp, class_of, flops, is_strided, kind_of
 from dpro_search.costmodel.learned.timed import TIMED_FEATURES, timed_ops
 

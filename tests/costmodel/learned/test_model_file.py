@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro_search.costmodel.learned.features import shaped_features, timed_features
-from dpro_search.costmodel.learned.flat import flatten
+from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.model_file import FusionModel
 from dpro_search.costmodel.learned.timed import timed_ops
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError

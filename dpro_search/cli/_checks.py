@@ -15,7 +15,8 @@ from pathlib import Path
 
 from dpro_search.cli import _output
 
-_PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
+_PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost-cpu", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
+_INSTEAD = {"xgboost-cpu": "xgboost"}  # other distributions of the same library
 _FRAMEWORKS = ("tensorflow", "torch", "mxnet")
 _REPORT = {
     "tensorflow": "import tensorflow as tf, horovod, horovod.tensorflow as hvd; "
@@ -77,12 +78,21 @@ def _python() -> Check:
 def _packages() -> Check:
     found, missing = [], []
     for name in _PACKAGES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
+        installed = _installed(name) or _installed(_INSTEAD.get(name, name))
+        if installed:
+            found.append(installed)
+        else:
             missing.append(name)
     detail = f"missing: {', '.join(missing)}" if missing else ", ".join(found)
     return Check(name="packages", ok=not missing, detail=detail, fix=f"pip install {' '.join(missing)}", needed=True)
+
+
+def _installed(name: str) -> str | None:
+    """Name and version of an installed distribution."""
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _framework(framework: str) -> Check:

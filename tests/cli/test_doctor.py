@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -62,6 +63,12 @@ def test_each_check_says_what_was_found_and_how_to_mend_it(trace: Path) -> None:
 
 def test_it_reports_the_running_python(trace: Path) -> None:
     assert platform.python_version() in str(checks_of(doctor(trace, "--json"))["Python"]["detail"])
+
+
+def test_xgboost_is_found_under_either_of_its_names(trace: Path) -> None:
+    check = checks_of(doctor(trace, "--json"))["packages"]
+    assert check["ok"]
+    assert re.search(r"xgboost(-cpu)? \d", str(check["detail"]))
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", "torch", "mxnet"])

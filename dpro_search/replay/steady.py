@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from dpro_search.collect.trace import Floats
 from dpro_search.space.graph_builder import Labels
@@ -81,16 +82,24 @@ def settled_distance(end_us: Floats) -> tuple[float, bool]:
     return float(distance[len(distance) // 2 :].mean()), False
 
 
-@njit(cache=True, nogil=True)
 def halves_agree(distances_us: Floats) -> bool:
-    """Whether iterations that vary have settled: the two halves of a run have one median, up to 1 % and their noise."""
+    """Whether iterations that vary have settled: the two halves of a run have one median, up to 1 % and their noise.
+
+    Plain Python: for the few dozen iterations of a replay it is faster than NumPy, and to compile it takes longer than a search.
+    """
     half = len(distances_us) // 2
     if half < 2:
         return True
-    first, second = distances_us[:half], distances_us[half:]
-    noise = np.hypot(first.std() / np.sqrt(half), second.std() / np.sqrt(len(second)))
-    allowed = 2 * noise + _AGREE * np.median(distances_us)
-    return bool(abs(np.median(first) - np.median(second)) <= allowed)
+    every: list[float] = distances_us.tolist()
+    first, second = every[:half], every[half:]
+    allowed = 2 * np.hypot(_error_of_mean(first), _error_of_mean(second)) + _AGREE * statistics.median(every)
+    return bool(abs(statistics.median(first) - statistics.median(second)) <= allowed)
+
+
+def _error_of_mean(values: list[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return deviation / math.sqrt(len(values))
 
 
 def _predecessors(graph: ReplayGraph, iterations: int) -> tuple[Int32s, Int32s]:

@@ -70,7 +70,7 @@ class HorovodJobs:
         self._main_us = np.stack([profile.main_us for profile in profiles], axis=1)
         # Between two steps the script runs on the same core: it is a part of the main stream that comes first.
         self._host_us = np.stack([profile.host_us for profile in profiles], axis=1)
-        self._post_us = np.stack([profile.post_us for profile in profiles], axis=1).astype(np.float64)
+        self._post_us = np.ascontiguousarray(np.stack([profile.post_us for profile in profiles], axis=1), dtype=np.float64)
         self._releases = _releases(profiles)
         self._comm = at_cluster(
             costs,

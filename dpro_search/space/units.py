@@ -1,4 +1,7 @@
-"""From tensors to units: when units are posted, and which update work waits for them; compiled, for a search asks for each plan."""
+"""From tensors to units: when units are posted, and which update work waits for them; compiled, for a search asks for each plan.
+
+What NumPy does as fast (making arrays, a stable sort) is left to it: compiling that took longer than compiling all else here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from numba import njit
 from dpro_search.collect.trace import Floats, Ints
 
 
-@njit(cache=True, nogil=True)
 def posts_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Floats, Ints, Ints]:
     """When and in which order ranks post units.
 
@@ -25,34 +27,45 @@ def posts_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Floats, 
         Core times, ascending, and the units that they belong to, both [samples, classes, units], units being numbered by their
         mean post; and the number of each unit of `unit_of`, [units].
     """
-    samples, classes, tensors = post_us.shape
-    last_us = np.zeros((samples, classes, units))
-    total_us = np.zeros(units)
-    for s in range(samples):
-        for c in range(classes):
-            row = last_us[s, c]
-            for tensor in range(tensors):
-                row[unit_of[tensor]] = max(row[unit_of[tensor]], post_us[s, c, tensor])
-            total_us += row
-    listing = np.argsort(total_us, kind="mergesort")
+    samples, classes, _ = post_us.shape
+    last_us, total_us = np.zeros((samples, classes, units)), np.zeros(units)
+    _last_posts(post_us, unit_of, last_us, total_us)
+    listing = np.argsort(total_us, kind="stable")
     number = np.empty(units, np.int64)
-    for place in range(units):
-        number[listing[place]] = place
-    ascending = np.empty((samples, classes, units))
-    order = np.empty((samples, classes, units), np.int64)
-    for s in range(samples):
-        for c in range(classes):
-            times, unit_at = ascending[s, c], order[s, c]
-            for place in range(units):  # nearly in order already
-                value, at = last_us[s, c, listing[place]], place
-                while at > 0 and times[at - 1] > value:
-                    times[at], unit_at[at] = times[at - 1], unit_at[at - 1]
-                    at -= 1
-                times[at], unit_at[at] = value, place
+    number[listing] = np.arange(units)
+    ascending, order = np.empty(last_us.shape), np.empty(last_us.shape, np.int64)
+    _order_posts(last_us, listing, ascending, order)
     return ascending, order, number
 
 
 @njit(cache=True, nogil=True)
+def _last_posts(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Floats) -> None:
+    """When the last tensor of each unit is posted, and the sum over samples and classes; both 0 before."""
+    samples, classes, tensors = post_us.shape
+    for s in range(samples):
+        for c in range(classes):
+            for tensor in range(tensors):
+                unit = unit_of[tensor]
+                if post_us[s, c, tensor] > last_us[s, c, unit]:
+                    last_us[s, c, unit] = post_us[s, c, tensor]
+            for unit in range(len(total_us)):
+                total_us[unit] += last_us[s, c, unit]
+
+
+@njit(cache=True, nogil=True)
+def _order_posts(last_us: Floats, listing: Ints, ascending: Floats, order: Ints) -> None:
+    """Sort the posts of each sample and class; taken in the order of their means they are nearly in order already."""
+    samples, classes, units = last_us.shape
+    for s in range(samples):
+        for c in range(classes):
+            for place in range(units):
+                value, at = last_us[s, c, listing[place]], place
+                while at > 0 and ascending[s, c, at - 1] > value:
+                    ascending[s, c, at], order[s, c, at] = ascending[s, c, at - 1], order[s, c, at - 1]
+                    at -= 1
+                ascending[s, c, at], order[s, c, at] = value, place
+
+
 def releases_of_units(
     owner: Ints, work_us: Floats, ptr: Ints, tensor: Ints, unit_of: Ints, classes: int, units: int
 ) -> tuple[Ints, Floats, Ints, Ints]:
@@ -69,14 +82,31 @@ def releases_of_units(
         The same of the merged ones, with units in place of tensors.
     """
     count = len(owner)
-    new_owner = np.empty(count, np.int64)
-    new_ptr = np.zeros(count + 1, np.int64)
-    new_unit = np.empty(len(tensor), np.int64)
+    new_owner, new_ptr, new_unit = np.empty(count, np.int64), np.zeros(count + 1, np.int64), np.empty(len(tensor), np.int64)
     becomes = np.empty(count, np.int64)
-    of_unit = np.full((classes, units), -1, np.int64)
-    seen = np.full(units, -1, np.int64)  # the last release that waits for a unit
+    of_unit, seen = np.full((classes, units), -1, np.int64), np.full(units, -1, np.int64)
+    found = _merge(owner, ptr, tensor, unit_of, of_unit, seen, becomes, new_owner, new_ptr, new_unit)
+    merged_us = np.zeros((len(work_us), found))
+    _add_work(work_us, becomes, merged_us)
+    return new_owner[:found], merged_us, new_ptr[: found + 1], new_unit[: new_ptr[found]]
+
+
+@njit(cache=True, nogil=True)
+def _merge(
+    owner: Ints,
+    ptr: Ints,
+    tensor: Ints,
+    unit_of: Ints,
+    of_unit: Ints,  # the merged release of each class that waits for one unit alone; -1: none
+    seen: Ints,  # the last release that waits for a unit
+    becomes: Ints,
+    new_owner: Ints,
+    new_ptr: Ints,
+    new_unit: Ints,
+) -> int:
+    """Number the merged release of each release in `becomes`; returns how many there are."""
     found, filled = 0, 0
-    for i in range(count):
+    for i in range(len(owner)):
         first = filled
         for k in range(ptr[i], ptr[i + 1]):
             unit = unit_of[tensor[k]]
@@ -95,8 +125,11 @@ def releases_of_units(
         new_owner[found] = owner[i]
         found += 1
         new_ptr[found] = filled
-    merged_us = np.zeros((len(work_us), found))
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _add_work(work_us: Floats, becomes: Ints, merged_us: Floats) -> None:
     for s in range(len(work_us)):
-        for i in range(count):
+        for i in range(len(becomes)):
             merged_us[s, becomes[i]] += work_us[s, i]
-    return new_owner[:found], merged_us, new_ptr[: found + 1], new_unit[:filled]

@@ -69,12 +69,12 @@ def fuse(unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
     return count
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _write(row: Floats, kind: int, rank: int, unit: int, collective: int, iteration: int, start: float, end: float) -> None:
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = kind, rank, unit, collective, iteration, start, end
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _drawn(samples: Floats, draws: Floats, number: int) -> float:
     return float(samples[int(draws[number % len(draws)] * len(samples))])
 
@@ -95,7 +95,7 @@ def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
     return ptr, idx
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _agree(waiting: Ints, count: int, posted: Ints, ranks: int, agreed: Ints) -> int:
     """Units that all ranks have posted, in listing order, into `agreed`; returns how many."""
     found = 0

@@ -41,7 +41,8 @@ def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> l
     most = max(min(most, count, _MOST_WORK // count**2), 1)
     ready_us = np.maximum.accumulate(np.array([part.ready_us for part in parts]))
     upto_bytes = np.concatenate(([0.0], np.cumsum([part.size_bytes for part in parts])))
-    end_us, first = _earliest(ready_us, upto_bytes, sync.alpha_us, sync.beta_us, most)
+    end_us, first = np.full((most + 1, count + 1), np.inf), np.zeros((most + 1, count + 1), np.int64)
+    _earliest(ready_us, upto_bytes, sync.alpha_us, sync.beta_us, end_us, first)
     found = []
     for groups in range(1, most + 1):
         ranges, stop = [], count
@@ -87,20 +88,20 @@ def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], syn
 
 @njit(cache=True)
 def _earliest(
-    ready_us: Floats, upto_bytes: Floats, alpha_us: float, beta_us: float, most: int
-) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Earliest end of the first j parts in k groups, and the first part of the last of these, [most + 1, parts + 1] each."""
-    count = len(ready_us)
-    end_us = np.full((most + 1, count + 1), np.inf)
-    first = np.zeros((most + 1, count + 1), np.int64)
+    ready_us: Floats, upto_bytes: Floats, alpha_us: float, beta_us: float, end_us: Floats, first: npt.NDArray[np.int64]
+) -> None:
+    """Earliest end of the first j parts in k groups, and the first part of the last of these, [most + 1, parts + 1] each.
+
+    Both are filled; before, all ends are infinite.
+    """
     end_us[0, 0] = 0.0
-    for groups in range(1, most + 1):
-        for stop in range(groups, count + 1):
+    for groups in range(1, len(end_us)):
+        for stop in range(groups, len(ready_us) + 1):
             for start in range(groups - 1, stop):
-                us = (
-                    max(end_us[groups - 1, start], ready_us[stop - 1]) + alpha_us + beta_us * (upto_bytes[stop] - upto_bytes[start])
-                )
+                free_us = end_us[groups - 1, start]
+                if free_us < ready_us[stop - 1]:
+                    free_us = ready_us[stop - 1]
+                us = free_us + alpha_us + beta_us * (upto_bytes[stop] - upto_bytes[start])
                 if us < end_us[groups, stop]:
                     end_us[groups, stop] = us
                     first[groups, stop] = start
-    return end_us, first

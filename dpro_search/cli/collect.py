@@ -60,26 +60,13 @@ def collect(
 
     from dpro_search.cli._output import microseconds, percent, stderr_console
     from dpro_search.cli._trace import print_trace, trace_facts
-    from dpro_search.collect.byteps_job import record_byteps_job
-    from dpro_search.collect.job import Schedule, record_job
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
-    from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job
-    from dpro_search.collect.mxnet_job import record_kvstore_job
-    from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job
+    from dpro_search.collect.launchers import launcher_for
+    from dpro_search.collect.step_times import Schedule
     from dpro_search.errors import InputError
     from dpro_search.quantities import parse_rate_bps
 
-    recorders = {
-        (Framework.TENSORFLOW, Comm.HOROVOD): record_job,
-        (Framework.PYTORCH, Comm.DDP): record_ddp_job,
-        (Framework.PYTORCH, Comm.FSDP): record_fsdp_job,
-        (Framework.MXNET, Comm.KVSTORE): record_kvstore_job,
-        (Framework.MXNET, Comm.BYTEPS): record_byteps_job,
-        (Framework.MXNET, Comm.HOROVOD): record_mxnet_horovod_job,
-    }
-    if (framework, comm) not in recorders:
-        known = ", ".join(f"--framework {f} --comm {c}" for f, c in recorders)
-        raise InputError(f"--framework {framework} --comm {comm}: cannot be recorded; known are {known}")
+    launcher = launcher_for(framework, comm)
     if ranks_per_host > 1 and rate is None:
         raise InputError(
             "--ranks-per-host: give --rate as well; without it all ranks are on this machine, and --hosts says how many"
@@ -94,7 +81,7 @@ def collect(
     )
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     with stderr_console().status(f"running {ranks} ranks of {command[0]}"):
-        trace = recorders[framework, comm](
+        trace = launcher.record(
             spec,
             out,
             rate_bps=None if rate is None else parse_rate_bps(rate),

@@ -23,7 +23,7 @@ def import_(
 
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
-    from dpro_search.collect.assemble import assemble
+    from dpro_search.collect.launchers import assemble_raw
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
@@ -31,7 +31,7 @@ def import_(
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or choose another --out")
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()
-    trace = assemble(sources[0]) if own else import_trace(sources)
+    trace = assemble_raw(sources[0]) if own else import_trace(sources)
     trace.save(out)
     parts = trace.events.select(np.isin(trace.events.kind, (EventKind.COMM, EventKind.COLLECTIVE)))
     matched, unmatched = len(np.unique(parts.collective[parts.collective >= 0])), int((parts.collective < 0).sum())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dpro_search.collect.job import StepTimes
+    from dpro_search.collect.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
     from dpro_search.search.calibration import Calibration
 

@@ -7,30 +7,30 @@ A raw folder holds ``job.json`` (how the job was started), ``rank{r}/{hook.json,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect import torch_assemble
 from dpro_search.collect.assembly import (
     RankFile,
     aligned,
     event_columns,
+    job_facts,
     joined,
-    overhead_pct,
+    read_job,
     read_json,
     shifted,
     step_of,
     steps_of,
+    with_overhead,
 )
 from dpro_search.collect.horovod_phases import (
-    NO_JOB,
+    HorovodJobFile,
     IdleComm,
     idle_cycle_cpu_us,
     phase_events,
-    read_job,
     settings_with_groups,
     timeline_dropped,
     with_collectives,
@@ -50,11 +50,7 @@ from dpro_search.collect.trace import (
 )
 from dpro_search.errors import InputError
 
-
-class _JobFormat(msgspec.Struct):
-    """Which recorder made the raw folder; Horovod's says nothing."""
-
-    format: str = ""
+FORMAT = "tensorflow-horovod"
 
 
 class GradientRecord(msgspec.Struct):
@@ -88,7 +84,7 @@ class _Rank:
 
 
 def assemble(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder; one of another framework's recorder is passed on to its own assembly.
+    """Build the trace of one job from its raw folder.
 
     Raises
     ------
@@ -97,9 +93,7 @@ def assemble(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged.
     """
-    if read_json(raw / "job.json", _JobFormat, NO_JOB).format in torch_assemble.FORMATS:
-        return torch_assemble.assemble_torch(raw)
-    job = read_job(raw / "job.json")
+    job = read_job(raw, HorovodJobFile, FORMAT)
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
     base_ns = found[0].hook.steps[0][0]
@@ -110,7 +104,6 @@ def assemble(raw: Path) -> Trace:
     phases = phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
     events = joined([*per_rank, phases])
     events = with_collectives(events)
-    hosts = tuple(rank.hook.host for rank in found)
     clock = aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
     events, steps = shifted(events, steps, clock)
     graphs, graph_of_rank = _shared_graphs([rank.graph for rank in found])
@@ -118,22 +111,15 @@ def assemble(raw: Path) -> Trace:
         meta=TraceMeta(
             framework="tensorflow",
             comm="horovod",
-            ranks=job.ranks,
-            hosts=hosts,
-            cores=tuple(rank.hook.core for rank in found),
-            rate_bps=job.rate_bps,
+            format=FORMAT,
+            **job_facts(job, [rank.hook for rank in found]),
             settings=settings_with_groups(job, tensors),
             clock=clock,
-            versions=found[0].hook.versions,
             knobs=job.knobs,
-            peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
             allocator=allocator_report([rank.profile.memory for rank in found]),
             dropped=_dropped(found, timeline),
             warnings=_warnings(found, timeline),
             idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
-            command=job.command,
-            machine=job.machine,
-            recorded_at=job.recorded_at,
         ),
         names=tuple(names),
         events=events,
@@ -142,7 +128,7 @@ def assemble(raw: Path) -> Trace:
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+    return with_overhead(trace)
 
 
 def _read_rank(folder: Path) -> _Rank:

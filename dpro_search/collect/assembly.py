@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,39 @@ from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.trace import ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
+NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
+_UNNAMED = "tensorflow-horovod"  # whose recorder did not name its format once
+
 _File = TypeVar("_File")
+
+
+class JobFile(msgspec.Struct, kw_only=True):
+    """``job.json`` of a raw folder: what only the launcher knows.
+
+    Attributes
+    ----------
+    format
+        As `TraceMeta.format`: which launcher recorded the job.
+    rate_bps
+        Limit of every link in each direction, bits a second; None: none.
+    knobs
+        Settings of the communication, by the variable that sets them.
+    """
+
+    format: str = _UNNAMED
+    ranks: int
+    command: tuple[str, ...]
+    machine: str
+    recorded_at: str
+    rate_bps: float | None = None
+    knobs: dict[str, str] = {}
+
+
+_Job = TypeVar("_Job", bound=JobFile)
+
+
+class _JobFormat(msgspec.Struct):
+    format: str = ""
 
 
 class RankFile(msgspec.Struct, kw_only=True):
@@ -44,6 +77,47 @@ def read_json(path: Path, kind: type[_File], hint: str) -> _File:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceFormatError(f"{path}: {error}; record the job again") from error
+
+
+def raw_format(raw: Path) -> str:
+    """Which recorder made a raw folder; raises `InputError` or `TraceFormatError` that name the file."""
+    return read_json(raw / "job.json", _JobFormat, NO_JOB).format or _UNNAMED
+
+
+def read_job(raw: Path, kind: type[_Job], *formats: str) -> _Job:
+    """What the launcher wrote of a job of one of the formats.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it is of another format.
+    TraceFormatError
+        It is damaged.
+    """
+    found = raw_format(raw)
+    if found not in formats:
+        raise InputError(f"{raw}/job.json: the raw files are of '{found}', not of {' or '.join(formats)}")
+    job = read_json(raw / "job.json", kind, NO_JOB)
+    if job.ranks < 1:
+        raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; record the job again")
+    return job
+
+
+def job_facts(
+    job: JobFile, hooks: Sequence[RankFile], server_hosts: Sequence[str] = (), server_cores: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Fields of `TraceMeta` that launcher and hooks of all frameworks tell alike; servers are the last ranks."""
+    return {
+        "ranks": job.ranks + len(server_hosts),
+        "hosts": (*(hook.host for hook in hooks), *server_hosts),
+        "cores": (*(hook.core for hook in hooks), *server_cores),
+        "rate_bps": job.rate_bps,
+        "versions": hooks[0].versions,
+        "peak_rss_bytes": max(hook.peak_rss_bytes for hook in hooks),
+        "command": job.command,
+        "machine": job.machine,
+        "recorded_at": job.recorded_at,
+    }
 
 
 def steps_of(hooks: Sequence[RankFile], base_ns: int) -> Steps:
@@ -121,9 +195,10 @@ def shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, S
     return Events(**of_events), Steps(**of_steps)
 
 
-def overhead_pct(trace: Trace) -> float | None:
-    """Traced over untraced iterations of the same job."""
+def with_overhead(trace: Trace) -> Trace:
+    """The trace with what profiling cost: traced over untraced iterations of the same job, where it has three of each."""
     traced, untraced = trace.iterations_us(traced=True), trace.iterations_us()
     if len(traced) < 3 or len(untraced) < 3:
-        return None
-    return float(np.median(traced) / np.median(untraced) - 1) * 100
+        return trace
+    overhead_pct = float(np.median(traced) / np.median(untraced) - 1) * 100
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct))

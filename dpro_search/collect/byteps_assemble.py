@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import joined, overhead_pct, read_json, steps_of
-from dpro_search.collect.mxnet_assemble import MxnetHookFile, MxnetJobFile, on_clock, with_servers
+from dpro_search.collect.assembly import job_facts, joined, read_json, steps_of, with_overhead
+from dpro_search.collect.mxnet_assemble import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
 from dpro_search.collect.readers._byteps_events import JobEvents
 from dpro_search.collect.readers._byteps_logs import read_message_log, read_server_log
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, read_profile, read_symbol
@@ -58,11 +58,7 @@ def assemble_byteps(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
-    job = read_json(raw / "job.json", MxnetJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
-    if job.format != FORMAT:
-        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {FORMAT}")
-    if job.ranks < 1 or job.servers < 1 or not job.servers == len(job.server_hosts) == len(job.server_cores):
-        raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks and {job.servers} servers; record the job again")
+    job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()
     profiles = [
@@ -92,21 +88,13 @@ def assemble_byteps(raw: Path) -> Trace:
             sent.meta,
             framework="mxnet",
             format=FORMAT,
-            ranks=ranks,
-            hosts=(*(hook.host for hook in hooks), *(job.server_hosts[server] for server in order)),
-            cores=(*(hook.core for hook in hooks), *(job.server_cores[server] for server in order)),
-            rate_bps=job.rate_bps,
-            versions=hooks[0].versions,
+            **job_facts(job, hooks, *places(job, order)),
             knobs={name: value for name, value in knobs.items() if value},
             dropped={reason: dropped[reason] for reason in sorted(dropped) if dropped[reason]},
             warnings=(*computed.meta.warnings, *warned),
-            peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
-            command=job.command,
-            machine=job.machine,
-            recorded_at=job.recorded_at,
         ),
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+    return with_overhead(trace)
 
 
 class _Computed(ProfileWriter):
@@ -141,7 +129,7 @@ class _Computed(ProfileWriter):
         self._dropped["API calls"] += len(profile.calls)
 
 
-def _sent(raw: Path, job: MxnetJobFile, hooks: Sequence[MxnetHookFile], base_us: float, dropped: Counter[str]) -> Trace:
+def _sent(raw: Path, job: ServerJobFile, hooks: Sequence[MxnetHookFile], base_us: float, dropped: Counter[str]) -> Trace:
     """What BytePS traced and logged, with the steps and tensors of the hooks."""
     workers = []
     for rank in range(job.ranks):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import event_columns, joined, read_json, step_of
+from dpro_search.collect.assembly import JobFile, event_columns, joined, step_of
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
 from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps, TensorInfo
 
-NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
 EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 _KIND_OF_PHASE = {
@@ -31,20 +29,13 @@ class IdleComm(msgspec.Struct):
     comm_cpu_ns: int
 
 
-class JobFile(msgspec.Struct, kw_only=True):
-    """``job.json``: what only the launcher knows."""
+class HorovodJobFile(JobFile, kw_only=True):
+    """``job.json`` of a Horovod job."""
 
-    format: str = ""
-    ranks: int
     settings: CommSettings
-    command: tuple[str, ...]
-    machine: str
-    recorded_at: str
-    rate_bps: float | None = None
-    knobs: dict[str, str] = {}
 
 
-def settings_with_groups(job: JobFile, tensors: Sequence[TensorInfo]) -> CommSettings:
+def settings_with_groups(job: HorovodJobFile, tensors: Sequence[TensorInfo]) -> CommSettings:
     """The job's knobs, with the tensors that share an op as exact groups if Horovod may not fuse them with others."""
     if EXACT_GROUPS not in job.knobs:
         return job.settings
@@ -53,11 +44,6 @@ def settings_with_groups(job: JobFile, tensors: Sequence[TensorInfo]) -> CommSet
         members.setdefault(tensor.node, []).append(tensor.name)
     groups = tuple(tuple(names) for names in members.values() if len(names) > 1)
     return msgspec.structs.replace(job.settings, groups=groups) if groups else job.settings
-
-
-def read_job(path: Path) -> JobFile:
-    """Read what the launcher wrote; raises `InputError` or `TraceFormatError` that name the file."""
-    return read_json(path, JobFile, NO_JOB)
 
 
 def phase_events(

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import RankFile, overhead_pct, read_json, steps_of
+from dpro_search.collect.assembly import JobFile, RankFile, job_facts, read_job, read_json, steps_of, with_overhead
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
@@ -58,20 +58,23 @@ class MxnetHookFile(RankFile, kw_only=True):
     kvstore: StoreFacts | None = None
 
 
-class MxnetJobFile(msgspec.Struct, kw_only=True):
-    """``job.json``: what only the launcher knows."""
+class ServerJobFile(JobFile, kw_only=True):
+    """``job.json`` of a job with servers beside its ranks."""
 
-    format: str
-    ranks: int
     servers: int
     server_hosts: tuple[str, ...]
     server_cores: tuple[int, ...]
-    command: tuple[str, ...]
-    machine: str
     boot: str = ""  # of the servers' machine, as `RankFile.machine`
-    recorded_at: str
-    rate_bps: float | None = None
-    knobs: dict[str, str] = {}
+
+
+def read_server_job(raw: Path, format_name: str) -> ServerJobFile:
+    """What the launcher of a job with servers wrote; raises what `read_job` does."""
+    job = read_job(raw, ServerJobFile, format_name)
+    if not job.servers == len(job.server_hosts) == len(job.server_cores) >= 1:
+        raise TraceFormatError(
+            f"{raw}/job.json: {job.ranks} ranks, {job.servers} servers, not a host for each; record the job again"
+        )
+    return job
 
 
 def read_mxnet_hook(path: Path) -> MxnetHookFile:
@@ -91,13 +94,7 @@ def assemble_kvstore(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
-    job = read_json(raw / "job.json", MxnetJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
-    if job.format != FORMAT:
-        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {FORMAT}")
-    if job.ranks < 1 or not job.servers == len(job.server_hosts) == len(job.server_cores) >= 1:
-        raise TraceFormatError(
-            f"{raw}/job.json: {job.ranks} ranks, {job.servers} servers, not a host for each; record the job again"
-        )
+    job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()
     workers = [_in_steps(read_profile(raw / f"rank{r}" / "worker.json", dropped), hook) for r, hook in enumerate(hooks)]
@@ -118,19 +115,12 @@ def assemble_kvstore(raw: Path) -> Trace:
             read.meta,
             comm="kvstore",
             format=FORMAT,
-            hosts=(*(hook.host for hook in hooks), *(job.server_hosts[server.process] for server in servers)),
-            cores=(*(hook.core for hook in hooks), *(job.server_cores[server.process] for server in servers)),
-            rate_bps=job.rate_bps,
-            versions=hooks[0].versions,
+            **job_facts(job, hooks, *places(job, [server.process for server in servers])),
             knobs={name: value for name, value in job.knobs.items() if value},
-            peak_rss_bytes=max(hook.peak_rss_bytes for hook in hooks),
             warnings=(*read.meta.warnings, *idle),
-            command=job.command,
-            machine=job.machine,
-            recorded_at=job.recorded_at,
         ),
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+    return with_overhead(trace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +132,7 @@ class _Server:
     profile: Profile
 
 
-def _servers(raw: Path, job: MxnetJobFile, dropped: Counter[str]) -> list[_Server]:
+def _servers(raw: Path, job: ServerJobFile, dropped: Counter[str]) -> list[_Server]:
     """The servers with a profile, in the order of the store's numbers. One without a key leaves a profile without an operator."""
     found = []
     for process in range(job.servers):
@@ -159,7 +149,7 @@ class _JobWriter(ProfileWriter):
 
     def __init__(
         self,
-        job: MxnetJobFile,
+        job: ServerJobFile,
         hooks: Sequence[MxnetHookFile],
         workers: Sequence[Profile],
         servers: Sequence[_Server],
@@ -204,7 +194,7 @@ class _JobWriter(ProfileWriter):
         )
 
 
-def _parts(job: MxnetJobFile, hook: MxnetHookFile) -> dict[str, list[tuple[int, int]]]:
+def _parts(job: ServerJobFile, hook: MxnetHookFile) -> dict[str, list[tuple[int, int]]]:
     """(server, elements) of the parts of each gradient, by name."""
     assert hook.kvstore is not None  # it was checked
     trained = [parameter for parameter in hook.kvstore.parameters if parameter.trained]
@@ -224,6 +214,11 @@ def _checked_hook(folder: Path) -> MxnetHookFile:
         said = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
         raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{said}'; use kvstore='dist_sync'")
     return hook
+
+
+def places(job: ServerJobFile, servers: Sequence[int]) -> tuple[list[str], list[int]]:
+    """Hosts and cores of some of the servers, in an order."""
+    return [job.server_hosts[server] for server in servers], [job.server_cores[server] for server in servers]
 
 
 def on_clock(steps: Steps, base_us: float, offset_us: Sequence[float]) -> Steps:

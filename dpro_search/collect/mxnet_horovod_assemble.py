@@ -12,17 +12,20 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import RankFile, aligned, event_columns, joined, overhead_pct, read_json, shifted
-from dpro_search.collect.horovod_phases import (
-    IdleComm,
-    idle_cycle_cpu_us,
-    phase_events,
+from dpro_search.collect.assembly import (
+    RankFile,
+    aligned,
+    event_columns,
+    job_facts,
+    joined,
     read_job,
-    timeline_dropped,
+    read_json,
+    shifted,
+    with_overhead,
 )
+from dpro_search.collect.horovod_phases import HorovodJobFile, IdleComm, idle_cycle_cpu_us, phase_events, timeline_dropped
 from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
 from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
@@ -75,9 +78,7 @@ def assemble_mxnet_horovod(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
-    job = read_job(raw / "job.json")
-    if job.format != FORMAT:
-        raise InputError(f"{raw}/job.json: the raw files are of '{job.format or 'tensorflow-horovod'}', not of {FORMAT}")
+    job = read_job(raw, HorovodJobFile, FORMAT)
     if job.ranks < 2:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; Horovod communicates between two or more: record the job again")
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
@@ -89,7 +90,7 @@ def assemble_mxnet_horovod(raw: Path) -> Trace:
     parameters = _trained(hooks[0])
     carried = _carried(timeline, profiles[0], hooks[0], parameters)
     found = [_rank(profile, hook, carried, len(parameters), symbol) for profile, hook in zip(profiles, hooks, strict=True)]
-    return _trace(raw, found, timeline, parameters, symbol, dropped)
+    return _trace(job, found, timeline, parameters, symbol, dropped)
 
 
 def _checked_hook(folder: Path) -> MxnetHorovodHookFile:
@@ -166,14 +167,13 @@ def _rank(profile: Profile, hook: MxnetHorovodHookFile, carried: list[AllReduce]
 
 
 def _trace(
-    raw: Path,
+    job: HorovodJobFile,
     found: list[_Rank],
     timeline: HorovodTimeline,
     parameters: list[Parameter],
     symbol: Symbol | None,
     dropped: Counter[str],
 ) -> Trace:
-    job = read_job(raw / "job.json")
     base_ns = found[0].hook.steps[0][0]
     names: dict[str, int] = {}
     reference = found[0].steps[min(1, len(found[0].steps) - 1)]
@@ -191,21 +191,13 @@ def _trace(
             framework="mxnet",
             comm="horovod",
             format=FORMAT,
-            ranks=job.ranks,
-            hosts=tuple(rank.hook.host for rank in found),
-            cores=tuple(rank.hook.core for rank in found),
-            rate_bps=job.rate_bps,
+            **job_facts(job, [rank.hook for rank in found]),
             settings=job.settings,
             clock=clock,
-            versions=found[0].hook.versions,
             knobs=job.knobs,
-            peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in found),
             dropped={reason: count for reason, count in (dropped + Counter(timeline_dropped(timeline))).items() if count},
             warnings=_warnings(found, timeline, symbol),
             idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
-            command=job.command,
-            machine=job.machine,
-            recorded_at=job.recorded_at,
         ),
         names=tuple(names),
         events=events,
@@ -214,7 +206,7 @@ def _trace(
         graphs=(graph,),
         graph_of_rank=(0,) * job.ranks,
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+    return with_overhead(trace)
 
 
 def _tensor(number: int, parameter: Parameter) -> TensorInfo:

@@ -21,22 +21,20 @@ The executed graph of a rank is that of its execution trace: outermost operators
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import aligned, joined, overhead_pct, read_json, shifted, steps_of
+from dpro_search.collect.assembly import JobFile, aligned, job_facts, joined, read_job, shifted, steps_of, with_overhead
 from dpro_search.collect.torch_events import BUCKET, DdpEvents
 from dpro_search.collect.torch_files import FORMAT as FORMAT
 from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
-from dpro_search.collect.torch_files import RawRank, TorchJobFile, read_rank
+from dpro_search.collect.torch_files import RawRank, read_rank
 from dpro_search.collect.torch_fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
 from dpro_search.collect.torch_modules import modules_of
 from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
-from dpro_search.errors import InputError, TraceFormatError
 
 
 def assemble_ddp(raw: Path) -> Trace:
@@ -58,11 +56,7 @@ def assemble_torch(raw: Path) -> Trace:
 
 
 def _assembled(raw: Path, *formats: str) -> Trace:
-    job = read_json(raw / "job.json", TorchJobFile, "make a raw folder with 'dpro-search collect --keep-raw'")
-    if job.format not in formats:
-        raise InputError(f"{raw}/job.json: the raw files are of '{job.format}', not of {' or '.join(formats)}")
-    if job.ranks < 1:
-        raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; record the job again")
+    job = read_job(raw, JobFile, *formats)
     kind = _KINDS[job.format]
     ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]
     base_ns = ranks[0].hook.steps[0][0]
@@ -80,19 +74,11 @@ def _assembled(raw: Path, *formats: str) -> Trace:
             framework="pytorch",
             comm=kind.comm,
             format=job.format,
-            ranks=job.ranks,
-            hosts=tuple(rank.hook.host for rank in ranks),
-            cores=tuple(rank.hook.core for rank in ranks),
-            rate_bps=job.rate_bps,
+            **job_facts(job, [rank.hook for rank in ranks]),
             clock=clock,
-            versions=ranks[0].hook.versions,
             knobs=kind.knobs(ranks[0]),
-            peak_rss_bytes=max(rank.hook.peak_rss_bytes for rank in ranks),
             dropped=_dropped(ranks),
             warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-            command=job.command,
-            machine=job.machine,
-            recorded_at=job.recorded_at,
         ),
         names=tuple(names),
         events=joined([events, transfers_of(events)]),
@@ -103,7 +89,7 @@ def _assembled(raw: Path, *formats: str) -> Trace:
         modules=modules,
         module_calls=calls.shifted(np.array(clock.offset_us)),
     )
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, overhead_pct=overhead_pct(trace)))
+    return with_overhead(trace)
 
 
 @dataclass(frozen=True)

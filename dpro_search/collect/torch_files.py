@@ -107,17 +107,6 @@ class TorchHookFile(RankFile, kw_only=True):
     other_models: int = 0
 
 
-class TorchJobFile(msgspec.Struct, kw_only=True):
-    """``job.json``: what only the launcher knows."""
-
-    format: str
-    ranks: int
-    command: tuple[str, ...]
-    machine: str
-    recorded_at: str
-    rate_bps: float | None = None
-
-
 def read_torch_hook(path: Path) -> TorchHookFile:
     """Read what the hook of one rank wrote; raises `InputError` or `TraceFormatError` that name the file."""
     return read_json(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpro_search.collect.job import StepTimes
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
@@ -42,14 +42,11 @@ class JobLauncher:
     targets
         What can follow a plan in such a job.
     time
-        Runs a job and measures its steps, like `collect.job.time_job`.
-    checks_groups
-        Whether `time` takes the tensor groups that the job must have.
+        Runs a job and measures its steps, like `collect.launchers.Launcher.time`.
     """
 
     targets: tuple[Target, ...]
     time: Callable[..., StepTimes]
-    checks_groups: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +131,9 @@ class RecordedJob:
             spec = _with_env(self.spec, exported, report)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)
-            groups = {"expected_groups": plan.tensor_groups} if self.launcher.checks_groups else {}
-            times = self.launcher.time(spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, **groups)
+            times = self.launcher.time(
+                spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, expected_groups=plan.tensor_groups
+            )
             _require_followed(exported, report)
             return Run(times=times, losses=read_losses(report))
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.job import StepTimes
+from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from scipy.stats import trim_mean
 
-from dpro_search.collect.job import StepTimes
+from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of

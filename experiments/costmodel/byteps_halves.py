@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
+from dpro_search.collect.launch.byteps import run_byteps
+from dpro_search.collect.launch.parameter_servers import ServerSpec
 from dpro_search.collect.launch.ranks import JobSpec
 from experiments.costmodel.told import server_cpu_ns, told_by
 
@@ -74,14 +74,14 @@ def measure(setting: Setting, python: str) -> Used:
     """Run workers and servers in one setting."""
     words = (setting.arrays, setting.elements, setting.small, setting.steps, setting.kind, setting.scale)
     spec = JobSpec(
-        command=(python, "-c", WITH_OWN_SHM, python, str(_JOB), *map(str, words)),
+        command=(python, str(_JOB), *map(str, words)),
         ranks=_RANKS,
         cores=tuple(sorted(os.sched_getaffinity(0))[:_RANKS]),
         env={"OMP_NUM_THREADS": "1"},
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_with_servers(spec, folder, ServerSpec(count=_RANKS, code=SERVER_CODE), worker_env=one_device)
+        run_byteps(spec, folder, ServerSpec(count=_RANKS))
         told = [told_by(folder / f"rank{rank}") for rank in range(_RANKS)]
         span_ns = [told[0].begin_ns, told[0].end_ns]
         used_us = []

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.byteps_job import record_byteps_job
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import MXNET_BYTEPS
+from dpro_search.collect.step_times import Schedule
 from dpro_search.costmodel.compressed_gradients import BYTEPS_CAST_CALL_US, BYTEPS_CAST_US_PER_BYTE
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import PLAN_VARIABLE
@@ -52,7 +52,7 @@ def measure(workload: str, kind: str, python: str) -> Used:
             env[PLAN_VARIABLE] = str(export_plan(_KINDS[kind], folder / "plan", (BYTEPS,), JobFacts()).folder)
         command = (*SCHEMES["byteps"].command(python, workload, _STEPS), "--batch", "2")
         spec = JobSpec(command=command, ranks=_RANKS, cores=default_cores(_RANKS), env=env)
-        trace = record_byteps_job(spec, folder / "trace", schedule=_SCHEDULE)
+        trace = MXNET_BYTEPS.record(spec, folder / "trace", schedule=_SCHEDULE)
     return Used(
         workload=workload,
         kind=kind,

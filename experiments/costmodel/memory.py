@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
 from dpro_search.graph.build import build_graph
@@ -68,7 +69,7 @@ def _record(python: str, workload: str, batch: int, out: Path) -> None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     command = (python, str(_TRAIN), "--model", workload, "--batch", str(batch), "--steps", str(_STEPS))
-    record_job(JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1"}), out, schedule=SCHEDULE)
+    TENSORFLOW_HOROVOD.record(JobSpec(command=command, ranks=2, cores=(0, 1), env={"OMP_NUM_THREADS": "1"}), out, schedule=SCHEDULE)
     print(f"recorded {workload}, batch {batch}", flush=True)
 
 

@@ -15,7 +15,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpro_search.collect.job import record_job
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import AllocatorReport, Trace
 from dpro_search.costmodel.memory import allocator_peak_bytes
 from dpro_search.costmodel.precision import BUNDLED_TABLE
@@ -98,7 +98,7 @@ def _record(trace: Trace, plan: Plan, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     exported = export_plan(plan, folder / "plan", targets_for(plan, job.launcher.targets), job.facts)
     env = {**job.spec.env, **exported.env, "OMP_NUM_THREADS": "1", PLAN_VARIABLE: str(exported.folder.resolve())}
-    record_job(replace(job.spec, env=env), folder / "trace", schedule=SCHEDULE)
+    TENSORFLOW_HOROVOD.record(replace(job.spec, env=env), folder / "trace", schedule=SCHEDULE)
 
 
 def _print_row(kind: str, recorded: Trace, planned: Trace, predicted: int, plain: int) -> None:

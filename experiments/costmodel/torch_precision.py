@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.assembly import steps_of
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.torch_autocast import Lowering, ModuleRows
 from dpro_search.collect.torch_files import RawRank, read_rank
-from dpro_search.collect.torch_job import record_ddp_job
 from dpro_search.collect.torch_modules import RankModules
 from dpro_search.collect.torch_spans import FUNCTION
 from dpro_search.collect.trace import Floats, Trace
@@ -115,7 +115,7 @@ def _recorded(folder: Path, spec: JobSpec) -> Trace:
     if (folder / "trace").exists():
         return Trace.load(folder / "trace")
     folder.mkdir(parents=True, exist_ok=True)
-    return record_ddp_job(spec, folder / "trace", schedule=_SCHEDULE, keep_raw=folder / "raw")
+    return PYTORCH_DDP.record(spec, folder / "trace", schedule=_SCHEDULE, keep_raw=folder / "raw")
 
 
 def pairs_of(folder: Path) -> Iterator[Pair]:

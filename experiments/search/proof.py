@@ -26,8 +26,9 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.job import Schedule, StepTimes, record_job
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
 from dpro_search.deploy.jobs import Run
@@ -201,7 +202,7 @@ def _recorded(out: Path, options: argparse.Namespace) -> Trace:
     out.parent.mkdir(parents=True, exist_ok=True)
     command = (options.python, str(_TRAIN), "--model", options.workload, "--steps", str(options.steps))
     spec = JobSpec(command=command, ranks=2, cores=default_cores(2))
-    return record_job(spec, out, rate_bps=parse_rate_bps(options.rate), shaped=True, schedule=_SCHEDULE)
+    return TENSORFLOW_HOROVOD.record(spec, out, rate_bps=parse_rate_bps(options.rate), shaped=True, schedule=_SCHEDULE)
 
 
 def _searched(folder: Path, prices: Horovod, options: argparse.Namespace) -> Plan:

@@ -15,8 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_job
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.errors import DproSearchError
 from dpro_search.quantities import parse_rate_bps
 
@@ -36,7 +37,7 @@ def main() -> int:
             before = [hosts.sent_bytes(host) for host in range(options.hosts)]
             with tempfile.TemporaryDirectory() as folder:
                 spec = JobSpec(command=command, ranks=options.hosts, cores=default_cores(options.hosts))
-                run_job(spec, Path(folder), hosts=hosts)
+                run_horovod_gloo(spec, Path(folder), hosts=hosts)
                 print((Path(folder) / "rank0" / "log").read_text(), end="")
             for host in range(options.hosts):
                 print(f"{hosts.names[host]} sent {(hosts.sent_bytes(host) - before[host]) / 1e6:.1f} MB", file=sys.stderr)

@@ -22,8 +22,9 @@ import numpy as np
 from dpro_search.collect._files import write_file
 from dpro_search.collect.communication.collector import CommRequest, collect_communication
 from dpro_search.collect.communication.table import read_comm_table
-from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
@@ -73,7 +74,7 @@ def _measure(options: argparse.Namespace) -> None:
         cores = default_cores(options.ranks, per_host)
         env = {"OMP_NUM_THREADS": "1", "HOROVOD_CONTROLLER": "mpi"}
         spec = JobSpec(command=command, ranks=options.ranks, ranks_per_host=per_host, cores=cores, env=env)
-        record_job(spec, trace, rate_bps=rate_bps, shaped=True, schedule=Schedule(warmup=5, untraced=12, traced=8))
+        TENSORFLOW_HOROVOD.record(spec, trace, rate_bps=rate_bps, shaped=True, schedule=Schedule(warmup=5, untraced=12, traced=8))
     job = recorded_job(
         Trace.load(trace), (options.python, str(_TRAIN.resolve()), "--model", options.workload, "--steps", str(options.steps))
     )

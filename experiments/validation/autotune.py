@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
-from dpro_search.collect.job import time_job
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.search import run_search
@@ -50,7 +50,7 @@ def main() -> None:
             for name, (variables, steps) in settings.items():
                 command = (options.python, str(TRAIN), "--model", options.workload, "--steps", str(steps))
                 spec = JobSpec(command=command, cores=trace.meta.cores, env={"OMP_NUM_THREADS": "1", **variables})
-                times = time_job(spec, rate_bps=trace.meta.rate_bps, shaped=True)
+                times = TENSORFLOW_HOROVOD.time(spec, rate_bps=trace.meta.rate_bps, shaped=True)
                 medians[name].append(float(np.median(times.iteration_us[-COUNTED:])))
                 print(f"{options.workload} {name}: {medians[name][-1] / 1e3:.1f} ms", flush=True)
     found = {

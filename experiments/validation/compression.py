@@ -10,16 +10,14 @@ that DIR holds, and prints the table of all. Nothing else may run on the machine
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.byteps_job import record_byteps_job
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.torch_job import record_ddp_job
+from dpro_search.collect.launchers import MXNET_BYTEPS, PYTORCH_DDP
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job
 from dpro_search.quantities import parse_rate_bps
@@ -27,7 +25,7 @@ from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES
 from experiments.validation.turns import in_turn
 
-RECORDERS: dict[str, Callable[..., Trace]] = {"ddp": record_ddp_job, "byteps": record_byteps_job}
+LAUNCHERS = {"ddp": PYTORCH_DDP, "byteps": MXNET_BYTEPS}
 WARMUP = 4
 _RECORDED = "none"
 
@@ -45,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--python", required=True)
-    parser.add_argument("--scheme", choices=sorted(RECORDERS), default="ddp")
+    parser.add_argument("--scheme", choices=sorted(LAUNCHERS), default="ddp")
     parser.add_argument("--workload", default="vgg16")
     parser.add_argument("--rate", default="500mbit")
     parser.add_argument("--compress", nargs="+", default=["powersgd-1"])
@@ -58,7 +56,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         spec = JobSpec(command=command, ranks=2, cores=default_cores(2), env={})
         schedule = Schedule(warmup=WARMUP, untraced=6, traced=8)
-        RECORDERS[options.scheme](spec, folder / "trace", schedule=schedule, rate_bps=parse_rate_bps(options.rate), shaped=True)
+        LAUNCHERS[options.scheme].record(
+            spec, folder / "trace", schedule=schedule, rate_bps=parse_rate_bps(options.rate), shaped=True
+        )
     trace = Trace.load(folder / "trace")
     job = recorded_job(trace, command)
     settings = {name: _plan(name) for name in (_RECORDED, *options.compress)}

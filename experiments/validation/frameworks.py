@@ -19,12 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from dpro_search.collect.byteps_job import record_byteps_job, time_byteps_job
-from dpro_search.collect.job import Schedule, StepTimes, record_job, time_job
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job, time_mxnet_horovod_job
-from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
-from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_ddp_job
+from dpro_search.collect.launchers import (
+    MXNET_BYTEPS,
+    MXNET_HOROVOD,
+    MXNET_KVSTORE,
+    PYTORCH_DDP,
+    PYTORCH_FSDP,
+    TENSORFLOW_HOROVOD,
+    Launcher,
+)
+from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.quantities import parse_rate_bps
 from experiments.validation.measure import Measured
 
@@ -48,13 +53,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """A framework with one of its ways to communicate; `record` and `time` are the functions behind `collect` and `validate`."""
+    """A framework with one of its ways to communicate; `launcher` is what `collect` and `validate` start its jobs with."""
 
     name: str
     framework: str
     script: tuple[str, ...]
-    record: object
-    time: object
+    launcher: Launcher
     changes: tuple[Change, ...]
     env: dict[str, str] = field(default_factory=dict)
 
@@ -66,8 +70,7 @@ SCHEMES = {
             name="ps",
             framework="mxnet",
             script=("mxnet_train.py", "--comm", "kvstore"),
-            record=record_kvstore_job,
-            time=time_kvstore_job,
+            launcher=MXNET_KVSTORE,
             changes=(
                 Change(name="1 server", sets=("servers=1",), env={"DMLC_NUM_SERVER": "1"}),
                 Change(name="bound 100 k", sets=("bigarray_bound=100000",), env={"MXNET_KVSTORE_BIGARRAY_BOUND": "100000"}),
@@ -83,8 +86,7 @@ SCHEMES = {
             name="horovod",
             framework="mxnet",
             script=("mxnet_train.py", "--comm", "horovod"),
-            record=record_mxnet_horovod_job,
-            time=time_mxnet_horovod_job,
+            launcher=MXNET_HOROVOD,
             changes=(
                 Change(
                     name="threshold 2 MiB", sets=("fusion_threshold_bytes=2097152",), env={"HOROVOD_FUSION_THRESHOLD": "2097152"}
@@ -99,8 +101,7 @@ SCHEMES = {
             name="byteps",
             framework="byteps",
             script=("mxnet_train.py", "--comm", "byteps"),
-            record=record_byteps_job,
-            time=time_byteps_job,
+            launcher=MXNET_BYTEPS,
             changes=(
                 Change(name="1 server", sets=("servers=1",), env={"DMLC_NUM_SERVER": "1"}),
                 Change(name="partitions of 1 MB", sets=("partition_bytes=1024000",), env={"BYTEPS_PARTITION_BYTES": "1024000"}),
@@ -111,8 +112,7 @@ SCHEMES = {
             name="ddp",
             framework="pytorch",
             script=("torch_train.py",),
-            record=record_ddp_job,
-            time=time_ddp_job,
+            launcher=PYTORCH_DDP,
             changes=(
                 Change(name="buckets of 1 MiB", sets=("bucket_cap_bytes=1048576",), arguments=("--bucket-cap-mb", "1")),
                 Change(name="buckets of 5 MiB", sets=("bucket_cap_bytes=5242880",), arguments=("--bucket-cap-mb", "5")),
@@ -123,8 +123,7 @@ SCHEMES = {
             name="fsdp",
             framework="pytorch",
             script=("torch_train.py", "--fsdp"),
-            record=record_fsdp_job,
-            time=time_ddp_job,
+            launcher=PYTORCH_FSDP,
             changes=(
                 Change(name="prefetch", sets=("prefetch=1",), arguments=("--prefetch",)),
                 Change(name="no reshard", sets=("reshard_after_forward=0",), arguments=("--no-reshard",)),
@@ -134,8 +133,7 @@ SCHEMES = {
             name="tensorflow-mpi",
             framework="tensorflow",
             script=("train.py",),
-            record=record_job,
-            time=time_job,
+            launcher=TENSORFLOW_HOROVOD,
             changes=(
                 Change(
                     name="threshold 2 MiB", sets=("fusion_threshold_bytes=2097152",), env={"HOROVOD_FUSION_THRESHOLD": "2097152"}
@@ -213,10 +211,10 @@ def _execute(run: Run, out: Path, python: str, steps: int) -> None:
     if run.number is None:
         schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=steps * 3 // 4)
         needed = schedule.warmup + schedule.untraced + schedule.traced + 3
-        run.scheme.record(run.spec(python, needed), out, rate_bps=rate, shaped=True, schedule=schedule)
+        run.scheme.launcher.record(run.spec(python, needed), out, rate_bps=rate, shaped=True, schedule=schedule)
         said = "recorded"
     else:
-        times: StepTimes = run.scheme.time(run.spec(python, WARMUP + steps), rate_bps=rate, shaped=True, warmup=WARMUP)
+        times: StepTimes = run.scheme.launcher.time(run.spec(python, WARMUP + steps), rate_bps=rate, shaped=True, warmup=WARMUP)
         measured = Measured(
             iteration_us=times.iteration_us.tolist(),
             compute_cpu_us=times.compute_cpu_us.tolist(),

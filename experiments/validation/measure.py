@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
-from dpro_search.collect.job import Schedule, record_job, time_job
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
@@ -82,7 +83,9 @@ def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
     shutil.rmtree(raw, ignore_errors=True)
     started = time.time()
     schedule = Schedule(warmup=5, untraced=8, traced=11)
-    record_job(_spec(options, workload, 32, {}), out, rate_bps=parse_rate_bps(rate), shaped=True, schedule=schedule, keep_raw=raw)
+    TENSORFLOW_HOROVOD.record(
+        _spec(options, workload, 32, {}), out, rate_bps=parse_rate_bps(rate), shaped=True, schedule=schedule, keep_raw=raw
+    )
     print(f"recorded {workload} at {rate} in {time.time() - started:.0f} s", flush=True)
 
 
@@ -109,7 +112,7 @@ def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, p
         export_horovod(plan, export)
         env["DPRO_SEARCH_PLAN"] = str(export.resolve())
     load, started = os.getloadavg()[0], time.time()
-    times = time_job(_spec(options, workload, options.steps, env, ranks), rate_bps=parse_rate_bps(rate), shaped=True)
+    times = TENSORFLOW_HOROVOD.time(_spec(options, workload, options.steps, env, ranks), rate_bps=parse_rate_bps(rate), shaped=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     measured = Measured(
         iteration_us=times.iteration_us.tolist(),

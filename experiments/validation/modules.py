@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.torch_job import record_ddp_job
+from dpro_search.collect.launchers import PYTORCH_DDP
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job
@@ -75,7 +75,7 @@ def main() -> None:
     spec = JobSpec(command=command, ranks=2, cores=default_cores(2), env={})
     if not (folder / "trace").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        record_ddp_job(spec, folder / "trace", schedule=Schedule(warmup=WARMUP, untraced=7, traced=6))
+        PYTORCH_DDP.record(spec, folder / "trace", schedule=Schedule(warmup=WARMUP, untraced=7, traced=6))
     trace = Trace.load(folder / "trace")
     prices = job_of(trace, PlanOptions(compute=frozenset({options.change}), precision_table=options.precision_table))
     settings, job, path = plans(prices, options.change), recorded_job(trace, command), folder / f"{options.change}.json"

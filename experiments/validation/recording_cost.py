@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.job import Schedule, StepTimes, record_job
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
@@ -52,7 +53,7 @@ class _Recorder:
     def __call__(self, spec: JobSpec, *, rate_bps: float | None, shaped: bool, warmup: int, **_: Any) -> StepTimes:
         untraced = self.steps - warmup - _TRACED - 2
         schedule = Schedule(warmup=warmup, untraced=untraced, traced=_TRACED)
-        trace = record_job(spec, self.out, rate_bps=rate_bps, shaped=shaped, schedule=schedule)
+        trace = TENSORFLOW_HOROVOD.record(spec, self.out, rate_bps=rate_bps, shaped=shaped, schedule=schedule)
         own = ~trace.steps.traced & (trace.steps.index >= warmup)
         cpu = {name: getattr(trace.steps, name)[own] for name in ("compute_cpu_us", "comm_cpu_us")}
         return StepTimes(iteration_us=trace.iterations_us(), **cpu)

@@ -7,7 +7,7 @@ import pytest
 
 import dpro_search
 from dpro_search.cli.validate import validate
-from dpro_search.collect.job import StepTimes
+from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.validate import FailedPlan, Validation
 from dpro_search.errors import JobError
 from dpro_search.search.calibration import Calibration

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.collect.horovod_phases import JobFile, settings_with_groups
+from dpro_search.collect.horovod_phases import HorovodJobFile, settings_with_groups
 from dpro_search.collect.trace import CommSettings, TensorInfo
 
 SETTINGS = CommSettings(fusion_threshold_bytes=2**27, cycle_time_us=1000.0)
@@ -12,8 +12,8 @@ def tensors(**node_of: str) -> list[TensorInfo]:
     return [TensorInfo(name=name, node=node, dtype="float32", shape=(), size_bytes=4) for name, node in node_of.items()]
 
 
-def job(**knobs: str) -> JobFile:
-    return JobFile(ranks=2, settings=SETTINGS, command=(), machine="", recorded_at="", knobs=knobs)
+def job(**knobs: str) -> HorovodJobFile:
+    return HorovodJobFile(ranks=2, settings=SETTINGS, command=(), machine="", recorded_at="", knobs=knobs)
 
 
 def test_tensors_of_one_op_are_an_exact_group_where_groups_may_not_be_fused():

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.assemble import assemble
 from dpro_search.collect.readers.kineto_cpu import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import EventKind, Trace
@@ -113,10 +112,6 @@ def edited(path: Path, change) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def test_the_assembly_of_raw_folders_knows_it(trace):
-    np.testing.assert_array_equal(assemble(RAW).events.start_us, trace.events.start_us)
 
 
 def test_a_missing_rank_is_named(raw):

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.job import StepTimes
+from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.of_run import measured_session

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device, record_byteps_job, time_byteps_job
-from dpro_search.collect.job import Schedule
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
+from dpro_search.collect.launch.byteps import run_byteps
+from dpro_search.collect.launch.parameter_servers import ServerSpec
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import MXNET_BYTEPS
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
 from dpro_search.replay.replayer import replay
@@ -29,7 +30,7 @@ def spec(python: str, steps: int = 14, **env: str) -> JobSpec:
 def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
     schedule = Schedule(warmup=3, untraced=4, traced=3)
     partitions = {"BYTEPS_PARTITION_BYTES": "8192", "DMLC_NUM_SERVER": "1"}
-    trace = record_byteps_job(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule)
+    trace = MXNET_BYTEPS.record(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule)
     assert (trace.meta.format, trace.meta.ranks, len(trace.tensors)) == ("mxnet-byteps", 3, TENSORS)
     comm = trace.events.select(trace.events.kind == EventKind.COMM)
     assert len(comm) == 2 * TENSORS * 3
@@ -40,7 +41,7 @@ def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
 def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
     schedule = Schedule(warmup=3, untraced=4, traced=3)
     plain = spec(byteps_python, BYTEPS_PARTITION_BYTES="8192", DMLC_NUM_SERVER="1")
-    trace = record_byteps_job(replace(plain, command=(*plain.command, "fp16")), tmp_path / "trace", schedule=schedule)
+    trace = MXNET_BYTEPS.record(replace(plain, command=(*plain.command, "fp16")), tmp_path / "trace", schedule=schedule)
     assert trace.meta.knobs["compression"] == "fp16"
     job = recorded_byteps_job(trace)
     pushes = {trace.names[name] for name in trace.events.name if trace.names[name].endswith(" PUSH")}
@@ -51,16 +52,13 @@ def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
 
 def test_sums_of_halves_are_right_to_the_last_bit(byteps_python, tmp_path):
     script = str(JOB.with_name("byteps_sums_job.py"))
-    command = (byteps_python, "-c", WITH_OWN_SHM, byteps_python, script)
-    run_with_servers(
-        replace(spec(byteps_python), command=command), tmp_path, ServerSpec(count=2, code=SERVER_CODE), worker_env=one_device
-    )
+    run_byteps(replace(spec(byteps_python), command=(byteps_python, script)), tmp_path, ServerSpec(count=2))
     for rank in range(2):
         assert "wrong: 0" in (tmp_path / f"rank{rank}" / "log").read_text().splitlines()
 
 
 def test_a_job_can_be_timed(byteps_python):
-    times = time_byteps_job(spec(byteps_python, steps=10), warmup=3)
+    times = MXNET_BYTEPS.time(spec(byteps_python, steps=10), warmup=3)
     assert len(times.iteration_us) == 6
     assert (times.iteration_us > 0).all()
     assert np.isfinite(times.median_us)
@@ -69,5 +67,5 @@ def test_a_job_can_be_timed(byteps_python):
 def test_a_job_that_fails_is_reported(byteps_python, tmp_path):
     broken = JobSpec(command=(byteps_python, "-c", "raise SystemExit('on its own')"), ranks=2, cores=default_cores(2))
     with pytest.raises(JobError, match="on its own"):
-        record_byteps_job(broken, tmp_path / "trace")
+        MXNET_BYTEPS.record(broken, tmp_path / "trace")
     assert not (tmp_path / "trace").exists()

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.torch_job import record_ddp_job, record_fsdp_job, time_ddp_job
+from dpro_search.collect.launchers import PYTORCH_DDP, PYTORCH_FSDP
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.fsdp import Purpose, build_fsdp_graph
@@ -36,7 +36,9 @@ def recorded(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> Cal
     @functools.cache
     def record(how: str) -> tuple[Path, Trace]:
         folder = tmp_path_factory.mktemp("recorded")
-        return folder / "raw", record_fsdp_job(spec(torch_python, how), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw")
+        return folder / "raw", PYTORCH_FSDP.record(
+            spec(torch_python, how), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw"
+        )
 
     return record
 
@@ -69,7 +71,7 @@ def test_steps_units_and_collectives_are_found_in_jobs_of_all_shapes(recorded, h
 
 def test_the_blocks_of_a_workload_are_its_units(torch_python, tmp_path):
     command = (torch_python, str(TRAIN), "--model", "vgg16", "--batch", "2", "--steps", "14", "--fsdp")
-    trace = record_fsdp_job(JobSpec(command=command, ranks=2, cores=default_cores(2)), tmp_path / "t", schedule=SCHEDULE)
+    trace = PYTORCH_FSDP.record(JobSpec(command=command, ranks=2, cores=default_cores(2)), tmp_path / "t", schedule=SCHEDULE)
     assert purposes(trace) == [8, 8, 8, 0]
     assert build_fsdp_graph(trace).size_bytes[Purpose.FORWARD] > 0
     assert sum(tensor.size_bytes for tensor in trace.tensors) > 40e6
@@ -94,9 +96,9 @@ def test_the_recorder_changes_no_number(torch_python, recorded, tmp_path):
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):
-    assert (time_ddp_job(spec(torch_python, "plain"), warmup=3).iteration_us > 0).all()
+    assert (PYTORCH_DDP.time(spec(torch_python, "plain"), warmup=3).iteration_us > 0).all()
 
 
 def test_a_sharded_job_is_not_taken_for_another(torch_python, tmp_path):
     with pytest.raises(InputError, match="record it with --comm fsdp"):
-        record_ddp_job(spec(torch_python, "plain"), tmp_path / "t", schedule=SCHEDULE)
+        PYTORCH_DDP.record(spec(torch_python, "plain"), tmp_path / "t", schedule=SCHEDULE)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import MXNET_KVSTORE
 from dpro_search.collect.mxnet_assemble import assemble_kvstore
-from dpro_search.collect.mxnet_job import record_kvstore_job, time_kvstore_job
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.kinds import recorded_job
@@ -125,7 +125,7 @@ def test_the_verbs_know_such_a_trace(recorded, verb):
 
 
 def test_networks_that_are_not_hybridized_are_recorded_alike(mxnet_python, tmp_path):
-    trace = record_kvstore_job(spec(mxnet_python, "imperative"), tmp_path / "t", schedule=SCHEDULE)
+    trace = MXNET_KVSTORE.record(spec(mxnet_python, "imperative"), tmp_path / "t", schedule=SCHEDULE)
     assert len(trace.tensors) == TENSORS
     assert all(tensor.size_bytes for tensor in trace.tensors)
 
@@ -150,14 +150,14 @@ def test_the_recorder_changes_no_number(mxnet_python, recorded):
 
 
 def test_a_job_is_timed_without_the_profiler(mxnet_python):
-    times = time_kvstore_job(spec(mxnet_python, "plain", DMLC_NUM_SERVER="1"), warmup=3)
+    times = MXNET_KVSTORE.time(spec(mxnet_python, "plain", DMLC_NUM_SERVER="1"), warmup=3)
     assert len(times.iteration_us) == 10
     assert (times.comm_cpu_us > 0).any()
 
 
 def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
     many = spec(mxnet_python, "plain", DMLC_NUM_SERVER="3")
-    trace = record_kvstore_job(many, tmp_path / "t", schedule=SCHEDULE)
+    trace = MXNET_KVSTORE.record(many, tmp_path / "t", schedule=SCHEDULE)
     servers = trace.meta.ranks - 2
     assert servers + sum("has no key" in warning for warning in trace.meta.warnings) == 3
 
@@ -172,20 +172,20 @@ def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
 )
 def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, said):
     with pytest.raises(kind, match=said):
-        record_kvstore_job(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE)
+        MXNET_KVSTORE.record(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE)
     assert not (tmp_path / "t").exists()
 
 
 def test_a_job_that_hangs_is_ended_with_its_servers(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
     with pytest.raises(JobError, match=r"took longer than 15 s .* and was ended; rank 0 said last: begun"):
-        record_kvstore_job(replace(spec(mxnet_python, "hangs"), timeout_s=15), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
+        MXNET_KVSTORE.record(replace(spec(mxnet_python, "hangs"), timeout_s=15), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
     assert processes_in(raw) == []
 
 
 def test_priority_slices_are_recorded_and_replayed(mxnet_python, tmp_path):
     knobs = {"DMLC_PS_VAN_TYPE": "p3", "MXNET_KVSTORE_SLICE_THRESHOLD": "1000"}
-    trace = record_kvstore_job(spec(mxnet_python, "p3", **knobs), tmp_path / "t", schedule=SCHEDULE)
+    trace = MXNET_KVSTORE.record(spec(mxnet_python, "p3", **knobs), tmp_path / "t", schedule=SCHEDULE)
     job = recorded_kvstore_job(trace)
     assert job.slicing.priority
     assert sorted(tensor for group in job.updates for tensor in group) == list(range(TENSORS))
@@ -197,7 +197,7 @@ def test_priority_slices_are_recorded_and_replayed(mxnet_python, tmp_path):
 
 
 def test_a_network_of_two_inputs_is_known_by_its_graph(mxnet_python, tmp_path):
-    trace = record_kvstore_job(spec(mxnet_python, "two-inputs"), tmp_path / "t", schedule=SCHEDULE)
+    trace = MXNET_KVSTORE.record(spec(mxnet_python, "two-inputs"), tmp_path / "t", schedule=SCHEDULE)
     assert [op for graph in trace.graphs[:1] for op in graph.op].count("FullyConnected") == 2
     assert all(tensor.size_bytes for tensor in trace.tensors)
 
@@ -205,7 +205,7 @@ def test_a_network_of_two_inputs_is_known_by_its_graph(mxnet_python, tmp_path):
 def test_a_server_that_dies_is_one_line_and_leaves_nothing_behind(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
     with pytest.raises(JobError, match=r"^server\d ended with code -9: ") as raised:
-        record_kvstore_job(spec(mxnet_python, "kills-a-server"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
+        MXNET_KVSTORE.record(spec(mxnet_python, "kills-a-server"), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "t").exists()
     assert processes_in(raw) == []
@@ -217,7 +217,7 @@ def processes_in(folder: Path) -> list[Path]:
 
 def test_a_number_of_servers_that_is_none_is_one_line(mxnet_python, tmp_path):
     with pytest.raises(InputError, match="DMLC_NUM_SERVER=none"):
-        record_kvstore_job(spec(mxnet_python, "plain", DMLC_NUM_SERVER="none"), tmp_path / "t")
+        MXNET_KVSTORE.record(spec(mxnet_python, "plain", DMLC_NUM_SERVER="none"), tmp_path / "t")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="shaped hosts need root, ip and tc")
@@ -231,9 +231,9 @@ def test_servers_on_the_workers_hosts_share_their_links_and_are_known_there(serv
             sent_bytes[:] = [self.sent_bytes(host) for host in range(len(self.names))]
             super().close()
 
-    monkeypatch.setattr("dpro_search.collect.job.ShapedHosts", Counted)
+    monkeypatch.setattr("dpro_search.collect.launch.netns.ShapedHosts", Counted)
     placed = spec(mxnet_python, "wide", DMLC_NUM_SERVER=str(servers), DPRO_SEARCH_SERVER_HOSTS="workers")
-    trace = record_kvstore_job(placed, tmp_path / "t", rate_bps=1e9, shaped=True, schedule=SCHEDULE)
+    trace = MXNET_KVSTORE.record(placed, tmp_path / "t", rate_bps=1e9, shaped=True, schedule=SCHEDULE)
     placed_on = {1: ("h0",), 2: ("h1", "h0"), 3: ("h1", "h0", "h0")}[servers]  # in the order of the store's own numbers
     assert trace.meta.hosts == ("h0", "h1", *placed_on)
     assert trace.meta.knobs["DPRO_SEARCH_SERVER_HOSTS"] == "workers"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.mxnet_horovod_job import record_mxnet_horovod_job, time_mxnet_horovod_job
+from dpro_search.collect.launchers import MXNET_HOROVOD
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
@@ -73,27 +73,27 @@ def test_the_verbs_know_such_a_trace(recorded, asked):
 
 @pytest.mark.parametrize("kind", ["imperative", "adam", "prefix"])
 def test_other_ways_to_train_are_recorded_alike(mxnet_python, tmp_path, kind):
-    trace = record_mxnet_horovod_job(spec(mxnet_python, kind), tmp_path / "t", schedule=SCHEDULE)
+    trace = MXNET_HOROVOD.record(spec(mxnet_python, kind), tmp_path / "t", schedule=SCHEDULE)
     comm = trace.events.select((trace.events.kind == EventKind.COMM) & (trace.events.rank == 1))
     assert len(comm) == 3 * TENSORS
     assert all(tensor.size_bytes for tensor in trace.tensors)
 
 
 def test_a_job_is_timed_without_the_profiler(mxnet_python):
-    times = time_mxnet_horovod_job(spec(mxnet_python, "plain"), warmup=3)
+    times = MXNET_HOROVOD.time(spec(mxnet_python, "plain"), warmup=3)
     assert len(times.iteration_us) == 10
     assert (times.comm_cpu_us > 0).any()
 
 
 def test_gradients_fused_by_the_script_are_refused(mxnet_python, tmp_path):
     with pytest.raises(InputError, match="num_groups=0"):
-        record_mxnet_horovod_job(spec(mxnet_python, "groups"), tmp_path / "t", schedule=SCHEDULE)
+        MXNET_HOROVOD.record(spec(mxnet_python, "groups"), tmp_path / "t", schedule=SCHEDULE)
     assert not (tmp_path / "t").exists()
 
 
 def test_a_rank_that_fails_is_named_with_its_last_lines(mxnet_python, tmp_path):
     with pytest.raises(JobError, match=r"rank 1 .*the script failed on its own"):
-        record_mxnet_horovod_job(spec(mxnet_python, "fails"), tmp_path / "t", schedule=SCHEDULE)
+        MXNET_HOROVOD.record(spec(mxnet_python, "fails"), tmp_path / "t", schedule=SCHEDULE)
 
 
 def of_folder(folder: Path) -> list[str]:
@@ -134,14 +134,14 @@ def test_nothing_is_left_when_the_recorder_is_killed(mxnet_python, tmp_path):
         "import sys; from pathlib import Path; from dpro_search.collect.launch.mpi import run_mpi_job;"
         "from dpro_search.collect.launch.netns import ShapedHosts; from dpro_search.collect.launch.ranks import JobSpec\n"
         "with ShapedHosts(2) as hosts:\n"
-        "    run_mpi_job(JobSpec(command=tuple(sys.argv[2:])), Path(sys.argv[1]), hosts=hosts,"
-        " on_poll=lambda: print('runs', flush=True))"
+        "    run_mpi_job(JobSpec(command=tuple(sys.argv[2:])), Path(sys.argv[1]), hosts=hosts)"
     )
     command = [sys.executable, "-c", code, str(tmp_path), mxnet_python, str(JOB), "hangs"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(20):  # polls: by then the daemons and the ranks are there
-            assert process.stdout.readline() == "runs\n"
+    logs = [tmp_path / f"rank{rank}" / "log" for rank in range(2)]
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 60
+        while not all(log.exists() for log in logs) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
         pids = [int(path.parent.parent.name) for path in Path("/proc").glob("[0-9]*/fd/1") if _is_in(path, tmp_path.resolve())]
         assert pids
         process.send_signal(signal.SIGKILL)

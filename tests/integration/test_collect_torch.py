@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.job import Schedule
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launchers import PYTORCH_DDP
+from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.torch_assemble import assemble_ddp
-from dpro_search.collect.torch_job import record_ddp_job, time_ddp_job
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
@@ -79,7 +79,7 @@ def test_the_recorded_setting_is_predicted(recorded):
 
 @pytest.mark.parametrize("how", ["accumulate", "by-hand", "unused", "static", "accumulate,unused,view"])
 def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_path, how):
-    trace = record_ddp_job(spec(torch_python, how), tmp_path / "t", schedule=SCHEDULE)
+    trace = PYTORCH_DDP.record(spec(torch_python, how), tmp_path / "t", schedule=SCHEDULE)
     assert trace.steps.index[trace.steps.rank == 0].tolist() == list(range(13))  # 14 steps ran, the last has no successor
     assert trace.steps.traced.sum() == 2 * 3
     assert len(trace.tensors) == 14
@@ -90,7 +90,7 @@ def test_steps_and_buckets_are_found_in_jobs_of_other_shapes(torch_python, tmp_p
 
 
 def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
-    trace = record_ddp_job(spec(torch_python, "half,static,view"), tmp_path / "t", schedule=SCHEDULE)
+    trace = PYTORCH_DDP.record(spec(torch_python, "half,static,view"), tmp_path / "t", schedule=SCHEDULE)
     assert trace.meta.knobs["comm_hook"] == "fp16_compress_hook"
     assert trace.meta.warnings == ()
     moved = trace.events.select((trace.events.kind == EventKind.COLLECTIVE) & (trace.events.rank == 0) & (trace.events.step == 8))
@@ -105,7 +105,7 @@ def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
 def small(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
     """Raw files and trace of a small job."""
     folder = tmp_path_factory.mktemp("small")
-    return folder / "raw", record_ddp_job(spec(torch_python, "plain"), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw")
+    return folder / "raw", PYTORCH_DDP.record(spec(torch_python, "plain"), folder / "t", schedule=SCHEDULE, keep_raw=folder / "raw")
 
 
 def test_the_recorder_changes_no_number(torch_python, small, tmp_path):
@@ -132,7 +132,7 @@ def test_raw_files_give_the_same_trace_again(small):
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):
-    times = time_ddp_job(spec(torch_python, "plain"), warmup=3)
+    times = PYTORCH_DDP.time(spec(torch_python, "plain"), warmup=3)
     assert len(times.iteration_us) == 10
     assert (times.iteration_us > 0).all()
 
@@ -166,9 +166,9 @@ def test_a_job_without_a_parallel_module_is_one_line(torch_python, tmp_path):
 
 def test_a_job_that_is_too_short_says_how_many_steps_ran(torch_python, tmp_path):
     with pytest.raises(InputError, match="only 3 steps ran"):
-        record_ddp_job(spec(torch_python, "plain", 3), tmp_path / "t", schedule=SCHEDULE)
+        PYTORCH_DDP.record(spec(torch_python, "plain", 3), tmp_path / "t", schedule=SCHEDULE)
     with pytest.raises(JobError, match="ran 3 steps"):
-        time_ddp_job(spec(torch_python, "plain", 3))
+        PYTORCH_DDP.time(spec(torch_python, "plain", 3))
 
 
 def test_an_interpreter_without_the_framework_is_one_line(tmp_path):

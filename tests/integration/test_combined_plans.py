@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import dpro_search.deploy
-from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_job
+from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.losses import Losses, compare, read_losses, tolerance_of
 from dpro_search.space.plan import Plan
@@ -53,7 +54,7 @@ def run(python: str, out: Path, plan: Path | None = None) -> Finished:
     if plan is not None:
         env["DPRO_SEARCH_PLAN"] = str(plan)
         env |= dict(line.split("=", 1) for file in plan.glob("*.env") for line in file.read_text().splitlines())
-    run_job(JobSpec(command=(python, str(JOB)), ranks=2, cores=default_cores(2), env=env, timeout_s=300), out)
+    run_horovod_gloo(JobSpec(command=(python, str(JOB)), ranks=2, cores=default_cores(2), env=env, timeout_s=300), out)
     timeline = read_horovod_timeline(out / "timeline.json")
     collectives = defaultdict(set)
     for i in np.flatnonzero(timeline.phase == Phase.TRANSFER):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, run_job
+from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
+from dpro_search.collect.launch.ranks import HOOKS, JobSpec
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD
@@ -50,7 +51,7 @@ def run(python: str, how: str, out: Path, plan: Path | None = None) -> Finished:
     env = {"HOROVOD_TIMELINE": str(timeline), "PYTHONPATH": f"{HOOKS}:{plan}" if plan else str(HOOKS)}
     if plan:
         env |= dict(line.split("=", 1) for line in (plan / "horovod.env").read_text().splitlines())
-    run_job(JobSpec(command=(python, str(JOB), how, str(out)), ranks=2, env=env, timeout_s=300), out)
+    run_horovod_gloo(JobSpec(command=(python, str(JOB), how, str(out)), ranks=2, env=env, timeout_s=300), out)
     return Finished([json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)], timeline)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.job import Schedule, record_job
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.step_times import Schedule
 from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
 from dpro_search.graph.build import build_graph
 
@@ -17,7 +18,7 @@ TRAIN = Path(__file__).parents[2] / "experiments" / "workloads" / "train.py"
 def test_the_predicted_peak_is_what_the_allocator_counted(tensorflow_python, tmp_path):
     command = (tensorflow_python, str(TRAIN), "--model", "vgg16", "--batch", "8", "--steps", "16")
     spec = JobSpec(command=command, ranks=2, env={"OMP_NUM_THREADS": "1"})
-    trace = record_job(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=3, traced=5))
+    trace = TENSORFLOW_HOROVOD.record(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=3, traced=5))
     step, counted = build_graph(trace).memory, trace.meta.allocator
     assert counted.name == "mklcpu"
     assert step.batch == 8

@@ -62,10 +62,10 @@ JOB = """
 import sys, threading
 from pathlib import Path
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec, run_job
+from dpro_search.collect.launch.ranks import JobSpec
 out = Path(sys.argv[2])
 with ShapedHosts(2) as hosts:
-    run_job(JobSpec(command=(sys.argv[1], str(out / "sleeper.py"))), out, hosts=hosts)
+    run_horovod_gloo(JobSpec(command=(sys.argv[1], str(out / "sleeper.py"))), out, hosts=hosts)
 """
 
 

@@ -28,6 +28,7 @@ import msgspec
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.launch.ranks import HOOKS, require_framework
 from dpro_search.collect.readers.xplane import read_xplane
+from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 _WORKER = HOOKS / "dpro_search_cluster_worker.py"
@@ -363,6 +364,4 @@ def _header(python: str) -> TableHeader:
 
 def _machine() -> str:
     """The processor, which decides the times, by its name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
-    return f"{model}, {platform.machine()}, one thread"
+    return f"{processor()}, {platform.machine()}, one thread"

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpro_search.collect.byteps_job import SERVER_CODE, WITH_OWN_SHM, one_device
+from dpro_search.collect.launch.byteps import run_byteps
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework, run_ranks
+from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework
+from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import InputError, MissingCapabilityError
 
 _WORKER = HOOKS / "dpro_search_comm_worker.py"
-_PORT = 29500  # each job has its network namespaces for itself
 _PACKAGES = {
     "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
     "setpriv": "install util-linux",
@@ -101,13 +101,7 @@ class Backend:
 
 
 def _launch_gloo(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
-    shared = {
-        "WORLD_SIZE": str(spec.ranks),
-        "MASTER_ADDR": hosts.address(0),
-        "MASTER_PORT": str(_PORT),
-        "GLOO_SOCKET_IFNAME": "eth0",
-    }
-    run_ranks(spec, folder, [{**shared, "RANK": str(rank)} for rank in range(spec.ranks)], hosts=hosts)
+    run_torch_ranks(spec, folder, hosts=hosts)
 
 
 def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
@@ -123,9 +117,7 @@ def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
 
 
 def _launch_byteps(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
-    alone = replace(spec, command=(spec.interpreter, "-c", WITH_OWN_SHM, *spec.command))
-    servers = ServerSpec(count=spec.ranks, code=SERVER_CODE)
-    run_with_servers(alone, folder, servers, hosts=hosts, worker_env=one_device)
+    run_byteps(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts)
 
 
 _FORCED = {

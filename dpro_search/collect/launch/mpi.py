@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpro_search.collect.launch.netns import ShapedHosts
@@ -38,17 +38,10 @@ exec setpriv --pdeathsig KILL "$@" >"$out/rank$rank/log" 2>&1
 """
 
 
-def run_mpi_job(
-    spec: JobSpec,
-    out: Path,
-    *,
-    hosts: ShapedHosts | None = None,
-    hook: Mapping[str, str] | None = None,
-    on_poll: Callable[[], None] = lambda: None,
-) -> None:
+def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, hook: Mapping[str, str] | None = None) -> None:
     """Run a job under mpirun to its end; output of rank r goes to ``out/rank{r}/log``, mpirun's own to ``out/mpirun.log``.
 
-    Settings of MPI are the user's, as OMPI_MCA_* variables. Parameters are those of `ranks.run_job`.
+    Settings of MPI are the user's, as OMPI_MCA_* variables. Parameters are those of `ranks.run_ranks`.
 
     Raises
     ------
@@ -83,7 +76,7 @@ def run_mpi_job(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
-            wait_for([process], out, spec.timeout_s, on_poll, lambda _, code: _failure(out, code))
+            wait_for([process], out, spec.timeout_s, lambda _, code: _failure(out, code))
         finally:
             end_process(process)
 

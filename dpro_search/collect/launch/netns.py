@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -134,6 +134,16 @@ class ShapedHosts:
 
     def _outer(self, host: int) -> str:
         return f"{self._tag}v{host}"
+
+
+@contextlib.contextmanager
+def shaped_hosts(count: int, rate_bps: float | None, shaped: bool) -> Iterator[ShapedHosts | None]:
+    """Hosts behind limited links, or None where the job is to run on this machine as it is."""
+    if not shaped:
+        yield None
+        return
+    with ShapedHosts(count, rate_bps) as hosts:
+        yield hosts
 
 
 def remove_leftovers() -> list[str]:

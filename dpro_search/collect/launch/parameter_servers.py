@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -27,14 +26,13 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ports import free_port
-from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, end_process, log_tail, run_ranks, start_process
 from dpro_search.errors import InputError, JobError
 
 SERVER_HOSTS = "DPRO_SEARCH_SERVER_HOSTS"
 _ON_WORKERS = {"own": False, "workers": True}
 _PORT = 9091
 _END_S = 10.0  # servers end by themselves once all workers have, unless none of them used the store
-_TAIL = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +127,12 @@ def run_with_servers(
         "DMLC_PS_ROOT_PORT": str(_PORT if hosts else free_port()),
         "DMLC_NUM_SERVER": str(servers.count),
         "DMLC_NUM_WORKER": str(spec.ranks),
+        **spec.thread_env,
     }
-    if spec.cores and "OMP_NUM_THREADS" not in spec.env:
-        root["OMP_NUM_THREADS"] = "1"
     cores = server_cores(spec, servers.count)
     parts = [("scheduler", scheduler_host, -1)]
     parts += [(f"server{server}", server_host[server], cores[server]) for server in range(servers.count)]
-    workers = [
-        {**root, **_place("worker", rank, hosts), "DPRO_SEARCH_HOOK_RANK": str(rank), **worker_env(rank)}
-        for rank in range(spec.ranks)
-    ]
+    workers = [{**root, **_place("worker", rank, hosts), **worker_env(rank)} for rank in range(spec.ranks)]
     with _beside(spec, servers, out, parts, root, hosts) as check:
         try:
             run_ranks(spec, out, workers, hosts=hosts, hook=hook, on_poll=check)
@@ -168,28 +162,17 @@ def _beside(
     def check() -> None:
         for name, process in processes.items():
             if process.poll() not in (None, 0):
-                raise JobError(f"{name} ended with code {process.returncode}: {_tail(out / name / 'log')}")
+                log = out / name / "log"
+                raise JobError(f"{name} ended with code {process.returncode}: {log_tail(log)}; see {log}")
             used_ns = _cpu_ns(process.pid)
             if not used[name] or used_ns >= used[name][-1][1]:  # less: it is ending, and threads are gone
                 used[name].append((time.time_ns(), used_ns))
 
     try:
         for name, host, core in parts:
-            folder = out / name
-            folder.mkdir(parents=True, exist_ok=True)
-            command = [spec.interpreter, "-c", servers.code]
-            command = ["taskset", "-c", str(core), *command] if core >= 0 else command
-            command = hosts.command(host, command) if hosts else command
             env = {**os.environ, **spec.env, **dict(servers.env), **root, **_place(name.rstrip("0123456789"), host, hosts)}
-            with (folder / "log").open("wb") as log:
-                processes[name] = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", *command],
-                    env=env,
-                    cwd=folder,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            command, on = (spec.interpreter, "-c", servers.code), (hosts, host) if hosts else None
+            processes[name] = start_process(command, out / name, env, core=core, on=on, cwd=out / name)
         yield check
         for name, samples in used.items():
             write_file(out / name / "cpu.json", msgspec.json.encode(samples))
@@ -199,10 +182,7 @@ def _beside(
                 process.wait(max(deadline - time.monotonic(), 0))
     finally:
         for process in processes.values():
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_process(process)
 
 
 def _cpu_ns(pid: int) -> int:
@@ -212,8 +192,3 @@ def _cpu_ns(pid: int) -> int:
         with contextlib.suppress(OSError, ValueError, IndexError):
             total += int(path.read_text().split()[0])
     return total
-
-
-def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{' | '.join(lines[-3:])[-_TAIL:] or 'no output'}; see {log}"

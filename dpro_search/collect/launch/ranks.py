@@ -1,4 +1,8 @@
-"""Start a job's ranks, without ssh, horovodrun or torchrun, on this machine or on shaped hosts; wait; leave nothing behind."""
+"""Start a job's ranks, without ssh, horovodrun or torchrun, on this machine or on shaped hosts; wait; leave nothing behind.
+
+`run_ranks` is for jobs of any framework. What a framework's ranks need beside it is in ``horovod_gloo.py``, ``torch_ranks.py``,
+``parameter_servers.py`` and ``byteps.py``; ``mpi.py`` starts ranks by mpirun.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +66,11 @@ class JobSpec:
         return self.ranks // self.ranks_per_host
 
     @property
+    def thread_env(self) -> dict[str, str]:
+        """One compute thread for ranks that have one core each, unless the job says how many."""
+        return {"OMP_NUM_THREADS": "1"} if self.cores and "OMP_NUM_THREADS" not in self.env else {}
+
+    @property
     def interpreter(self) -> str:
         """The Python that runs the job: the command's first word if it is one, else `python3` on the path."""
         first = self.command[0]
@@ -92,50 +101,6 @@ def require_framework(interpreter: str, modules: Sequence[str], environment: str
         )
 
 
-def run_job(
-    spec: JobSpec,
-    out: Path,
-    *,
-    hosts: ShapedHosts | None = None,
-    hook: Mapping[str, str] | None = None,
-    on_poll: Callable[[], None] = lambda: None,
-) -> None:
-    """Run a Horovod job to its end; output of rank r goes to ``out/rank{r}/log``.
-
-    Parameters
-    ----------
-    hook
-        Settings of the recorder (``MODE``, ``WARMUP``, ...); None: the job runs without it.
-
-    Raises
-    ------
-    JobError
-        A rank failed or the job took longer than its spec allows; the last lines of its output are in the message.
-    """
-    interpreter = spec.interpreter
-    names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
-    slots = ",".join(f"{name}:1" for name in names) if hosts else f"localhost:{spec.ranks}"
-    server = subprocess.Popen(
-        [interpreter, str(HOOKS / "rendezvous.py"), slots, str(spec.ranks)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        assert server.stderr is not None
-        port = server.stdout.readline().strip()
-        if not port:
-            raise JobError(f"{interpreter}: the rendezvous server did not start: {server.stderr.read().strip()[-300:]}")
-        env = [_horovod_env(rank, spec.ranks, hosts, port) for rank in range(spec.ranks)]
-        run_ranks(spec, out, env, hosts=hosts, hook=hook, on_poll=on_poll)
-    finally:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait()
-
-
 def run_ranks(
     spec: JobSpec,
     out: Path,
@@ -145,9 +110,21 @@ def run_ranks(
     hook: Mapping[str, str] | None = None,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the ranks of a job of any framework to their end; `rank_env` is what each rank's environment has of its own.
+    """Run the ranks of a job of any framework to their end; output of rank r goes to ``out/rank{r}/log``.
 
-    The other parameters, and what is raised, are those of `run_job`.
+    Parameters
+    ----------
+    rank_env
+        What each rank's environment has of its own.
+    hook
+        Settings of the recorder (``MODE``, ``WARMUP``, ...); None: the job runs without it.
+    on_poll
+        Called several times a second while the ranks run.
+
+    Raises
+    ------
+    JobError
+        A rank failed or the job took longer than its spec allows; the last lines of its output are in the message.
     """
     if spec.ranks_per_host > 1:
         raise InputError("several ranks on a host: only jobs on Open MPI are started so (Horovod with HOROVOD_CONTROLLER=mpi)")
@@ -156,30 +133,52 @@ def run_ranks(
     try:
         for rank in range(spec.ranks):
             folder = out / f"rank{rank}"
-            folder.mkdir(parents=True, exist_ok=True)
-            command = list(spec.command)
-            if spec.cores:
-                command = ["taskset", "-c", str(spec.cores[rank]), *command]
-            if hosts:
-                command = hosts.command(rank, command)
-            # Killed with this process, whatever ends it; everything above is an exec of one and the same process.
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
-            env = {**os.environ, **spec.env, **rank_env[rank]}
+            env = {**os.environ, **spec.env, **rank_env[rank], "DPRO_SEARCH_HOOK_RANK": str(rank)}
             if hook is not None:
                 env |= hook_env(hook, env)
                 env["DPRO_SEARCH_HOOK_OUT"] = str(folder.resolve())
-            with (folder / "log").open("wb") as log:
-                processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+            core = spec.cores[rank] if spec.cores else -1
+            processes.append(start_process(spec.command, folder, env, core=core, on=(hosts, rank) if hosts else None))
         wait_for(
             processes,
             out,
             spec.timeout_s,
-            on_poll,
             lambda rank, code: JobError(f"rank {rank} ended with code {code}: {log_tail(out / f'rank{rank}' / 'log')}"),
+            on_poll,
         )
     finally:
         for process in processes:
             end_process(process)
+
+
+def start_process(
+    command: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    core: int = -1,
+    on: tuple[ShapedHosts, int] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process of a job, whose output goes to ``log`` of a folder that is made if it is missing.
+
+    It is killed when this process ends, whatever ends it; everything before the command is an exec of one and the same process.
+
+    Parameters
+    ----------
+    core
+        The core that it is pinned to; -1: not pinned.
+    on
+        The hosts and the number of the one that it runs on; None: on this machine as it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["taskset", "-c", str(core), *command] if core >= 0 else list(command)
+    if on is not None:
+        hosts, number = on
+        words = hosts.command(number, words)
+    words = ["setpriv", "--pdeathsig", "KILL", *words]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(words, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def require_tools() -> None:
@@ -195,31 +194,12 @@ def hook_env(hook: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     return {**{f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}, "PYTHONPATH": path}
 
 
-def _horovod_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) -> dict[str, str]:
-    alone = hosts is not None
-    values = {
-        "HOSTNAME": hosts.names[rank] if hosts else "localhost",
-        "RANK": rank,
-        "SIZE": ranks,
-        "LOCAL_RANK": 0 if alone else rank,
-        "LOCAL_SIZE": 1 if alone else ranks,
-        "CROSS_RANK": rank if alone else 0,
-        "CROSS_SIZE": ranks if alone else 1,
-        "CONTROLLER": "gloo",
-        "CPU_OPERATIONS": "gloo",
-        "GLOO_IFACE": "eth0" if alone else "lo",
-        "GLOO_RENDEZVOUS_ADDR": hosts.bridge_address if hosts else "127.0.0.1",
-        "GLOO_RENDEZVOUS_PORT": port,
-    }
-    return {f"HOROVOD_{key}": str(value) for key, value in values.items()}
-
-
 def wait_for(
     processes: Sequence[subprocess.Popen[bytes]],
     out: Path,
     timeout_s: float,
-    on_poll: Callable[[], None],
     failure: Callable[[int, int], JobError],
+    on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait until all processes have ended well; raises `failure(position, code)` of the first that did not."""
     deadline = time.monotonic() + timeout_s

@@ -1,0 +1,38 @@
+"""Start the ranks of a PyTorch job as torchrun would, one on each host: `run_torch_ranks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.ports import free_port
+from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+
+_PORT = 29500  # torchrun's own; each job has its network namespaces for itself
+
+
+def run_torch_ranks(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, hook: Mapping[str, str] | None = None) -> None:
+    """Run a job of torch.distributed to its end; parameters and errors are those of `run_ranks`.
+
+    A rank that is pinned to one core gets one compute thread.
+    """
+    port = _PORT if hosts else free_port()
+    env = [{**spec.thread_env, **_rank_env(rank, spec.ranks, hosts, port)} for rank in range(spec.ranks)]
+    run_ranks(spec, out, env, hosts=hosts, hook=hook)
+
+
+def _rank_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: int) -> dict[str, str]:
+    """What torchrun would set, and what Gloo is to talk over."""
+    alone = hosts is not None
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": 0 if alone else rank,
+        "LOCAL_WORLD_SIZE": 1 if alone else ranks,
+        "GROUP_RANK": rank if alone else 0,
+        "MASTER_ADDR": hosts.address(0) if hosts else "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "eth0" if alone else "lo",
+    }
+    return {key: str(value) for key, value in values.items()}

@@ -1,0 +1,237 @@
+"""How jobs of one kind are started, recorded and measured: `Launcher`.
+
+What `record` and `time` do is the same for all kinds of jobs, and calls what a kind has of its own in this order:
+
+    record   require   job_file   hosts_needed   start   assemble                     -> Trace
+    time     require              hosts_needed   start   read_hook   require_groups   -> StepTimes
+
+A kind has at least `start`, `assemble` and `read_hook`; the others have a default. The folder of a run holds ``job.json`` and a
+folder ``rank{r}`` for every rank, in which the rank's hook leaves ``hook.json`` with its steps. How the ranks come to run is the
+concern of `start` alone: one process each, mpirun, or a launcher of the framework's own; pinned to cores, or with a GPU each and no
+core; with other processes beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.collect.assembly import JobFile, RankFile
+from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
+from dpro_search.collect.launch.ranks import JobSpec, require_framework
+from dpro_search.collect.step_times import Schedule, StepTimes, step_times
+from dpro_search.collect.this_machine import machine
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a job.
+
+    Attributes
+    ----------
+    spec
+        The job.
+    folder
+        Where its raw files go.
+    hosts
+        Hosts of its own; None: it runs on this machine as it is.
+    schedule, mode
+        Which steps are profiled, and whether they are: "time" only reads the clock.
+    framework
+        Whose recorder is to enter the ranks.
+    """
+
+    spec: JobSpec
+    folder: Path
+    hosts: ShapedHosts | None
+    schedule: Schedule
+    mode: Literal["record", "time"]
+    framework: str
+
+    @property
+    def hook(self) -> dict[str, str]:
+        """Settings of the recorder in the ranks."""
+        return {**self.schedule.hook(self.mode), "FRAMEWORK": self.framework}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(ABC):
+    """One framework with one way to communicate.
+
+    Attributes
+    ----------
+    framework, comm
+        What the job trains and communicates with, as `collect` names them.
+    format
+        `TraceMeta.format` of what is recorded.
+    environment
+        Of `scripts/make_env.sh`, that has the framework.
+    modules
+        What the job's interpreter must import.
+    servers
+        Whether there are processes beside the ranks that a trace has as ranks of their own, after the others.
+    """
+
+    framework: str
+    comm: str
+    format: str
+    environment: str
+    modules: tuple[str, ...]
+    servers: bool = False
+
+    def record(
+        self,
+        spec: JobSpec,
+        out: Path,
+        *,
+        rate_bps: float | None = None,
+        shaped: bool = False,
+        schedule: Schedule | None = None,
+        keep_raw: Path | None = None,
+    ) -> Trace:
+        """Run a job with the hooks on and write its trace to the new folder `out`.
+
+        Parameters
+        ----------
+        shaped
+            Give the ranks hosts of their own with links of `rate_bps` bits a second (None: not limited); needs root.
+        keep_raw
+            Where to leave the raw files as well.
+
+        Raises
+        ------
+        InputError
+            `out` exists, or the job holds nothing to record.
+        JobError
+            The job failed.
+        MissingCapabilityError
+            The framework, a permission or disk space is missing.
+        """
+        if out.exists():
+            raise InputError(f"{out}: exists already; remove it or choose another --out")
+        self.require(spec)
+        job = JobFile(
+            format=self.format,
+            ranks=spec.ranks,
+            command=spec.command,
+            machine=machine(),
+            recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            rate_bps=rate_bps,
+        )
+        job = self.job_file(job, spec, shaped)
+        with raw_folder(keep_raw) as raw:
+            write_file(raw / "job.json", msgspec.json.encode(job))
+            self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
+            trace = self.assemble(raw)
+            trace.save(out)
+            return trace
+
+    def time(
+        self,
+        spec: JobSpec,
+        *,
+        rate_bps: float | None = None,
+        shaped: bool = False,
+        warmup: int = 5,
+        expected_groups: tuple[tuple[str, ...], ...] | None = None,
+    ) -> StepTimes:
+        """Run a job and measure its steps; the hooks only read the clock.
+
+        Parameters
+        ----------
+        rate_bps, shaped
+            As in `record`.
+        warmup
+            Steps that are left out.
+        expected_groups
+            Names of the tensors that must travel together; None: not checked, like kinds whose hooks do not tell it.
+
+        Raises
+        ------
+        JobError
+            The job failed, ran too few steps, or does not follow the groups.
+        MissingCapabilityError
+            The framework or a permission is missing.
+        """
+        self.require(spec)
+        with raw_folder(None) as raw:
+            self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
+            hooks = [self.read_hook(raw / f"rank{rank}") for rank in range(spec.ranks)]
+            if expected_groups:
+                self.require_groups(hooks[0], expected_groups)
+            return step_times(hooks, warmup)
+
+    def _run(
+        self,
+        spec: JobSpec,
+        folder: Path,
+        schedule: Schedule,
+        mode: Literal["record", "time"],
+        rate_bps: float | None,
+        shaped: bool,
+    ) -> None:
+        with shaped_hosts(self.hosts_needed(spec), rate_bps, shaped) as hosts:
+            self.start(Run(spec=spec, folder=folder, hosts=hosts, schedule=schedule, mode=mode, framework=self.framework))
+
+    def require(self, spec: JobSpec) -> None:
+        """Raise `MissingCapabilityError` unless the job can run here."""
+        require_framework(spec.interpreter, self.modules, self.environment)
+
+    def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> JobFile:
+        """What ``job.json`` says; a kind adds what only it has. Raises `InputError` for a setting that is none."""
+        return job
+
+    def hosts_needed(self, spec: JobSpec) -> int:
+        """How many hosts all processes have together."""
+        return spec.hosts
+
+    @abstractmethod
+    def start(self, run: Run) -> None:
+        """Start the job's processes, with the hooks in the ranks, and wait for their end.
+
+        Raises
+        ------
+        JobError
+            One failed, or the job took longer than its spec allows; the last lines of its output are in the message.
+        """
+
+    @abstractmethod
+    def assemble(self, raw: Path) -> Trace:
+        """Build the trace of a recorded job from its raw folder.
+
+        Raises
+        ------
+        InputError
+            A rank is missing, or the job holds nothing to record.
+        TraceFormatError
+            A file is damaged, or contradicts another.
+        """
+
+    @abstractmethod
+    def read_hook(self, folder: Path) -> RankFile:
+        """Read what the hook of the rank of a folder wrote; raises `InputError` or `TraceFormatError` that name the file."""
+
+    def require_groups(self, hook: RankFile, groups: tuple[tuple[str, ...], ...]) -> None:  # noqa: B027 (a default: cannot tell)
+        """Raise `JobError` if a rank's hook tells that other tensors than these travelled together."""
+
+
+@contextlib.contextmanager
+def raw_folder(keep: Path | None) -> Iterator[Path]:
+    """Folder for a job's raw files: the one to keep, made if it is missing, or one that is removed afterwards if None."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="dpro-search-raw-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -1,0 +1,37 @@
+"""Jobs of PyTorch on Gloo: DistributedDataParallel, and models that ``torch.distributed.fsdp.fully_shard`` divides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpro_search.collect.launch.torch_ranks import run_torch_ranks
+from dpro_search.collect.launchers._base import Launcher, Run
+from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.torch_files import FORMAT, FSDP_FORMAT, TorchHookFile, read_torch_hook
+from dpro_search.collect.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchLauncher(Launcher):
+    """Starts the ranks as torchrun would; what the recorder finds decides between the two ways to communicate."""
+
+    framework: str = "pytorch"
+    environment: str = "torch"
+    modules: tuple[str, ...] = ("torch",)
+
+    def start(self, run: Run) -> None:
+        """See `Launcher`."""
+        run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook=run.hook)
+
+    def assemble(self, raw: Path) -> Trace:
+        """See `Launcher`."""
+        return assemble_torch(raw)
+
+    def read_hook(self, folder: Path) -> TorchHookFile:
+        """See `Launcher`."""
+        return read_torch_hook(folder / "hook.json")
+
+
+PYTORCH_DDP = TorchLauncher(comm="ddp", format=FORMAT)
+PYTORCH_FSDP = TorchLauncher(comm="fsdp", format=FSDP_FORMAT)

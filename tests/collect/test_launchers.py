@@ -1,0 +1,180 @@
+"""What all launchers do alike, on a kind of job that needs no framework; and what single ones add."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from sample import sample
+
+from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
+from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launchers import (
+    LAUNCHERS,
+    MXNET_BYTEPS,
+    MXNET_HOROVOD,
+    MXNET_KVSTORE,
+    TENSORFLOW_HOROVOD,
+    Launcher,
+    Run,
+    assemble_raw,
+    launcher_for,
+)
+from dpro_search.collect.launchers.ps_lite import explained
+from dpro_search.collect.step_times import Schedule
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
+
+DATA = Path(__file__).parents[1] / "data"
+
+# What a hook would do: a step every millisecond, and what it was told.
+JOB = """
+import json, os, sys
+hook = {key[17:]: value for key, value in os.environ.items() if key.startswith("DPRO_SEARCH_HOOK_")}
+steps = [[i * 10**6, i * 10**6 + 1, i * 1000, i * 500, False] for i in range(int(sys.argv[1]))]
+content = {"rank": int(hook["RANK"]), "host": "h", "machine": "m", "cores": [], "steps": steps, "peak_rss_bytes": 7}
+content["versions"] = {key: hook[key] for key in ("MODE", "WARMUP", "TRACED", "FRAMEWORK")}
+with open(os.path.join(hook["OUT"], "hook.json"), "w") as file:
+    json.dump(content, file)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyLauncher(Launcher):
+    """Ranks without a framework, and a trace that is the bundled one with what the ranks' hooks were told."""
+
+    framework: str = "toy"
+    comm: str = "none"
+    format: str = "toy-none"
+    environment: str = "torch"
+    modules: tuple[str, ...] = ("json",)
+
+    def start(self, run: Run) -> None:
+        run_ranks(run.spec, run.folder, [{}] * run.spec.ranks, hosts=run.hosts, hook={**run.hook, "MORE": "1"})
+
+    def assemble(self, raw: Path) -> Trace:
+        job, hook = read_job(raw, JobFile, self.format), self.read_hook(raw / "rank1")
+        trace = sample()
+        return replace(trace, meta=msgspec.structs.replace(trace.meta, command=job.command, versions=hook.versions))
+
+    def read_hook(self, folder: Path) -> RankFile:
+        return read_json(folder / "hook.json", RankFile, "no hook ran")
+
+
+def spec(steps: int = 12) -> JobSpec:
+    return JobSpec(command=(sys.executable, "-c", JOB, str(steps)), ranks=2, timeout_s=30)
+
+
+def test_a_job_is_recorded_with_the_schedule_it_was_asked_for(tmp_path):
+    out, raw = tmp_path / "trace", tmp_path / "raw"
+    schedule = Schedule(warmup=3, untraced=4, traced=6)
+    trace = ToyLauncher().record(spec(), out, schedule=schedule, keep_raw=raw, rate_bps=1e9)
+    assert trace.meta.versions == {"MODE": "record", "WARMUP": "3", "TRACED": "6", "FRAMEWORK": "toy"}
+    assert Trace.load(out).meta == trace.meta
+    job = json.loads((raw / "job.json").read_text())
+    assert (job["format"], job["ranks"], job["rate_bps"], tuple(job["command"])) == ("toy-none", 2, 1e9, spec().command)
+
+
+def test_raw_files_that_are_not_to_be_kept_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ToyLauncher().record(spec(), tmp_path / "trace")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_trace_is_never_written_over(tmp_path):
+    with pytest.raises(InputError, match="exists already; remove it or choose another --out"):
+        ToyLauncher().record(spec(), tmp_path)
+
+
+def test_a_framework_that_is_missing_is_told_before_anything_runs(tmp_path):
+    launcher = ToyLauncher(modules=("json", "no_such_framework"))
+    for asked in (lambda: launcher.record(spec(), tmp_path / "t", keep_raw=tmp_path / "raw"), lambda: launcher.time(spec())):
+        with pytest.raises(MissingCapabilityError, match=r"cannot import no_such_framework; .*make_env.sh torch"):
+            asked()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_is_timed_after_its_warm_up_by_hooks_that_only_read_the_clock():
+    times = ToyLauncher().time(spec(12), warmup=4)
+    assert times.iteration_us.tolist() == [1000.0] * 7
+    assert (times.compute_cpu_us[0], times.comm_cpu_us[0], times.peak_rss_bytes) == (1.0, 0.5, 7)
+
+
+def test_a_job_of_too_few_steps_is_not_measured():
+    with pytest.raises(JobError, match="ran 6 steps; at least 7 are needed"):
+        ToyLauncher().time(spec(6), warmup=4)
+
+
+def test_a_job_that_fails_leaves_no_trace(tmp_path):
+    broken = replace(spec(), command=(sys.executable, "-c", "raise SystemExit('on its own')"))
+    with pytest.raises(JobError, match=r"rank \d ended with code 1: on its own"):
+        ToyLauncher().record(broken, tmp_path / "trace")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_each_kind_of_job_has_one_launcher():
+    assert len({(launcher.framework, launcher.comm) for launcher in LAUNCHERS}) == len(LAUNCHERS)
+    assert len({launcher.format for launcher in LAUNCHERS}) == len(LAUNCHERS)
+    assert all(launcher_for(launcher.framework, launcher.comm) is launcher for launcher in LAUNCHERS)
+
+
+def test_a_combination_that_cannot_be_recorded_names_those_that_can():
+    with pytest.raises(InputError, match=r"--framework pytorch --comm byteps: cannot be recorded; known are .*--comm fsdp"):
+        launcher_for("pytorch", "byteps")
+
+
+@pytest.mark.parametrize(
+    ("folder", "format_name"), [("ddp_mlp", "pytorch-ddp"), ("fsdp_mlp", "pytorch-fsdp"), ("byteps_mlp", "mxnet-byteps")]
+)
+def test_raw_files_that_were_kept_become_a_trace_whichever_recorder_made_them(folder, format_name):
+    assert assemble_raw(DATA / folder).meta.format == format_name
+
+
+def test_raw_files_of_a_later_recorder_name_those_that_are_known(tmp_path):
+    (tmp_path / "job.json").write_text('{"format": "pytorch-later"}')
+    with pytest.raises(InputError, match=r"raw files of 'pytorch-later'; known are .*pytorch-ddp"):
+        assemble_raw(tmp_path)
+
+
+def described(launcher: Launcher, shaped: bool = True, **env: str) -> JobFile:
+    plain = JobFile(ranks=2, command=(), machine="", recorded_at="")
+    return launcher.job_file(plain, replace(spec(), env=env), shaped)
+
+
+def test_horovod_s_recordings_know_its_knobs():
+    asked = {"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
+    job = described(TENSORFLOW_HOROVOD, HOROVOD_CONTROLLER="MPI", **asked)
+    assert (job.settings.fusion_threshold_bytes, job.settings.cycle_time_us) == (1024, 2500)
+    assert job.knobs == {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
+    assert described(MXNET_HOROVOD, HOROVOD_CONTROLLER="gloo").knobs == {"HOROVOD_CONTROLLER": "mpi"}, "whatever is asked for"
+
+
+def test_a_controller_that_cannot_be_started_is_one_line():
+    with pytest.raises(InputError, match="^HOROVOD_CONTROLLER=nccl: known are gloo, mpi$"):
+        described(TENSORFLOW_HOROVOD, HOROVOD_CONTROLLER="nccl")
+
+
+@pytest.mark.parametrize("launcher", [MXNET_KVSTORE, MXNET_BYTEPS], ids=lambda launcher: launcher.comm)
+def test_recordings_with_servers_know_where_these_run(launcher):
+    job = described(launcher, DMLC_NUM_SERVER="3", DPRO_SEARCH_SERVER_HOSTS="workers")
+    assert (job.servers, job.server_hosts, job.server_cores) == (3, ("h0", "h1", "h0"), (-1, -1, -1))
+    assert job.knobs["DPRO_SEARCH_SERVER_HOSTS"] == "workers"
+    assert launcher.hosts_needed(replace(spec(), env={"DMLC_NUM_SERVER": "3"})) == 5
+
+
+TRACER = (
+    "rank 1 ended with code -6: step 11 loss 0.000718 | F byteps/common/core_loops.cc:70] Check failed: "
+    "task->context->part_comm_time[task->key][this_op].back()->dur == 0 tensor: byteps.gradient_296_120 task->key:31916152 type:1 "
+    "'dur' has already been assigned:94767023711728"
+)
+
+
+def test_a_job_that_byteps_s_tracer_ended_says_what_to_do():
+    assert "BYTEPS_PARTITION_BYTES" in str(explained(JobError(TRACER)))
+
+
+def test_other_failures_stay_as_they_are():
+    error = JobError("server0 ended with code 1: no output")
+    assert explained(error) is error

@@ -14,10 +14,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import (
-    RankFile,
     aligned,
     event_columns,
-    job_facts,
     joined,
     read_job,
     read_json,
@@ -28,11 +26,12 @@ from dpro_search.collect.assembly import (
 )
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
-    IdleComm,
-    idle_cycle_cpu_us,
+    HorovodRankFile,
+    horovod_facts,
     phase_events,
     settings_with_groups,
     timeline_dropped,
+    timeline_warnings,
     with_collectives,
 )
 from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
@@ -61,11 +60,10 @@ class GradientRecord(msgspec.Struct):
     horovod: str
 
 
-class HookFile(RankFile, kw_only=True):
+class HookFile(HorovodRankFile, kw_only=True):
     """``hook.json`` of one rank."""
 
     gradients: list[GradientRecord]
-    idle_comm: IdleComm | None = None
 
 
 def read_hook(path: Path) -> HookFile:
@@ -110,16 +108,13 @@ def assemble(raw: Path) -> Trace:
     trace = Trace(
         meta=TraceMeta(
             framework="tensorflow",
-            comm="horovod",
             format=FORMAT,
-            **job_facts(job, [rank.hook for rank in found]),
+            **horovod_facts(job, [rank.hook for rank in found], timeline),
             settings=settings_with_groups(job, tensors),
             clock=clock,
-            knobs=job.knobs,
             allocator=allocator_report([rank.profile.memory for rank in found]),
             dropped=_dropped(found, timeline),
             warnings=_warnings(found, timeline),
-            idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
         ),
         names=tuple(names),
         events=events,
@@ -246,9 +241,7 @@ def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int
 
 
 def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> tuple[str, ...]:
-    found = []
-    if timeline.truncated:
-        found.append("horovod_timeline.json is cut off; the last record was left out")
+    found = timeline_warnings(timeline)
     for number, rank in enumerate(ranks):
         unpaired = rank.profile.dropped.get("unpaired", 0)
         if unpaired:

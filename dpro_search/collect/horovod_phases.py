@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, event_columns, joined, step_of
+from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
 from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps, TensorInfo
 
@@ -29,10 +30,26 @@ class IdleComm(msgspec.Struct):
     comm_cpu_ns: int
 
 
+class HorovodRankFile(RankFile, kw_only=True):
+    """``hook.json`` of one rank of a Horovod job."""
+
+    idle_comm: IdleComm | None = None
+
+
 class HorovodJobFile(JobFile, kw_only=True):
     """``job.json`` of a Horovod job."""
 
     settings: CommSettings
+
+
+def horovod_facts(job: HorovodJobFile, hooks: Sequence[HorovodRankFile], timeline: HorovodTimeline) -> dict[str, Any]:
+    """Fields of `TraceMeta` that launcher, hooks and timeline of Horovod jobs of all frameworks tell alike."""
+    return {
+        **job_facts(job, hooks),
+        "comm": "horovod",
+        "knobs": job.knobs,
+        "idle_cycle_cpu_us": _idle_cycle_cpu_us(hooks[0].idle_comm, timeline),
+    }
 
 
 def settings_with_groups(job: HorovodJobFile, tensors: Sequence[TensorInfo]) -> CommSettings:
@@ -93,13 +110,18 @@ def with_collectives(events: Events) -> Events:
     return Events(**{**columns, "collective": collective})
 
 
-def idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> float | None:
+def _idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> float | None:
     """CPU time of a cycle that sends nothing; None where it was not measured."""
     if idle is None:
         return None
     cycle_ns = timeline.origin_ns + timeline.cycle_us * 1e3
     count = int(((cycle_ns >= idle.wall_ns[0]) & (cycle_ns < idle.wall_ns[1])).sum())
     return idle.comm_cpu_ns / 1e3 / count if count else None
+
+
+def timeline_warnings(timeline: HorovodTimeline) -> list[str]:
+    """What a person should know of the timeline."""
+    return ["horovod_timeline.json is cut off; the last record was left out"] if timeline.truncated else []
 
 
 def timeline_dropped(timeline: HorovodTimeline) -> dict[str, int]:

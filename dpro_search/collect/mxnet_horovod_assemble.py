@@ -15,17 +15,22 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.assembly import (
-    RankFile,
     aligned,
     event_columns,
-    job_facts,
     joined,
     read_job,
     read_json,
     shifted,
     with_overhead,
 )
-from dpro_search.collect.horovod_phases import HorovodJobFile, IdleComm, idle_cycle_cpu_us, phase_events, timeline_dropped
+from dpro_search.collect.horovod_phases import (
+    HorovodJobFile,
+    HorovodRankFile,
+    horovod_facts,
+    phase_events,
+    timeline_dropped,
+    timeline_warnings,
+)
 from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
 from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
@@ -45,11 +50,10 @@ class TrainerFacts(StoreFacts, kw_only=True):
     prefix: str = ""
 
 
-class MxnetHorovodHookFile(RankFile, kw_only=True):
+class MxnetHorovodHookFile(HorovodRankFile, kw_only=True):
     """``hook.json`` of one rank; `kvstore` is None if no step was profiled."""
 
     kvstore: TrainerFacts | None = None
-    idle_comm: IdleComm | None = None
 
 
 @dataclass(frozen=True)
@@ -189,15 +193,12 @@ def _trace(
     trace = Trace(
         meta=TraceMeta(
             framework="mxnet",
-            comm="horovod",
             format=FORMAT,
-            **job_facts(job, [rank.hook for rank in found]),
+            **horovod_facts(job, [rank.hook for rank in found], timeline),
             settings=job.settings,
             clock=clock,
-            knobs=job.knobs,
             dropped={reason: count for reason, count in (dropped + Counter(timeline_dropped(timeline))).items() if count},
             warnings=_warnings(found, timeline, symbol),
-            idle_cycle_cpu_us=idle_cycle_cpu_us(found[0].hook.idle_comm, timeline),
         ),
         names=tuple(names),
         events=events,
@@ -283,9 +284,7 @@ def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
 
 
 def _warnings(found: list[_Rank], timeline: HorovodTimeline, symbol: Symbol | None) -> tuple[str, ...]:
-    said = []
-    if timeline.truncated:
-        said.append("horovod_timeline.json is cut off; the last record was left out")
+    said = timeline_warnings(timeline)
     if symbol is None:
         return (*said, "no graph of the network: operators are known by type and order")
     ops = [op for rank in found for step in rank.steps for op in step.compute]

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpro_search.collect.launch.byteps import run_byteps
-from dpro_search.collect.launch.parameter_servers import ServerSpec
+from dpro_search.collect.launch.byteps import byteps_servers
+from dpro_search.collect.launch.parameter_servers import run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec
 from experiments.costmodel.told import server_cpu_ns, told_by
 
@@ -81,7 +81,7 @@ def measure(setting: Setting, python: str) -> Used:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_byteps(spec, folder, ServerSpec(count=_RANKS))
+        run_with_servers(spec, folder, byteps_servers(_RANKS))
         told = [told_by(folder / f"rank{rank}") for rank in range(_RANKS)]
         span_ns = [told[0].begin_ns, told[0].end_ns]
         used_us = []

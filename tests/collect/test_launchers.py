@@ -152,7 +152,7 @@ def test_horovod_s_recordings_know_its_knobs():
 
 
 def test_a_controller_that_cannot_be_started_is_one_line():
-    with pytest.raises(InputError, match="^HOROVOD_CONTROLLER=nccl: known are gloo, mpi$"):
+    with pytest.raises(InputError, match=r"^HOROVOD_CONTROLLER=nccl: known are gloo, mpi$"):
         described(TENSORFLOW_HOROVOD, HOROVOD_CONTROLLER="nccl")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.launch.byteps import run_byteps
-from dpro_search.collect.launch.parameter_servers import ServerSpec
+from dpro_search.collect.launch.byteps import byteps_servers
+from dpro_search.collect.launch.parameter_servers import run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launchers import MXNET_BYTEPS
 from dpro_search.collect.step_times import Schedule
@@ -52,7 +52,7 @@ def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
 
 def test_sums_of_halves_are_right_to_the_last_bit(byteps_python, tmp_path):
     script = str(JOB.with_name("byteps_sums_job.py"))
-    run_byteps(replace(spec(byteps_python), command=(byteps_python, script)), tmp_path, ServerSpec(count=2))
+    run_with_servers(replace(spec(byteps_python), command=(byteps_python, script)), tmp_path, byteps_servers(2))
     for rank in range(2):
         assert "wrong: 0" in (tmp_path / f"rank{rank}" / "log").read_text().splitlines()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpro_search.collect.launch.byteps import run_byteps
+from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
@@ -117,7 +117,7 @@ def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
 
 
 def _launch_byteps(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
-    run_byteps(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts)
+    run_with_servers(spec, folder, byteps_servers(spec.ranks), hosts=hosts)
 
 
 _FORCED = {

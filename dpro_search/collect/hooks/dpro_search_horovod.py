@@ -8,6 +8,8 @@ import functools
 import os
 import time
 
+from dpro_search_process import rank
+
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
 _WATCHED_S = 0.3  # to tell the threads by what they do
 _IDLE_S = 0.5
@@ -39,8 +41,7 @@ def watch_threads(clock, tids):
     dict
         wall_ns: [begin, end] of the measurement; comm_cpu_ns: CPU time of the threads meanwhile.
     """
-    rank = os.environ.get("DPRO_SEARCH_HOOK_RANK") or os.environ.get("HOROVOD_RANK", "0")
-    writes = bool(os.environ.get("HOROVOD_TIMELINE")) and rank == "0"
+    writes = bool(os.environ.get("HOROVOD_TIMELINE")) and rank() == 0
     spinning = clock.spinning(tids, over_s=_WATCHED_S) if writes else set()
     clock.communication |= tids - spinning
     clock.ignored |= spinning

@@ -1,7 +1,5 @@
 """Records an MXNet job that trains with gluon.Trainer and a KVStore, from inside each worker, without a line added to the script.
 
-Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK_OUT, _MODE, _WARMUP, _UNTRACED, _TRACED).
-
 A training step begins with the first `autograd.record` after a Trainer's step, and ends when the Trainer's step returns. MXNet runs
 ahead of the script: only the distance between steps is a time that the job takes, and only if the script reads a loss now and then.
 Written: hook.json (step times, CPU time per group of threads, parameters, versions), the profiler's worker.json, symbol.json (the
@@ -15,12 +13,12 @@ import gc
 import inspect
 import json
 import os
-import platform
 import sys
 import time
 import weakref
 
-from dpro_search_process import AfterImport, ThreadClock, machine
+from dpro_search_process import AfterImport
+from dpro_search_steps import StepRecorder
 
 SERVER_PROFILE = "server.json"  # servers put "rank<k>_" before it
 
@@ -113,46 +111,34 @@ def _finish():
         pass  # of a job that failed: it has said why, and this would be its last line in place of that
 
 
-class _Recorder:
+class _Recorder(StepRecorder):
     def __init__(self):
-        env = os.environ
-        self._records = env.get("DPRO_SEARCH_HOOK_MODE", "time") == "record"
-        self._out = env["DPRO_SEARCH_HOOK_OUT"]
-        warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
-        self._first_traced = warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
-        self._end_traced = self._first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))
-        self.cpu = ThreadClock()
-        self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
+        super().__init__()
         self._trainer = None  # a weak reference: a store that lives on is not closed, and the other workers would wait for it
         self._stepped = True
-        self._tracing = False
         self._server_profiled = False
         self._facts = self._symbol = None
         self.threads_before_byteps = None
         self.idle_comm = None
-        os.makedirs(self._out, exist_ok=True)
-        atexit.register(self.write)
 
     def recording_begins(self):
         """Begin a step if this is the first forward pass of one."""
         if not self._stepped:
             return
         self._stepped = False
-        index = len(self._steps)
-        if self._records and index == self._first_traced:
+        index = len(self.steps)
+        if self.records and index == self.first_traced:
             self._start_tracing()
-        elif self._tracing and index == self._end_traced:
+        elif self.tracing and index == self.end_traced:
             self._stop_tracing()
-        compute_ns, comm_ns = self.cpu.read()
-        start_ns = time.time_ns()
-        self._steps.append([start_ns, start_ns, compute_ns, comm_ns, self._tracing])
+        self.steps.append(self.begun_step())
 
     def trainer_stepped(self, trainer):
         """End the step."""
-        if self._steps:
+        if self.steps:
             self._trainer = self._trainer or weakref.ref(trainer)
             self._stepped = True
-            self._steps[-1][1] = time.time_ns()
+            self.steps[-1][1] = time.time_ns()
         if self.threads_before_byteps is not None:
             self._find_byteps_threads()
 
@@ -180,9 +166,9 @@ class _Recorder:
             mx.profiler.set_config(filename=SERVER_PROFILE, profile_process="server", **settings)
             mx.profiler.set_state("run", profile_process="server")
             self._server_profiled = True
-        mx.profiler.set_config(filename=os.path.join(self._out, "worker.json"), **settings)
+        mx.profiler.set_config(filename=os.path.join(self.out, "worker.json"), **settings)
         mx.profiler.set_state("run")
-        self._tracing = True
+        self.tracing = True
 
     def _stop_tracing(self, at_exit=False):
         import mxnet as mx
@@ -191,40 +177,18 @@ class _Recorder:
             mx.nd.waitall()
             if self._server_profiled:
                 mx.profiler.set_state("stop", profile_process="server")
-        self._tracing = False
+        self.tracing = False
         mx.profiler.set_state("stop")
 
     def write(self):
-        """Write hook.json and the network; a job that ends inside the traced steps still leaves what there is.
-
-        Processes beside the training come here too; they run no step and write nothing.
-        """
-        if not self._steps:
+        """Write hook.json and the network; a process that ran no step is none of the job's ranks."""
+        if not self.steps:
             return
-        if self._tracing:
+        if self.tracing:
             self._stop_tracing(at_exit=True)
         if self._symbol is not None:
-            self._put("symbol.json", self._symbol)
-        import resource
-
-        content = {
-            "rank": int(os.environ.get("DPRO_SEARCH_HOOK_RANK", "0")),
-            "host": platform.node(),
-            "machine": machine(),
-            "cores": sorted(os.sched_getaffinity(0)),
-            "steps": self._steps,
-            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "versions": _versions(),
-            "kvstore": self._facts,
-            "idle_comm": self.idle_comm,
-        }
-        self._put("hook.json", content)
-
-    def _put(self, name, content):
-        path = os.path.join(self._out, name)
-        with open(path + ".tmp", "w") as file:
-            json.dump(content, file)
-        os.replace(path + ".tmp", path)
+            self.write_json("symbol.json", self._symbol)
+        self.write_hook(("mxnet", "numpy", "byteps", "horovod"), kvstore=self._facts, idle_comm=self.idle_comm)
 
 
 def _facts(trainer):
@@ -301,12 +265,3 @@ def _graph(block):
         ]
         graph = block(*[mx.sym.var("data" if len(wanted) == 1 else "data%d" % i) for i in range(len(wanted))])
     return mx.sym.Group(list(graph)) if isinstance(graph, (list, tuple)) else graph
-
-
-def _versions():
-    found = {"python": platform.python_version()}
-    for name in ("mxnet", "numpy", "byteps", "horovod"):
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found

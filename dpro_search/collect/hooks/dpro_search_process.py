@@ -96,6 +96,12 @@ def _sleeps(tid):
         return None
 
 
+def rank():
+    """Number of this process's rank: the launcher's, else what Horovod or torchrun set, else 0."""
+    names = ("DPRO_SEARCH_HOOK_RANK", "HOROVOD_RANK", "RANK")
+    return int(next((os.environ[name] for name in names if os.environ.get(name)), "0"))
+
+
 def machine():
     """Equal for all processes that share a kernel, and so a clock, however many hosts they pretend to be."""
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,7 +1,5 @@
 """Records a PyTorch job (DistributedDataParallel, or fully_shard) from inside each rank, without a line added to its script.
 
-Settings come from the environment, as for the other recorders (DPRO_SEARCH_HOOK_OUT, _MODE, _WARMUP, _UNTRACED, _TRACED).
-
 A training step begins with the first forward of the distributed module after an optimizer's step (or, where no optimizer
 of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
 Written: hook.json (step times, CPU time per group of threads, DDP's buckets and modules or FSDP's units, versions), the profiler's
@@ -9,19 +7,17 @@ kineto.json.gz, and execution.json.gz, the execution trace of the last profiled 
 operator. Standard library and the framework only; Python 3.8 and later.
 """
 
-import atexit
 import functools
 import gzip
-import json
 import os
-import platform
 import shutil
 import sys
 import time
 
 import dpro_search_fsdp
 import dpro_search_modules
-from dpro_search_process import AfterImport, ThreadClock, machine
+from dpro_search_process import AfterImport
+from dpro_search_steps import StepRecorder, peak_rss_bytes
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
 
@@ -67,18 +63,11 @@ def _patch_forward(module):
     module.DistributedDataParallel.forward = forward
 
 
-class _Recorder:
+class _Recorder(StepRecorder):
     def __init__(self):
-        env = os.environ
-        self._records = env.get("DPRO_SEARCH_HOOK_MODE", "time") == "record"
-        self._out = env["DPRO_SEARCH_HOOK_OUT"]
-        warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
-        self._first_traced = warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
-        self._end_traced = self._first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))
+        super().__init__()
         # DDP has rebuilt its buckets after the first backward, with a static graph later, and tells it some steps after that.
-        self._facts_at = (max(warmup, 2), self._first_traced, self._end_traced)
-        self.cpu = ThreadClock()
-        self._steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
+        self._facts_at = (max(self.warmup, 2), self.first_traced, self.end_traced)
         self._marks = []  # [ns before, ns after] each step's mark in the profile
         self._facts = None
         self._model = self._kind = self._facts_of = None  # the module whose forward begins the steps, and what it says of itself
@@ -90,9 +79,6 @@ class _Recorder:
         self._modules = None
         self._unregistered = False
         self._peak_rss_bytes = 0
-        self._tracing = False
-        os.makedirs(self._out, exist_ok=True)
-        atexit.register(self.write)
 
     def forward_begins(self, model, kind, facts_of, communicates):
         """Begin a step if this forward is the first of one.
@@ -109,7 +95,7 @@ class _Recorder:
         if model is not self._model:
             self._other_models.add(id(model))
             return
-        begins = not self._steps or self._optimizer_stepped or (not self._optimizer_seen and self._communicated)
+        begins = not self.steps or self._optimizer_stepped or (not self._optimizer_seen and self._communicated)
         if not self._optimizer_seen:
             self._communicated = communicates()
         if begins:
@@ -124,42 +110,41 @@ class _Recorder:
             register(self._optimizer_ended)
 
     def _optimizer_ended(self, optimizer, args, kwargs):
-        if self._steps:
+        if self.steps:
             self._optimizer_seen = self._optimizer_stepped = True
-            self._steps[-1][1] = time.time_ns()
+            self.steps[-1][1] = time.time_ns()
 
     def _begin_step(self):
         import torch
 
-        index = len(self._steps)
+        index = len(self.steps)
         if index in self._facts_at:
             self._facts = self._facts_of(self._model)
-        if self._records and index == self._first_traced:
-            self._peak_rss_bytes = _peak_rss_bytes()  # the profile's own memory is none of the job's
+        if self.records and index == self.first_traced:
+            self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
-            self._tracing = True
+            self.tracing = True
             if self._kind == "ddp":
                 self._modules = dpro_search_modules.facts(self._model.module)
                 self._module_marks = dpro_search_modules.ModuleMarks(self._model.module)
-        elif self._tracing and index == self._end_traced:
+        elif self.tracing and index == self.end_traced:
             self._stop_tracing()
         elif self._observer is not None and not self._unregistered:
             self._unregister()
-        if self._tracing and index == self._end_traced - 1:
-            self._observer = _observed(os.path.join(self._out, _EXECUTION))
-        compute_ns, comm_ns = self.cpu.read()
-        start_ns = time.time_ns()
-        if self._tracing:
+        if self.tracing and index == self.end_traced - 1:
+            self._observer = _observed(os.path.join(self.out, _EXECUTION))
+        step = self.begun_step()
+        if self.tracing:
             with torch.profiler.record_function(STEP_MARK):
                 pass
-            self._marks.append([start_ns, time.time_ns()])
-        if self._steps and not self._optimizer_seen:
-            self._steps[-1][1] = start_ns
-        self._steps.append([start_ns, start_ns, compute_ns, comm_ns, self._tracing])
+            self._marks.append([step[0], time.time_ns()])
+        if self.steps and not self._optimizer_seen:
+            self.steps[-1][1] = step[0]
+        self.steps.append(step)
 
     def _stop_tracing(self):
-        self._tracing = False
+        self.tracing = False
         if self._module_marks is not None:
             self._module_marks.remove()
         if self._observer is not None:
@@ -172,40 +157,28 @@ class _Recorder:
         self._observer.unregister_callback()
 
     def write(self):
-        """Write hook.json and the profile; a job that ends inside the traced steps still leaves what there is.
+        """Write hook.json and the profile; a process that ran no step is none of the job's ranks.
 
-        The profile is written last, when no other rank waits for this one. Processes beside the training come here too; they
-        run no step and write nothing.
+        The profile is written last, when no other rank waits for this one.
         """
-        if not self._steps:
+        if not self.steps:
             return
-        if self._tracing:
+        if self.tracing:
             self._stop_tracing()
         if self._profiler is not None:
-            self._profiler.export_chrome_trace(os.path.join(self._out, "kineto.json.gz"))
+            self._profiler.export_chrome_trace(os.path.join(self.out, "kineto.json.gz"))
         if self._observer is not None:
             if not self._unregistered:
                 self._unregister()
-            _compress(os.path.join(self._out, _EXECUTION))
-        content = {
-            "rank": int(os.environ.get("RANK", "0")),
-            "host": platform.node(),
-            "machine": machine(),
-            "cores": sorted(os.sched_getaffinity(0)),
-            "steps": self._steps,
-            "marks": self._marks,
-            "peak_rss_bytes": self._peak_rss_bytes or _peak_rss_bytes(),
-            "versions": _versions(),
-            "ddp": None,
-            "fsdp": None,
-            self._kind: self._facts,
-            "modules": self._modules,
-            "other_models": len(self._other_models),
-        }
-        path = os.path.join(self._out, "hook.json")
-        with open(path + ".tmp", "w") as file:
-            json.dump(content, file)
-        os.replace(path + ".tmp", path)
+            _compress(os.path.join(self.out, _EXECUTION))
+        self.write_hook(
+            ("torch", "numpy"),
+            marks=self._marks,
+            peak_rss_bytes=self._peak_rss_bytes or peak_rss_bytes(),
+            modules=self._modules,
+            other_models=len(self._other_models),
+            **{"ddp": None, "fsdp": None, self._kind: self._facts},
+        )
 
 
 def _observed(path):
@@ -283,18 +256,3 @@ def _buffer_bytes(model):
         for buffer in model.modules_buffers:
             sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.numel() * buffer.element_size()
     return list(sizes.values())
-
-
-def _peak_rss_bytes():
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _versions():
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy"):
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found

@@ -25,6 +25,7 @@ import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.own_shm import with_own_shm
 from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, end_process, log_tail, run_ranks, start_process
 from dpro_search.errors import InputError, JobError
@@ -49,12 +50,18 @@ class ServerSpec:
         Python that a server and the scheduler run; it must serve until the job ends.
     env
         Variables of scheduler and servers only, on top of the job's.
+    own_shm
+        Whether every worker needs a /dev/shm of its own.
+    worker_env
+        Variables of one worker, given its rank, on top of those that ps-lite needs (DMLC_*).
     """
 
     count: int
     on_workers: bool = False
     code: str = "import mxnet"
     env: tuple[tuple[str, str], ...] = ()
+    own_shm: bool = False
+    worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {}
 
     def hosts(self, workers: int) -> tuple[int, ...]:
         """Number of each server's host; workers have the first ones."""
@@ -99,7 +106,6 @@ def run_with_servers(
     *,
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
-    worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {},
 ) -> None:
     """Run workers, scheduler and servers to their end.
 
@@ -111,15 +117,17 @@ def run_with_servers(
         As many as `hosts_needed` says; None: all run on this machine as it is.
     hook
         Settings of the recorder in the workers; None: they run without it.
-    worker_env
-        Variables of one worker, given its rank, on top of those that ps-lite needs (DMLC_*).
 
     Raises
     ------
     JobError
         A process failed (where a server did, it is named, not the workers that miss it), or the job took longer than its spec
         allows.
+    MissingCapabilityError
+        Workers cannot have a /dev/shm of their own here, and need it.
     """
+    if servers.own_shm:
+        spec = with_own_shm(spec)
     server_host = servers.hosts(spec.ranks)
     scheduler_host = server_host[0]
     root = {
@@ -132,7 +140,7 @@ def run_with_servers(
     cores = server_cores(spec, servers.count)
     parts = [("scheduler", scheduler_host, -1)]
     parts += [(f"server{server}", server_host[server], cores[server]) for server in range(servers.count)]
-    workers = [{**root, **_place("worker", rank, hosts), **worker_env(rank)} for rank in range(spec.ranks)]
+    workers = [{**root, **_place("worker", rank, hosts), **servers.worker_env(rank)} for rank in range(spec.ranks)]
     with _beside(spec, servers, out, parts, root, hosts) as check:
         try:
             run_ranks(spec, out, workers, hosts=hosts, hook=hook, on_poll=check)

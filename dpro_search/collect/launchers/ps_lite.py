@@ -18,7 +18,8 @@ from dpro_search.collect.byteps_assemble import FORMAT as BYTEPS_FORMAT
 from dpro_search.collect.byteps_assemble import KNOBS as BYTEPS_KNOBS
 from dpro_search.collect.byteps_assemble import assemble_byteps, read_byteps_hook
 from dpro_search.collect.kvstore_slices import DEFAULT_KNOBS
-from dpro_search.collect.launch.byteps import require_own_shm, run_byteps
+from dpro_search.collect.launch.byteps import byteps_servers
+from dpro_search.collect.launch.own_shm import require_own_shm
 from dpro_search.collect.launch.parameter_servers import (
     SERVER_HOSTS,
     ServerSpec,
@@ -74,6 +75,14 @@ class PsLiteLauncher(Launcher):
         """Those of workers and servers."""
         return hosts_needed(spec, self.server_spec(spec))
 
+    def start(self, run: Run) -> None:
+        """See `Launcher`."""
+        run_with_servers(run.spec, run.folder, self.servers_of_run(run), hosts=run.hosts, hook=run.hook)
+
+    def servers_of_run(self, run: Run) -> ServerSpec:
+        """The servers of one run, and what it sets for its workers."""
+        return self.server_spec(run.spec)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KVStoreLauncher(PsLiteLauncher):
@@ -87,10 +96,6 @@ class KVStoreLauncher(PsLiteLauncher):
     def default_knobs(self) -> Mapping[str, str]:
         """See `PsLiteLauncher`."""
         return DEFAULT_KNOBS
-
-    def start(self, run: Run) -> None:
-        """See `Launcher`."""
-        run_with_servers(run.spec, run.folder, self.server_spec(run.spec), hosts=run.hosts, hook=run.hook)
 
     def assemble(self, raw: Path) -> Trace:
         """See `Launcher`."""
@@ -126,24 +131,22 @@ class BytePSLauncher(PsLiteLauncher):
         super().require(spec)
         require_own_shm()
 
-    def server_spec(self, spec: JobSpec) -> ServerSpec:
-        """See `PsLiteLauncher`."""
-        placed = super().server_spec(spec)
-        return ServerSpec(count=placed.count, on_workers=placed.on_workers, env=(_TELL_NODE, *(_SERVER_LOGS if self.logs else ())))
-
     def start(self, run: Run) -> None:
         """See `Launcher`."""
         try:
-            run_byteps(
-                run.spec,
-                run.folder,
-                self.server_spec(run.spec),
-                hosts=run.hosts,
-                hook=run.hook,
-                worker_env=lambda rank: self._tracer_env(run, rank) if run.mode == "record" else {},
-            )
+            super().start(run)
         except JobError as error:
             raise explained(error) from error
+
+    def servers_of_run(self, run: Run) -> ServerSpec:
+        """See `PsLiteLauncher`."""
+        placed = self.server_spec(run.spec)
+        return byteps_servers(
+            placed.count,
+            placed.on_workers,
+            env=(_TELL_NODE, *(_SERVER_LOGS if self.logs else ())),
+            worker_env=lambda rank: self._tracer_env(run, rank) if run.mode == "record" else {},
+        )
 
     def _tracer_env(self, run: Run, rank: int) -> dict[str, str]:
         """What BytePS's tracer traces, and where a worker's trace and log go; it makes no folder, and adds one for the device."""

@@ -1,16 +1,18 @@
 """What all launchers do alike, on a kind of job that needs no framework; and what single ones add."""
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from sample import sample
 
 from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
-from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launchers import (
     LAUNCHERS,
     MXNET_BYTEPS,
@@ -29,16 +31,24 @@ from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 DATA = Path(__file__).parents[1] / "data"
 
-# What a hook would do: a step every millisecond, and what it was told.
+# A job that calls the recorder itself, where hooks would: a step every millisecond.
 JOB = """
-import json, os, sys
-hook = {key[17:]: value for key, value in os.environ.items() if key.startswith("DPRO_SEARCH_HOOK_")}
-steps = [[i * 10**6, i * 10**6 + 1, i * 1000, i * 500, False] for i in range(int(sys.argv[1]))]
-content = {"rank": int(hook["RANK"]), "host": "h", "machine": "m", "cores": [], "steps": steps, "peak_rss_bytes": 7}
-content["versions"] = {key: hook[key] for key in ("MODE", "WARMUP", "TRACED", "FRAMEWORK")}
-with open(os.path.join(hook["OUT"], "hook.json"), "w") as file:
-    json.dump(content, file)
+import os, sys
+from dpro_search_steps import StepRecorder
+
+class Recorder(StepRecorder):
+    def write(self):
+        self.write_hook(("numpy",), settings={"records": self.records, "traced": [self.first_traced, self.end_traced]},
+                        told=sorted(name for name in os.environ if name.startswith("DPRO_SEARCH_HOOK_")))
+
+recorder = Recorder()
+recorder.steps += [[i * 10**6, i * 10**6 + 1, i * 1000, i * 500, False] for i in range(int(sys.argv[1]))]
 """
+
+
+class ToyHookFile(RankFile, kw_only=True):
+    settings: dict[str, Any]
+    told: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +65,11 @@ class ToyLauncher(Launcher):
         run_ranks(run.spec, run.folder, [{}] * run.spec.ranks, hosts=run.hosts, hook={**run.hook, "MORE": "1"})
 
     def assemble(self, raw: Path) -> Trace:
-        job, hook = read_job(raw, JobFile, self.format), self.read_hook(raw / "rank1")
-        trace = sample()
-        return replace(trace, meta=msgspec.structs.replace(trace.meta, command=job.command, versions=hook.versions))
+        job, trace = read_job(raw, JobFile, self.format), sample()
+        return replace(trace, meta=msgspec.structs.replace(trace.meta, command=job.command))
 
-    def read_hook(self, folder: Path) -> RankFile:
-        return read_json(folder / "hook.json", RankFile, "no hook ran")
+    def read_hook(self, folder: Path) -> ToyHookFile:
+        return read_json(folder / "hook.json", ToyHookFile, "no hook ran")
 
 
 def spec(steps: int = 12) -> JobSpec:
@@ -71,8 +80,11 @@ def test_a_job_is_recorded_with_the_schedule_it_was_asked_for(tmp_path):
     out, raw = tmp_path / "trace", tmp_path / "raw"
     schedule = Schedule(warmup=3, untraced=4, traced=6)
     trace = ToyLauncher().record(spec(), out, schedule=schedule, keep_raw=raw, rate_bps=1e9)
-    assert trace.meta.versions == {"MODE": "record", "WARMUP": "3", "TRACED": "6", "FRAMEWORK": "toy"}
     assert Trace.load(out).meta == trace.meta
+    hooks = [ToyLauncher().read_hook(raw / f"rank{rank}") for rank in range(2)]
+    assert [hook.rank for hook in hooks] == [0, 1]
+    assert all(hook.settings == {"records": True, "traced": [7, 13]} for hook in hooks)
+    assert "DPRO_SEARCH_HOOK_MORE" in hooks[0].told, "what a launcher adds"
     job = json.loads((raw / "job.json").read_text())
     assert (job["format"], job["ranks"], job["rate_bps"], tuple(job["command"])) == ("toy-none", 2, 1e9, spec().command)
 
@@ -99,7 +111,8 @@ def test_a_framework_that_is_missing_is_told_before_anything_runs(tmp_path):
 def test_a_job_is_timed_after_its_warm_up_by_hooks_that_only_read_the_clock():
     times = ToyLauncher().time(spec(12), warmup=4)
     assert times.iteration_us.tolist() == [1000.0] * 7
-    assert (times.compute_cpu_us[0], times.comm_cpu_us[0], times.peak_rss_bytes) == (1.0, 0.5, 7)
+    assert (times.compute_cpu_us[0], times.comm_cpu_us[0]) == (1.0, 0.5)
+    assert times.peak_rss_bytes > 2**20
 
 
 def test_a_job_of_too_few_steps_is_not_measured():
@@ -112,6 +125,22 @@ def test_a_job_that_fails_leaves_no_trace(tmp_path):
     with pytest.raises(JobError, match=r"rank \d ended with code 1: on its own"):
         ToyLauncher().record(broken, tmp_path / "trace")
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "rank"),
+    [
+        ({"RANK": "3"}, 3),
+        ({"RANK": "3", "HOROVOD_RANK": "2"}, 2),
+        ({"HOROVOD_RANK": "2", "DPRO_SEARCH_HOOK_RANK": "1"}, 1),
+        ({}, 0),
+    ],
+    ids=["torchrun", "Horovod", "our own launchers", "alone"],
+)
+def test_a_rank_s_hook_finds_its_number_whatever_started_the_rank(told, rank, tmp_path):
+    env = hook_env({"MODE": "time", "FRAMEWORK": "toy"}, tmp_path, {}) | told
+    subprocess.run([sys.executable, "-c", JOB, "3"], env=env, check=True)
+    assert ToyLauncher().read_hook(tmp_path / f"rank{rank}").rank == rank
 
 
 def test_each_kind_of_job_has_one_launcher():

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
-from dpro_search.collect.launch.ranks import HOOKS, require_framework
+from dpro_search.collect.launch.ranks import HOOKS, require_framework, require_tools
 from dpro_search.collect.readers.xplane import read_xplane
 from dpro_search.collect.this_machine import processor
-from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from dpro_search.errors import InputError, JobError
 
 _WORKER = HOOKS / "dpro_search_cluster_worker.py"
 _READY_S, _MEASURED_S = 300.0, 120.0
@@ -104,9 +104,7 @@ def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[
     """
     if not request.workloads.is_file():
         raise InputError(f"{request.workloads}: no such file; name a Python file with BUILDERS by --workloads")
-    missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
-    if missing:
-        raise MissingCapabilityError(f"measuring clusters needs {', '.join(missing)}: install util-linux")
+    require_tools()
     require_framework(request.python, ("tensorflow",))
     writer = TableWriter(out, _header(request.python))
     state = _State(writer, Progress(limit=request.limit), on_progress)

@@ -1,7 +1,7 @@
 """What the recorders of all frameworks do alike: read their settings, count and time steps, write hook.json.
 
 Settings come from the environment:
-  DPRO_SEARCH_HOOK_OUT       folder to write to (one per rank)
+  DPRO_SEARCH_HOOK_OUT       folder to write to; "{rank}" in it stands for the number of the rank
   DPRO_SEARCH_HOOK_MODE      "time" (step times only) or "record" (profile some steps as well)
   DPRO_SEARCH_HOOK_WARMUP, DPRO_SEARCH_HOOK_UNTRACED, DPRO_SEARCH_HOOK_TRACED
                              steps to skip, then to time, then to profile; steps after that are timed
@@ -29,7 +29,7 @@ class StepRecorder:
     def __init__(self):
         env = os.environ
         self.records = env.get("DPRO_SEARCH_HOOK_MODE", "time") == "record"
-        self.out = env["DPRO_SEARCH_HOOK_OUT"]
+        self.out = env["DPRO_SEARCH_HOOK_OUT"].replace("{rank}", str(rank()))
         self.warmup = int(env.get("DPRO_SEARCH_HOOK_WARMUP", "5"))
         self.first_traced = self.warmup + int(env.get("DPRO_SEARCH_HOOK_UNTRACED", "10"))
         self.end_traced = self.first_traced + int(env.get("DPRO_SEARCH_HOOK_TRACED", "10"))

@@ -32,7 +32,6 @@ _SHARED = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 _RANK_SCRIPT = r"""
 rank=$OMPI_COMM_WORLD_RANK out=$0 cores=$1; shift
 export DPRO_SEARCH_HOOK_RANK="$rank"
-if [ -n "$DPRO_SEARCH_HOOK_MODE" ]; then export DPRO_SEARCH_HOOK_OUT="$out/rank$rank"; fi
 if [ "$cores" != - ]; then set -- taskset -c "$(echo "$cores" | cut -d, -f$((rank + 1)))" "$@"; fi
 exec setpriv --pdeathsig KILL "$@" >"$out/rank$rank/log" 2>&1
 """
@@ -59,7 +58,7 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
     cores = ",".join(map(str, spec.cores)) if spec.cores else "-"
     env = {**os.environ, **(_SHARED if _share_cores(spec) else {}), **spec.env}
     if hook is not None:
-        env |= hook_env(hook, env)
+        env |= hook_env(hook, out, env)
     passed = sorted({*spec.env, *_SHARED, "PYTHONPATH", *(name for name in env if name.startswith(("DPRO_SEARCH_", "HOROVOD_")))})
     exported = [word for name in passed if name in env for word in ("-x", name)]
     # Short, for MPI puts sockets under it.

@@ -135,8 +135,7 @@ def run_ranks(
             folder = out / f"rank{rank}"
             env = {**os.environ, **spec.env, **rank_env[rank], "DPRO_SEARCH_HOOK_RANK": str(rank)}
             if hook is not None:
-                env |= hook_env(hook, env)
-                env["DPRO_SEARCH_HOOK_OUT"] = str(folder.resolve())
+                env |= hook_env(hook, out, env)
             core = spec.cores[rank] if spec.cores else -1
             processes.append(start_process(spec.command, folder, env, core=core, on=(hosts, rank) if hosts else None))
         wait_for(
@@ -185,13 +184,17 @@ def require_tools() -> None:
     """Raise `MissingCapabilityError` unless what starts and pins ranks is installed."""
     missing = [tool for tool in ("setpriv", "taskset") if not shutil.which(tool)]
     if missing:
-        raise MissingCapabilityError(f"starting ranks needs {', '.join(missing)}: install util-linux")
+        raise MissingCapabilityError(f"starting and pinning processes needs {', '.join(missing)}: install util-linux")
 
 
-def hook_env(hook: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that bring the recorder with its settings into a process of environment `env`; its folder is not among them."""
+def hook_env(hook: Mapping[str, str], out: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that bring the recorder with its settings into the ranks of a job whose environment is `env`.
+
+    They are equal for all ranks: the recorder finds its rank's number, and so its folder ``out/rank{r}``, by itself.
+    """
+    settings = {**hook, "OUT": str(out.resolve() / "rank{rank}")}
     path = os.pathsep.join(p for p in (str(HOOKS), env.get("PYTHONPATH", "")) if p)
-    return {**{f"DPRO_SEARCH_HOOK_{key}": value for key, value in hook.items()}, "PYTHONPATH": path}
+    return {**{f"DPRO_SEARCH_HOOK_{key}": value for key, value in settings.items()}, "PYTHONPATH": path}
 
 
 def wait_for(

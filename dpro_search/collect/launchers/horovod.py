@@ -40,14 +40,12 @@ class HorovodLauncher(Launcher):
         return name
 
     def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> HorovodJobFile:
-        """See `Launcher`."""
         env = {**os.environ, **spec.env}
         exact = {EXACT_GROUPS: env[EXACT_GROUPS]} if env.get(EXACT_GROUPS, "0") != "0" else {}
         facts = {**msgspec.structs.asdict(job), "knobs": {_CONTROLLER: self.controller(spec), **exact}}
         return HorovodJobFile(**facts, settings=settings_of(env))
 
     def start(self, run: Run) -> None:
-        """See `Launcher`."""
         env = dict(run.spec.env)
         if run.mode == "record":
             timeline = (run.folder / "horovod_timeline.json").resolve()
@@ -69,11 +67,9 @@ class TensorFlowHorovod(HorovodLauncher):
     modules: tuple[str, ...] = ("tensorflow", "horovod.tensorflow")
 
     def assemble(self, raw: Path) -> Trace:
-        """See `Launcher`."""
         return assemble(raw)
 
     def read_hook(self, folder: Path) -> HookFile:
-        """See `Launcher`."""
         return read_hook(folder / "hook.json")
 
     def require_groups(self, hook: RankFile, groups: tuple[tuple[str, ...], ...]) -> None:
@@ -104,16 +100,13 @@ class MxnetHorovod(HorovodLauncher):
         return "mpi"
 
     def start(self, run: Run) -> None:
-        """See `Launcher`."""
         spec = replace(run.spec, env={**run.spec.env, **run.spec.thread_env})
         super().start(replace(run, spec=spec))
 
     def assemble(self, raw: Path) -> Trace:
-        """See `Launcher`."""
         return assemble_mxnet_horovod(raw)
 
     def read_hook(self, folder: Path) -> MxnetHorovodHookFile:
-        """See `Launcher`."""
         return read_mxnet_horovod_hook(folder)
 
 

@@ -60,7 +60,6 @@ class PsLiteLauncher(Launcher):
         return ServerSpec(count=servers_of(env, spec.ranks), on_workers=on_workers_of(env))
 
     def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> ServerJobFile:
-        """See `Launcher`."""
         env, servers = {**os.environ, **spec.env}, self.server_spec(spec)
         knobs = {name: env.get(name, value) for name, value in {**self.default_knobs, SERVER_HOSTS: "own"}.items()}
         return ServerJobFile(
@@ -76,7 +75,6 @@ class PsLiteLauncher(Launcher):
         return hosts_needed(spec, self.server_spec(spec))
 
     def start(self, run: Run) -> None:
-        """See `Launcher`."""
         run_with_servers(run.spec, run.folder, self.servers_of_run(run), hosts=run.hosts, hook=run.hook)
 
     def servers_of_run(self, run: Run) -> ServerSpec:
@@ -94,15 +92,12 @@ class KVStoreLauncher(PsLiteLauncher):
 
     @property
     def default_knobs(self) -> Mapping[str, str]:
-        """See `PsLiteLauncher`."""
         return DEFAULT_KNOBS
 
     def assemble(self, raw: Path) -> Trace:
-        """See `Launcher`."""
         return assemble_kvstore(raw)
 
     def read_hook(self, folder: Path) -> MxnetHookFile:
-        """See `Launcher`."""
         return read_mxnet_hook(folder / "hook.json")
 
 
@@ -123,23 +118,19 @@ class BytePSLauncher(PsLiteLauncher):
 
     @property
     def default_knobs(self) -> Mapping[str, str]:
-        """See `PsLiteLauncher`."""
         return BYTEPS_KNOBS
 
     def require(self, spec: JobSpec) -> None:
-        """See `Launcher`."""
         super().require(spec)
         require_own_shm()
 
     def start(self, run: Run) -> None:
-        """See `Launcher`."""
         try:
             super().start(run)
         except JobError as error:
             raise explained(error) from error
 
     def servers_of_run(self, run: Run) -> ServerSpec:
-        """See `PsLiteLauncher`."""
         placed = self.server_spec(run.spec)
         return byteps_servers(
             placed.count,
@@ -162,11 +153,9 @@ class BytePSLauncher(PsLiteLauncher):
         }
 
     def assemble(self, raw: Path) -> Trace:
-        """See `Launcher`."""
         return assemble_byteps(raw)
 
     def read_hook(self, folder: Path) -> MxnetHookFile:
-        """See `Launcher`."""
         return read_byteps_hook(folder / "hook.json")
 
 

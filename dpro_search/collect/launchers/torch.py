@@ -21,15 +21,12 @@ class TorchLauncher(Launcher):
     modules: tuple[str, ...] = ("torch",)
 
     def start(self, run: Run) -> None:
-        """See `Launcher`."""
         run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook=run.hook)
 
     def assemble(self, raw: Path) -> Trace:
-        """See `Launcher`."""
         return assemble_torch(raw)
 
     def read_hook(self, folder: Path) -> TorchHookFile:
-        """See `Launcher`."""
         return read_torch_hook(folder / "hook.json")
 
 

@@ -1,11 +1,15 @@
 """Starting servers beside workers: how many there are, on which hosts, and what of it a job is told."""
 
 import json
+import os
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.parameter_servers import (
     ServerSpec,
     hosts_needed,
@@ -81,6 +85,22 @@ def test_servers_have_hosts_after_the_workers_or_the_workers_in_turn(on_workers,
 def test_every_process_is_started_on_its_host_and_told_its_address(on_workers: bool, told: dict[str, str], tmp_path: Path):
     run_with_servers(spec(), tmp_path, ServerSpec(count=3, on_workers=on_workers, code=TELL), hosts=Hosts())
     assert {name: (tmp_path / name / "log").read_text().strip() for name in told} == told
+
+
+ALONE = (
+    "import os; from pathlib import Path; mine = Path('/dev/shm') / ('of-' + os.environ['DMLC_WORKER_ID']); mine.touch();"
+    "print(mine.name, [path.name for path in Path('/dev/shm').iterdir()], flush=True)"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="a /dev/shm of one's own needs root and unshare")
+def test_workers_of_byteps_share_no_memory_and_know_their_number(tmp_path):
+    servers = replace(byteps_servers(1, worker_env=lambda rank: {"MINE": str(rank)}), code="")
+    job = JobSpec(command=(sys.executable, "-c", ALONE), ranks=2, timeout_s=30)
+    run_with_servers(job, tmp_path, servers)
+    logs = [(tmp_path / f"rank{rank}" / "log").read_text().strip() for rank in range(2)]
+    assert logs == ["of-0 ['of-0']", "of-1 ['of-1']"]
+    assert servers.worker_env(1)["MINE"] == "1"
 
 
 def test_variables_of_the_job_say_how_many_servers_there_are_and_where():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Train the model of fused ops on tables of measured clusters (none: the bundled one) and print its scores."""
     from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.collect._files import require_new
     from dpro_search.collect.clusters.bundled import bundled_table_path
     from dpro_search.collect.clusters.table import read_table
     from dpro_search.costmodel.learned.model_file import FusionModel
@@ -20,8 +21,7 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     for source in sources:
         if source.is_dir():
             raise InputError(f"{source}: a folder; name a table made by 'dpro-search fit --collect xla'")
-    if out.exists():
-        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    require_new(out)
     tables = [read_table(source) for source in sources or (bundled_table_path(),)]
     for table, source in zip(tables, sources, strict=False):
         for reason, count in table.dropped.items():

@@ -30,11 +30,10 @@ def are_of_communication(sources: Sequence[Path]) -> bool:
 def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Train the model of communication on traces and tables, and print its scores."""
     from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.collect._files import require_new
     from dpro_search.costmodel.communication_model import CommunicationModel
-    from dpro_search.errors import InputError
 
-    if out.exists():
-        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    require_new(out)
     series = [one for source in sources for one in _series(source)]
     with stderr_console().status("training"):
         model = CommunicationModel.train(series, [source.name for source in sources])

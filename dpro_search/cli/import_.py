@@ -23,13 +23,12 @@ def import_(
 
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
+    from dpro_search.collect._files import require_new
     from dpro_search.collect.launchers import assemble_raw
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
-    from dpro_search.errors import InputError
 
-    if out.exists():
-        raise InputError(f"{out}: exists already; remove it or choose another --out")
+    require_new(out)
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()
     trace = assemble_raw(sources[0]) if own else import_trace(sources)
     trace.save(out)

@@ -16,14 +16,19 @@ from dpro_search.errors import InputError, MissingCapabilityError
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding JSON raises: also for nesting without end
 
 
+def require_new(path: Path) -> None:
+    """Raise `InputError` if a verb's output is there already: before the work, not after it."""
+    if path.exists():
+        raise InputError(f"{path}: exists already; remove it or choose another --out")
+
+
 @contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill; it gets its name when the block ends, and is removed when the block fails.
 
     Raises `InputError` if the name is taken, `MissingCapabilityError` if the disk cannot take it.
     """
-    if folder.exists():
-        raise InputError(f"{folder}: exists already; remove it or choose another --out")
+    require_new(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tmp = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

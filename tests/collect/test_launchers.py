@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sample import sample
 
+from dpro_search.cli.collect import Comm, Framework
 from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launchers import (
@@ -146,6 +147,7 @@ def test_a_rank_s_hook_finds_its_number_whatever_started_the_rank(told, rank, tm
 def test_each_kind_of_job_has_one_launcher():
     assert len({(launcher.framework, launcher.comm) for launcher in LAUNCHERS}) == len(LAUNCHERS)
     assert len({launcher.format for launcher in LAUNCHERS}) == len(LAUNCHERS)
+    assert {(launcher.framework, launcher.comm) for launcher in LAUNCHERS} <= {(f, c) for f in Framework for c in Comm}
     assert all(launcher_for(launcher.framework, launcher.comm) is launcher for launcher in LAUNCHERS)
 
 

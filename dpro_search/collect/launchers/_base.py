@@ -24,14 +24,13 @@ from typing import Literal
 
 import msgspec
 
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import require_new, write_file
 from dpro_search.collect.assembly import JobFile, RankFile
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.step_times import Schedule, StepTimes, step_times
 from dpro_search.collect.this_machine import machine
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +117,7 @@ class Launcher(ABC):
         MissingCapabilityError
             The framework, a permission or disk space is missing.
         """
-        if out.exists():
-            raise InputError(f"{out}: exists already; remove it or choose another --out")
+        require_new(out)
         self.require(spec)
         job = JobFile(
             format=self.format,

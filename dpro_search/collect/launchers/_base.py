@@ -2,8 +2,8 @@
 
 What `record` and `time` do is the same for all kinds of jobs, and calls what a kind has of its own in this order:
 
-    record   require   job_file   hosts_needed   start   assemble                     -> Trace
-    time     require              hosts_needed   start   read_hook   require_groups   -> StepTimes
+    record   job_file   require   hosts_needed   start   assemble                     -> Trace
+    time                require   hosts_needed   start   read_hook   require_groups   -> StepTimes
 
 A kind has at least `start`, `assemble` and `read_hook`; the others have a default. The folder of a run holds ``job.json`` and a
 folder ``rank{r}`` for every rank, in which the rank's hook leaves ``hook.json`` with its steps. How the ranks come to run is the
@@ -118,7 +118,6 @@ class Launcher(ABC):
             The framework, a permission or disk space is missing.
         """
         require_new(out)
-        self.require(spec)
         job = JobFile(
             format=self.format,
             ranks=spec.ranks,
@@ -128,6 +127,7 @@ class Launcher(ABC):
             rate_bps=rate_bps,
         )
         job = self.job_file(job, spec, shaped)
+        self.require(spec)
         with raw_folder(keep_raw) as raw:
             write_file(raw / "job.json", msgspec.json.encode(job))
             self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)

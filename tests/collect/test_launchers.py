@@ -195,6 +195,29 @@ def test_recordings_with_servers_know_where_these_run(launcher):
     assert launcher.hosts_needed(replace(spec(), env={"DMLC_NUM_SERVER": "3"})) == 5
 
 
+def of_worker(launcher: Launcher, mode: str, tmp_path: Path) -> dict[str, str]:
+    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    run = Run(spec=spec(), folder=tmp_path, hosts=None, schedule=schedule, mode=mode, framework="mxnet")
+    return dict(launcher.servers_of_run(run).worker_env(1))
+
+
+def test_byteps_traces_the_steps_that_the_hook_profiles(tmp_path):
+    env = of_worker(MXNET_BYTEPS, "record", tmp_path)
+    assert (env["BYTEPS_TRACE_START_STEP"], env["BYTEPS_TRACE_END_STEP"]) == ("8", "10"), "from 1, the last included"
+    assert env["BYTEPS_TRACE_DIR"] == str(tmp_path / "rank1")
+    assert (tmp_path / "rank1" / "0").is_dir()
+    assert "BYTEPS_VAN_TRACE" not in env
+
+
+def test_a_build_of_byteps_that_logs_messages_is_told_where(tmp_path):
+    logging = replace(MXNET_BYTEPS, logs=True)
+    assert of_worker(logging, "record", tmp_path)["BYTEPS_VAN_TRACE"] == str(tmp_path / "rank1" / "messages.log")
+
+
+def test_a_job_of_byteps_that_is_timed_is_not_traced(tmp_path):
+    assert not {name for name in of_worker(MXNET_BYTEPS, "time", tmp_path) if "TRACE" in name}
+
+
 TRACER = (
     "rank 1 ended with code -6: step 11 loss 0.000718 | F byteps/common/core_loops.cc:70] Check failed: "
     "task->context->part_comm_time[task->key][this_op].back()->dur == 0 tensor: byteps.gradient_296_120 task->key:31916152 type:1 "

@@ -61,6 +61,7 @@ def test_bytes_cross_the_link_at_its_rate_and_the_rate_can_change():
 JOB = """
 import sys, threading
 from pathlib import Path
+from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec
 out = Path(sys.argv[2])

@@ -24,6 +24,7 @@ from dpro_search.collect.assembly import (
     steps_of,
     with_overhead,
 )
+from dpro_search.collect.described import described
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -39,6 +40,7 @@ from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, read_h
 from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
 from dpro_search.collect.tensors import allocator_report, with_tensors
 from dpro_search.collect.trace import (
+    CollectiveKind,
     EventKind,
     Events,
     NodeGraph,
@@ -123,7 +125,7 @@ def assemble(raw: Path) -> Trace:
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
-    return with_overhead(trace)
+    return described(with_overhead(trace))
 
 
 def _read_rank(folder: Path) -> _Rank:
@@ -206,6 +208,7 @@ def _rank_events(
         step=step_of(steps, number, start),
         tensor=which_tensor,
         size_bytes=np.array([tensors[t].size_bytes for t in which_tensor], dtype=np.int64),
+        collective_kind=CollectiveKind.ALL_REDUCE,
     )
     return joined([op_events, comm_events])
 

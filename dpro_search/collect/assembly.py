@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.trace import ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
+from dpro_search.collect.trace import DESCRIPTIONS, ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
 NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
@@ -154,7 +154,8 @@ def event_columns(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events
     """Events of the given columns; others have defaults, and a scalar fills its column."""
     defaults: dict[str, Any] = {"rank": 0, "stream": 0, "tensor": -1, "collective": -1, "size_bytes": 0}
     filled = {
-        key: np.broadcast_to(np.asarray(value, dtype=np.int64), start_us.shape) for key, value in (defaults | columns).items()
+        key: np.broadcast_to(np.asarray(value, dtype=DESCRIPTIONS.get(key, np.int64)), start_us.shape)
+        for key, value in (defaults | columns).items()
     }
     return Events(start_us=start_us, end_us=end_us, **filled)
 

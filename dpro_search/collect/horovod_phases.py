@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
-from dpro_search.collect.trace import CommSettings, EventKind, Events, Steps, TensorInfo
+from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo
 
 EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
@@ -87,6 +87,7 @@ def phase_events(
         tensor=tensor_of[timeline.tensor[keep]],
         collective=timeline.collective[keep],
         size_bytes=timeline.size_bytes[keep],
+        collective_kind=CollectiveKind.ALL_REDUCE,
     )
     cycle = timeline.cycle_us + shift_us
     cycle = cycle[step_of(steps, 0, cycle) >= 0]

@@ -23,6 +23,7 @@ from dpro_search.collect.assembly import (
     shifted,
     with_overhead,
 )
+from dpro_search.collect.described import described
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -35,7 +36,8 @@ from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
 from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.recorded_names import role_in_mxnet
+from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "mxnet-horovod"
@@ -207,7 +209,7 @@ def _trace(
         graphs=(graph,),
         graph_of_rank=(0,) * job.ranks,
     )
-    return with_overhead(trace)
+    return described(with_overhead(trace))
 
 
 def _tensor(number: int, parameter: Parameter) -> TensorInfo:
@@ -260,6 +262,7 @@ def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[Parame
         start_us=np.array([op.span.start_us for op in ops]) - base_us,
         end_us=np.array([op.span.end_us for op in ops]) - base_us,
         step=step.index,
+        role=np.array([role_in_mxnet(op.name) for op in ops], dtype=np.int8),
     )
     comm = step.comm
     comm_events = event_columns(
@@ -272,6 +275,7 @@ def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[Parame
         tensor=np.array([c.tensor for c in comm], dtype=np.int64),
         collective=np.array([c.collective for c in comm], dtype=np.int64),
         size_bytes=np.array([parameters[c.tensor].size_bytes for c in comm], dtype=np.int64),
+        collective_kind=CollectiveKind.ALL_REDUCE,
     )
     return joined([op_events, comm_events])
 

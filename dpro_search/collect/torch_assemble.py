@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.assembly import JobFile, aligned, job_facts, joined, read_job, shifted, steps_of, with_overhead
+from dpro_search.collect.described import described
 from dpro_search.collect.torch_events import BUCKET, DdpEvents
 from dpro_search.collect.torch_files import FORMAT as FORMAT
 from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
@@ -63,7 +64,8 @@ def _assembled(raw: Path, *formats: str) -> Trace:
     steps = steps_of([rank.hook for rank in ranks], base_ns)
     tensors = kind.tensors(ranks[0])
     names: dict[str, int] = {}
-    parts = [kind.events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(ranks)]
+    dtypes: dict[str, int] = {}
+    parts = [kind.events(rank, r, base_ns, steps, tensors, names, dtypes) for r, rank in enumerate(ranks)]
     events = _numbered(joined([part.events() for part in parts]))
     clock = aligned(events, tuple(rank.hook.machine for rank in ranks), [rank.origin_residual_us for rank in ranks])
     modules, calls = modules_of(ranks, base_ns, steps)
@@ -88,8 +90,9 @@ def _assembled(raw: Path, *formats: str) -> Trace:
         graph_of_rank=graph_of_rank,
         modules=modules,
         module_calls=calls.shifted(np.array(clock.offset_us)),
+        dtypes=tuple(dtypes),
     )
-    return with_overhead(trace)
+    return described(with_overhead(trace))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import numpy.typing as npt
 from dpro_search.collect.assembly import event_columns
 from dpro_search.collect.torch_files import RawRank
 from dpro_search.collect.torch_spans import FUNCTION, RankEvents, inside
-from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
+from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError
 
 BUCKET = "bucket "
 _READY = FUNCTION + "torch::autograd::AccumulateGrad"
+_COPY_OF_BUCKET = "ddp.reducer::copy_bucket_to_grad"
 _USED_BYTES = 4  # of DDP's note for a parameter whether it was used
 
 
@@ -20,15 +21,25 @@ class DdpEvents(RankEvents):
     """Gradients, each with the all-reduce of its bucket; and the collectives of the forward pass."""
 
     def __init__(
-        self, rank: RawRank, number: int, base_ns: int, steps: Steps, tensors: tuple[TensorInfo, ...], names: dict[str, int]
+        self,
+        rank: RawRank,
+        number: int,
+        base_ns: int,
+        steps: Steps,
+        tensors: tuple[TensorInfo, ...],
+        names: dict[str, int],
+        dtypes: dict[str, int],
     ) -> None:
-        super().__init__(rank, number, base_ns, steps, tensors, names)
+        super().__init__(rank, number, base_ns, steps, tensors, names, dtypes)
         self._ready = self._outer & self._spans.named(_READY)
         self._size_bytes = np.array([tensor.size_bytes for tensor in tensors], dtype=np.int64)
         self._bucket_of = np.array([int(tensor.node.removeprefix(BUCKET)) for tensor in tensors], dtype=np.int64)
 
     def _shown(self) -> npt.NDArray[np.bool_]:
         return self._spans.outermost(self._spans.is_op)
+
+    def _copies(self, ops: Ints, names: list[str]) -> dict[str, Codes | Ints]:
+        return {"role": np.array([Role.COPY if name.endswith(_COPY_OF_BUCKET) else Role.UNKNOWN for name in names], dtype=np.int8)}
 
     def _communication(self, step: int) -> list[Events]:
         """Gradients and collectives of a step: DDP's buckets, what else it reduces at the end, and the forward pass's."""
@@ -46,7 +57,7 @@ class DdpEvents(RankEvents):
         which = np.concatenate((reduced, others, extra))
         executed = self._executed_bytes(mine)
         sizes = self._believed_bytes(step, len(others), len(extra)) if executed is None else executed[np.searchsorted(mine, which)]
-        return [self._gradients(step, reduced), *self._collectives(step, which, self._posted_names(which), sizes)]
+        return [self._gradients(step, reduced), *self._collectives(step, which, self._posted_names(which), sizes, Role.UNKNOWN)]
 
     def _believed_bytes(self, step: int, others: int, extra: int) -> Ints:
         """What DDP's buckets, its buffers and its note of used parameters take."""
@@ -76,6 +87,7 @@ class DdpEvents(RankEvents):
             step=step,
             tensor=np.arange(tensors),
             collective=self._bucket_of,
+            collective_kind=self._posted_kinds(reduced)[self._bucket_of],
             size_bytes=self._size_bytes,
             start_us=ready_us,
             end_us=(spans.end_us[self._runs[reduced]] + self._shift_us)[self._bucket_of],

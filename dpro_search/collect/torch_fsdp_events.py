@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.assembly import event_columns
+from dpro_search.collect.recorded_names import copies_of_gathers
 from dpro_search.collect.torch_files import FsdpUnit, RawRank
 from dpro_search.collect.torch_spans import RankEvents, inside, labels
-from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
+from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 
 ROOT = "the root"  # the unit of the model itself
 AGAIN = " for backward"  # ends the name of an all-gather of what was given up after the forward pass
@@ -27,9 +28,16 @@ class FsdpEvents(RankEvents):
     """Collectives of units, the main thread's waits for them, and gradients, each with the reduce-scatter of its unit."""
 
     def __init__(
-        self, rank: RawRank, number: int, base_ns: int, steps: Steps, tensors: tuple[TensorInfo, ...], names: dict[str, int]
+        self,
+        rank: RawRank,
+        number: int,
+        base_ns: int,
+        steps: Steps,
+        tensors: tuple[TensorInfo, ...],
+        names: dict[str, int],
+        dtypes: dict[str, int],
     ) -> None:
-        super().__init__(rank, number, base_ns, steps, tensors, names)
+        super().__init__(rank, number, base_ns, steps, tensors, names, dtypes)
         units = {unit.name: unit for unit in rank.fsdp.units}
         posted = labels(rank.spans, self._posts)
         self._gathered, self._scattered = (
@@ -58,9 +66,26 @@ class FsdpEvents(RankEvents):
         shown[self._posts] = False  # the beginning of a collective, and mostly of the wait for it
         return shown
 
+    def _copies(self, ops: Ints, names: list[str]) -> dict[str, Codes | Ints]:
+        """Copies of what a unit gathers are parts of its gather."""
+        spans, count = self._spans, len(ops)
+        collective = np.full(count, -1, dtype=np.int64)
+        kind, role = np.full((2, count), -1, dtype=np.int8)
+        main = np.array([self._threads[int(thread)] == 0 for thread in spans.thread[ops]], dtype=np.bool_)
+        for step in self._seen:
+            posted = np.flatnonzero(self._step[self._posts] == step)
+            units = [None if (unit := self._gathered[post]) is None else unit.name for post in posted]
+            rows = np.flatnonzero(main & (self._step[ops] == step))
+            rows = rows[np.argsort(spans.start_us[ops[rows]], kind="stable")]
+            kinds = self._posted_kinds(posted)
+            for number, row in copies_of_gathers(units, [names[row] for row in rows]):
+                collective[rows[row]], kind[rows[row]], role[rows[row]] = number, kinds[number], Role.COPY
+        return {"collective": collective, "collective_kind": kind, "role": role}
+
     def _communication(self, step: int) -> list[Events]:
         mine = np.flatnonzero(self._step[self._posts] == step)
         names, believed, foreign = self._posted_names(mine), np.zeros(len(mine), dtype=np.int64), 0
+        role = np.full(len(mine), Role.UNKNOWN, dtype=np.int8)
         for place, post in enumerate(mine):
             gathered, scattered = self._gathered[post], self._scattered[post]
             unit = gathered or scattered
@@ -70,11 +95,12 @@ class FsdpEvents(RankEvents):
             what = "reduce_scatter" if gathered is None else "all_gather"
             names[place] = f"{what} of {unit.name or ROOT}{AGAIN if gathered is not None and self._again[post] else ''}"
             believed[place] = unit.gathered_bytes
+            role[place] = Role.FORWARD if gathered is not None and not self._again[post] else Role.BACKWARD
         executed = self._executed_bytes(mine)
         if executed is None and foreign:
             self._warn(f"{foreign} collectives beside those of units in step {step}: their sizes are not known")
         sizes = believed if executed is None else executed
-        return [self._gradients(step, mine), self._waits(step, mine), *self._collectives(step, mine, names, sizes)]
+        return [self._gradients(step, mine), self._waits(step, mine), *self._collectives(step, mine, names, sizes, role)]
 
     def _gradients(self, step: int, mine: Ints) -> Events:
         """From the post of their unit's reduce-scatter to its end; none where the unit has none in the step."""
@@ -93,6 +119,7 @@ class FsdpEvents(RankEvents):
             step=step,
             tensor=reduced,
             collective=scatter[reduced],
+            collective_kind=self._posted_kinds(which),
             size_bytes=np.array([self._tensors[i].size_bytes for i in reduced], dtype=np.int64),
             start_us=self._spans.start_us[self._posts[which]] + self._shift_us,
             end_us=self._spans.end_us[self._runs[which]] + self._shift_us,
@@ -117,6 +144,7 @@ class FsdpEvents(RankEvents):
             rank=self._number,
             step=step,
             collective=np.arange(len(mine)),
+            collective_kind=self._posted_kinds(mine),
             start_us=begin + self._shift_us,
             end_us=np.maximum(np.minimum(spans.end_us[runs], next_us), begin) + self._shift_us,
         )

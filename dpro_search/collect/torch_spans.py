@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from dpro_search.collect.assembly import event_columns, joined, step_of
 from dpro_search.collect.readers.kineto_cpu import HostSpans
+from dpro_search.collect.recorded_names import collective_kind_of, dtype_of
+from dpro_search.collect.torch_execution import PostedCollective
 from dpro_search.collect.torch_files import RawRank
-from dpro_search.collect.trace import EventKind, Events, Ints, Steps, TensorInfo
+from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError
 
 FUNCTION = "autograd::engine::evaluate_function: "
@@ -26,9 +28,16 @@ class RankEvents(ABC):
     """
 
     def __init__(
-        self, rank: RawRank, number: int, base_ns: int, steps: Steps, tensors: tuple[TensorInfo, ...], names: dict[str, int]
+        self,
+        rank: RawRank,
+        number: int,
+        base_ns: int,
+        steps: Steps,
+        tensors: tuple[TensorInfo, ...],
+        names: dict[str, int],
+        dtypes: dict[str, int],
     ) -> None:
-        self._rank, self._number, self._names, self._tensors = rank, number, names, tensors
+        self._rank, self._number, self._names, self._dtypes, self._tensors = rank, number, names, dtypes, tensors
         self._spans = spans = rank.spans
         self._shift_us = (rank.origin_ns - base_ns) / 1e3
         self._posts, self._runs = _posts_and_runs(rank)
@@ -61,28 +70,35 @@ class RankEvents(ABC):
 
     def _ops(self) -> Events:
         spans, ops = self._spans, np.flatnonzero(self._outer)
+        names = labels(spans, ops)
         return event_columns(
-            name=self._numbers(labels(spans, ops)),
+            name=self._numbers(names),
             kind=EventKind.OP,
             rank=self._number,
             stream=np.array([self._threads[int(thread)] for thread in spans.thread[ops]], dtype=np.int64),
             start_us=spans.start_us[ops] + self._shift_us,
             end_us=spans.end_us[ops] + self._shift_us,
             step=self._step[ops],
+            **self._copies(ops, names),
         )
 
-    def _collectives(self, step: int, which: Ints, names: list[str], size_bytes: Ints) -> list[Events]:
+    @abstractmethod
+    def _copies(self, ops: Ints, names: list[str]) -> dict[str, Codes | Ints]:
+        """Columns that tell which ops (rows of spans, with their names) copy what is communicated."""
+
+    def _collectives(self, step: int, which: Ints, names: list[str], size_bytes: Ints, role: Codes | Role) -> list[Events]:
         """Each from its post to its end, and from its post to when a thread of Gloo took it up."""
         spans, posts, runs = self._spans, self._posts[which], self._runs[which]
         start_us = spans.start_us[posts] + self._shift_us
         same: dict[str, Any] = {
             "rank": self._number, "step": step, "collective": np.arange(len(which)), "size_bytes": size_bytes, "start_us": start_us,
             "stream": np.array([self._threads[int(thread)] for thread in spans.thread[runs]], dtype=np.int64),
+            "collective_kind": self._posted_kinds(which), "dtype": self._posted_dtypes(which),
         }  # fmt: skip
         taken_us = np.maximum(spans.start_us[runs] + self._shift_us, start_us)
         end_us = np.maximum(spans.end_us[runs] + self._shift_us, taken_us)
         return [
-            event_columns(name=self._numbers(names), kind=EventKind.COLLECTIVE, end_us=end_us, **same),
+            event_columns(name=self._numbers(names), kind=EventKind.COLLECTIVE, end_us=end_us, role=role, **same),
             event_columns(name=self._numbers(["gloo queue"])[0], kind=EventKind.QUEUE, end_us=taken_us, **same),
         ]
 
@@ -91,14 +107,29 @@ class RankEvents(ABC):
         spans = self._spans
         return [spans.names[name].removeprefix(_POST).rstrip("_") for name in spans.name[self._posts[which]]]
 
+    def _posted_kinds(self, which: Ints) -> Codes:
+        return np.array([collective_kind_of(name) for name in self._posted_names(which)], dtype=np.int8)
+
+    def _posted_dtypes(self, which: Ints) -> Codes:
+        """Element types of the collectives of a step, in any order; unknown where the step of the execution trace posted others."""
+        order = np.argsort(which, kind="stable")
+        found = np.full(len(which), -1, dtype=np.int32)
+        for place, collective in zip(order.tolist(), self._executed(which[order]) or (), strict=False):
+            if dtype := dtype_of(collective.dtype):
+                found[place] = self._dtypes.setdefault(dtype, len(self._dtypes))
+        return found
+
     def _executed_bytes(self, which: Ints) -> Ints | None:
         """What the step of the execution trace moved with each collective of a step; None where it posted others."""
+        executed = self._executed(which)
+        return None if executed is None else np.array([collective.size_bytes for collective in executed], dtype=np.int64)
+
+    def _executed(self, which: Ints) -> tuple[PostedCollective, ...] | None:
+        """The collectives of the step of the execution trace; None where a step posted others."""
         if self._rank.execution is None:
             return None
         executed = self._rank.execution.collectives
-        if self._posted_names(which) != [collective.name for collective in executed]:
-            return None
-        return np.array([collective.size_bytes for collective in executed], dtype=np.int64)
+        return executed if self._posted_names(which) == [collective.name for collective in executed] else None
 
 
 def labels(spans: HostSpans, ops: Ints) -> list[str]:

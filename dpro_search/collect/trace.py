@@ -1,11 +1,13 @@
-"""The `Trace`: everything recorded of one job, in columns, as one folder on disk (``trace.npz`` and ``meta.json``)."""
+"""The `Trace`: everything recorded of one job, in columns, as one folder on disk (``trace.npz`` and ``meta.json``).
+
+What it consists of is defined in `trace_columns`, `trace_meta` and `trace_values`, whose names can be imported from here.
+
+Versions of the format: 2 tells the kind of each collective, its process group, element types, shapes of ops, and what an op does in
+the step. A trace of version 1 says some of that in names; they are read once, when it is loaded (`trace_upgrade`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import itertools
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,286 +18,45 @@ import numpy.typing as npt
 
 from dpro_search.collect._files import DAMAGED, written_folder
 from dpro_search.collect.modules import ModuleCalls, ModuleInfo
-from dpro_search.collect.trace_check import check, packed, read_columns, widened
+from dpro_search.collect.trace_check import check, narrowed, packed, read_columns, widened
+from dpro_search.collect.trace_columns import DESCRIPTIONS as DESCRIPTIONS
+from dpro_search.collect.trace_columns import Codes as Codes
+from dpro_search.collect.trace_columns import CollectiveKind as CollectiveKind
+from dpro_search.collect.trace_columns import Dependencies as Dependencies
+from dpro_search.collect.trace_columns import DependencyKind as DependencyKind
+from dpro_search.collect.trace_columns import EventKind as EventKind
+from dpro_search.collect.trace_columns import Events as Events
+from dpro_search.collect.trace_columns import Floats as Floats
+from dpro_search.collect.trace_columns import GraphTensors as GraphTensors
+from dpro_search.collect.trace_columns import Ints as Ints
+from dpro_search.collect.trace_columns import NodeGraph as NodeGraph
+from dpro_search.collect.trace_columns import ProcessGroup as ProcessGroup
+from dpro_search.collect.trace_columns import Role as Role
+from dpro_search.collect.trace_columns import Shapes as Shapes
+from dpro_search.collect.trace_columns import Steps as Steps
+from dpro_search.collect.trace_columns import TensorInfo as TensorInfo
+from dpro_search.collect.trace_columns import TensorType as TensorType
+from dpro_search.collect.trace_meta import TRACE_VERSION as TRACE_VERSION
+from dpro_search.collect.trace_meta import AllocatorReport as AllocatorReport
+from dpro_search.collect.trace_meta import ClockReport as ClockReport
+from dpro_search.collect.trace_meta import CommSettings as CommSettings
+from dpro_search.collect.trace_meta import TraceMeta as TraceMeta
+from dpro_search.collect.trace_upgrade import upgraded
+from dpro_search.collect.trace_values import SETTLING_STEPS as SETTLING_STEPS
+from dpro_search.collect.trace_values import RecordedJob
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
-TRACE_VERSION = 1
-SETTLING_STEPS = 4  # the first steps of a job also allocate memory and fill caches
-_MOST_OF_A_KNOB = 1e15  # bytes, or anything smaller
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-
-class EventKind(enum.IntEnum):
-    """What an event is. `COMM` and all later kinds carry a tensor, but for `CYCLE`."""
-
-    OP = 0  # a computation op that ran on a rank
-    COMM = 1  # a tensor's communication as its rank sees it: from the enqueue to the completion callback
-    NEGOTIATE = 2  # from the first rank that posted the tensor to the last
-    QUEUE = 3  # ready on every rank, waiting for its turn
-    MEMCPY_IN = 4  # copy into the fusion buffer
-    ALLREDUCE = 5  # the transfer and the reduction
-    MEMCPY_OUT = 6  # copy out of the fusion buffer
-    CYCLE = 7  # an instant: the communication thread of the recording rank woke up
-    KERNEL = 8  # computation on a device stream
-    COPY = 9  # a copy or fill on a device stream
-    COLLECTIVE = 10  # a rank's part of a collective or a message, on a device stream or a communication thread; holds its wait
-    RUNTIME = 11  # a host call that launches work on a device
-    SYNC = 12  # a host call that waits for a device
-    SERVER = 13  # work of a parameter server's thread; `rank` is the server's, counted after the workers
-
-
-class DependencyKind(enum.IntEnum):
-    """Why an event could not start before another had ended (for LAUNCH: had started); order on a stream goes without saying."""
-
-    LAUNCH = 0  # a device op after the start of the host call that launched it
-    EVENT = 1  # a stream waited for an event recorded on another stream
-    SYNC = 2  # a host call waited for a device op
-    DATA = 3  # an op used another's result
-    HOST = 4  # a thread waited for another thread
+_OLDEST_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Events:
-    """n events, one entry a column. Times are microseconds on the aligned clock."""
-
-    name: Ints  # index into Trace.names
-    kind: Ints  # EventKind
-    rank: Ints
-    stream: Ints  # thread or device stream within the rank
-    start_us: Floats
-    end_us: Floats
-    step: Ints  # index of the training step; -1: outside any
-    tensor: Ints  # index into Trace.tensors; -1: none
-    collective: Ints  # events of one number moved in the same (fused) collective; -1: none
-    size_bytes: Ints
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    def select(self, mask: npt.NDArray[Any]) -> Events:
-        """The events under a boolean mask or an index array."""
-        return Events(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """Recorded dependencies between events, beyond the order on a stream: `target` needed `source`, [k] each."""
-
-    source: Ints  # index of an event
-    target: Ints
-    kind: Ints  # DependencyKind
-
-    @staticmethod
-    def none() -> Dependencies:
-        """Of a trace whose format records none, or keeps them in its graphs."""
-        return Dependencies(**{f.name: np.zeros(0, np.int64) for f in fields(Dependencies)})
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """m training steps of all ranks (rank-major): the ground truth, measured around the step call by the hook."""
-
-    rank: Ints
-    index: Ints
-    start_us: Floats
-    end_us: Floats
-    traced: npt.NDArray[np.bool_]  # False: no profiler ran, so the duration is the truth
-    compute_cpu_us: Floats  # CPU time of the process's threads but the communication's, from this step's start to the next's
-    comm_cpu_us: Floats  # CPU time of the communication library's threads, likewise
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def select(self, mask: npt.NDArray[Any]) -> Steps:
-        """The steps under a boolean mask or an index array."""
-        return Steps(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
-
-
-class TensorType(msgspec.Struct, frozen=True, array_like=True):
-    """Element type and shape of a tensor, "float32" and (8, 64)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size; an element of an unknown type is taken for 4 bytes."""
-        return self.elements * _ELEMENT_BYTES.get(self.dtype, 4)
-
-
-_ELEMENT_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
-_ELEMENT_BYTES |= {"int8": 1, "uint8": 1, "bool": 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphTensors:
-    """The tensors along a graph's edges, and the memory that its nodes take beside them.
-
-    Attributes
-    ----------
-    types
-        The distinct types, in no order.
-    input_port
-        Of each edge, which output of the producing node it is; -1: a control edge. [edges]
-    input_type
-        Of each edge, index into `types`; -1: a control edge, a variable's handle, or not seen. [edges]
-    workspace_bytes
-        Of each node, the most that it took and gave back while it ran; 0 where that is less than the allocator counts. [v]
-    """
-
-    types: tuple[TensorType, ...]
-    input_port: Ints
-    input_type: Ints
-    workspace_bytes: Ints
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeGraph:
-    """The executed graph of a rank: v nodes and their inputs (data and control) in CSR form."""
-
-    name: tuple[str, ...]
-    op: tuple[str, ...]  # op type, "MatMul"
-    input_ptr: Ints  # [v + 1]
-    input_idx: Ints  # [edges], indices of the producing nodes
-    tensors: GraphTensors | None = None  # None: the recording says nothing of them
-
-
-class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A gradient that is communicated."""
-
-    name: str  # the communication library's name, equal on every rank
-    node: str  # the graph node that posts it
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
-
-
-class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the framework's own allocator counted in the profiled steps, of the rank that took the most.
-
-    TensorFlow's on a CPU ("mklcpu") leaves out whatever is smaller than 256 KiB.
-    """
-
-    name: str
-    peak_bytes: int  # most in use, in pieces as the allocator hands them out
-    requested_peak_bytes: int  # the same, but of what was taken in these steps only as much as was asked for
-    least_bytes: int  # least in use: what stays from step to step
-
-
-class CommSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication library's knobs as recorded."""
-
-    fusion_threshold_bytes: int
-    cycle_time_us: float
-    groups: tuple[tuple[str, ...], ...] | None = None  # tensor names of exact groups; None: dynamic fusion
-
-
-class ClockReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ranks' clocks were aligned: what was subtracted, and what stays unknown."""
-
-    offset_us: tuple[float, ...]  # per rank, 0 for rank 0
-    residual_us: tuple[float, ...]  # per rank: half-width of a 95 % interval of the offset
-    method: str
-
-
-class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Provenance and settings of a recording."""
-
-    version: int = TRACE_VERSION
-    framework: str
-    comm: str
-    ranks: int
-    hosts: tuple[str, ...]  # host of each rank
-    cores: tuple[int, ...]  # core of each rank, -1 where not pinned
-    rate_bps: float | None = None  # shaped link rate per host and direction; None: not shaped
-    settings: CommSettings | None = None  # None: not a Horovod job
-    format: str = "tensorflow-horovod"  # what the raw files were
-    clock: ClockReport
-    versions: dict[str, str] = {}
-    knobs: dict[str, str] = {}  # settings of the communication library, by the name of their environment variable
-    command: tuple[str, ...] = ()
-    machine: str = ""
-    recorded_at: str = ""
-    overhead_pct: float | None = None  # traced over untraced steps
-    peak_rss_bytes: int | None = None  # largest of all ranks
-    allocator: AllocatorReport | None = None
-    idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
-    dropped: dict[str, int] = {}  # raw events that were left out, by reason
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ranks_per_host(self) -> int | None:
-        """Ranks side by side on each of several hosts; 1 where all are on one, without links; None: hosts differ."""
-        runs = [(host, len(list(ranks))) for host, ranks in itertools.groupby(self.hosts)]
-        if len(runs) == 1:
-            return 1
-        alike = len({count for _, count in runs}) == 1 and len({host for host, _ in runs}) == len(runs)
-        return runs[0][1] if alike else None
-
-    def number_knob(self, name: str, unset: float, *, least: float = 0) -> float:
-        """A knob that is a number, `unset` where it was not recorded; raises `InputError` if it is none, or below `least`."""
-        text = self.knobs.get(name)
-        if text is None:
-            return unset
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= _MOST_OF_A_KNOB:
-            raise InputError(f"meta.json: knobs: {name}={text}: must be a number >= {least:g}; record the job again")
-        return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """One recorded job. `graph_of_rank[r]` indexes `graphs`: ranks that run the same graph share it."""
-
-    meta: TraceMeta
-    names: tuple[str, ...]
-    events: Events
-    steps: Steps
-    tensors: tuple[TensorInfo, ...]
-    graphs: tuple[NodeGraph, ...]
-    graph_of_rank: tuple[int, ...]
-    dependencies: Dependencies = dataclasses.field(default_factory=Dependencies.none)
-    modules: tuple[ModuleInfo, ...] = ()  # none: not of PyTorch's DDP, or recorded before they were kept
-    module_calls: ModuleCalls = dataclasses.field(default_factory=ModuleCalls.none)
-
-    @property
-    def horovod_settings(self) -> CommSettings:
-        """Horovod's knobs; raises `InputError` for a trace of another kind."""
-        if self.meta.settings is None:
-            raise InputError(f"the trace ({self.meta.format}) is not of a Horovod job: its knobs are not known")
-        return self.meta.settings
-
-    def iterations_us(self, *, traced: bool = False) -> Floats:
-        """Distances between the starts of consecutive steps on rank 0: the measured iterations, without the job's first steps.
-
-        Iterations beside a start or a stop of the profiler are left out, for they hold its own work. MXNet's engine runs behind the
-        script, and has nothing left to do after such a switch: there, the iteration after it is short, and left out as well.
-        """
-        mine = self.steps.select(self.steps.rank == 0)
-        kind = mine.traced
-        steady = (kind[:-1] == kind[1:]) & (kind[:-1] == traced) & (mine.index[:-1] >= SETTLING_STEPS)
-        if self.meta.framework == "mxnet":
-            steady[1:] &= kind[:-2] == kind[1:-1]
-        distances: Floats = np.diff(mine.start_us)[steady]
-        return distances
+class Trace(RecordedJob):
+    """One recorded job, which can be written to a folder and read from one."""
 
     def save(self, folder: Path) -> None:
         """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
-            columns = {f"events.{f.name}": packed(getattr(self.events, f.name)) for f in fields(Events)}
+            columns = _event_columns(self.events)
             columns |= {f"steps.{f.name}": packed(getattr(self.steps, f.name)) for f in fields(Steps)}
             columns |= {f"dependencies.{f.name}": packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
             if self.modules:
@@ -310,6 +71,9 @@ class Trace:
                 tensors=self.tensors,
                 graph_of_rank=self.graph_of_rank,
                 modules=self.modules,
+                groups=self.groups,
+                dtypes=self.dtypes,
+                shapes=self.shapes,
                 graphs=tuple(
                     _GraphStrings(name=g.name, op=g.op, types=g.tensors.types if g.tensors else None) for g in self.graphs
                 ),
@@ -337,9 +101,10 @@ class Trace:
         raw = (folder / "meta.json").read_bytes()
         try:
             version = msgspec.json.decode(raw, type=_Version).version
-            if version != TRACE_VERSION:
+            if not _OLDEST_VERSION <= version <= TRACE_VERSION:
                 raise TraceVersionError(
-                    f"{folder}/meta.json: trace version {version}, this program reads {TRACE_VERSION}; record it again"
+                    f"{folder}/meta.json: trace version {version}, this program reads {_OLDEST_VERSION} to {TRACE_VERSION}; "
+                    "install a later dpro-search, or record the job again"
                 )
             meta = msgspec.json.decode(raw, type=TraceMeta)
         except DAMAGED as error:
@@ -347,7 +112,7 @@ class Trace:
         try:
             columns = read_columns(folder / "trace.npz")
             strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
-            events = Events(**{f.name: widened(columns[f"events.{f.name}"]) for f in fields(Events)})
+            events = _events(columns)
             steps = Steps(**{f.name: widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
             none = np.zeros(0, np.int32)  # of traces written before there were dependencies
             dependencies = Dependencies(
@@ -382,12 +147,29 @@ class Trace:
             dependencies=dependencies,
             modules=strings.modules,
             module_calls=calls,
+            groups=strings.groups,
+            dtypes=strings.dtypes,
+            shapes=strings.shapes,
         )
         try:
             check(trace)
         except ValueError as error:
             raise TraceFormatError(f"{folder}/trace.npz: does not fit together ({error}); record it again") from error
-        return trace
+        return upgraded(trace) if version < TRACE_VERSION else trace
+
+
+def _event_columns(events: Events) -> dict[str, npt.NDArray[Any]]:
+    """Columns on disk; those that tell nothing are left out."""
+    columns = {f.name: getattr(events, f.name) for f in fields(Events)}
+    told = {name: narrowed(columns.pop(name)) for name in DESCRIPTIONS}
+    found = {f"events.{name}": packed(column) for name, column in columns.items()}
+    return found | {f"events.{name}": column for name, column in told.items() if (column >= 0).any()}
+
+
+def _events(columns: dict[str, npt.NDArray[Any]]) -> Events:
+    required = {f.name: widened(columns[f"events.{f.name}"]) for f in fields(Events) if f.name not in DESCRIPTIONS}
+    told = {name: columns[f"events.{name}"] for name in DESCRIPTIONS if f"events.{name}" in columns}
+    return Events(**required, **told)
 
 
 class _Version(msgspec.Struct):
@@ -406,6 +188,9 @@ class _Strings(msgspec.Struct, frozen=True):
     graph_of_rank: tuple[int, ...]
     graphs: tuple[_GraphStrings, ...]
     modules: tuple[ModuleInfo, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[Shapes, ...] = ()
 
 
 _TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")

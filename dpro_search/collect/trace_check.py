@@ -6,13 +6,13 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from dpro_search.collect.trace import NodeGraph, Trace
+from dpro_search.collect.trace_columns import Codes, CollectiveKind, DependencyKind, EventKind, NodeGraph, ProcessGroup, Role
+from dpro_search.collect.trace_values import RecordedJob
 
 MOST_BYTES = 16 * 2**30  # of a trace's columns, unpacked; a thousand times the bundled sample
 _MOST_RANKS = 1 << 20
@@ -48,16 +48,23 @@ def widened(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column.astype(np.int64) if column.dtype.kind == "i" else column
 
 
-def check(trace: Trace) -> None:
+def narrowed(column: Codes) -> Codes:
+    """Codes in as few bits as hold them all."""
+    least, most = int(column.min(initial=0)), int(column.max(initial=0))
+    kind = next(
+        kind for kind in (np.int8, np.int16, np.int32, np.int64) if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max
+    )
+    return column.astype(kind)
+
+
+def check(trace: RecordedJob) -> None:
     """Raise `ValueError` that says what does not fit, if anything does not."""
     for wrong, what in _problems(trace):
         if wrong:
             raise ValueError(what)
 
 
-def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
-    from dpro_search.collect.trace import DependencyKind, EventKind
-
+def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
     meta, events, steps, needs = trace.meta, trace.events, trace.steps, trace.dependencies
     yield not 1 <= meta.ranks <= _MOST_RANKS, f"{meta.ranks} ranks"
     per_rank = (meta.hosts, meta.cores, meta.clock.offset_us, meta.clock.residual_us)
@@ -72,6 +79,13 @@ def _problems(trace: Trace) -> Iterator[tuple[bool, str]]:
     yield _outside(events.tensor, -1, len(trace.tensors)), "events: a tensor that is not there"
     yield _outside(events.step, -1), "events: a step below -1"
     yield _outside(events.collective, -1), "events: a collective below -1"
+    yield _outside(events.collective_kind, -1, max(CollectiveKind) + 1), "events: an unknown kind of collective"
+    yield _outside(events.role, -1, max(Role) + 1), "events: an unknown role"
+    yield _outside(events.group, -1, len(trace.groups)), "events: a process group that is not there"
+    yield _outside(events.dtype, -1, len(trace.dtypes)), "events: an element type that is not there"
+    yield _outside(events.shapes, -1, len(trace.shapes)), "events: shapes that are not there"
+    yield any(side < 0 for shapes in trace.shapes for shape in shapes for side in shape), "shapes: a negative side"
+    yield any(_impossible(group) for group in trace.groups), "groups: impossible ranks, or another number of them than their size"
     yield _outside(steps.rank, 0, meta.ranks), "steps: a rank that is not there"
     yield _outside(steps.index, 0), "steps: an index below 0"
     for title, spans in (("events", events), ("steps", steps)):
@@ -101,6 +115,12 @@ def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
         if name in ("start_us", "end_us", "again_us", "backward_us", "backward_end_us"):  # others may be unknown
             yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
+
+
+def _impossible(group: ProcessGroup) -> bool:
+    ranks = group.ranks
+    listed = all(0 <= rank < _MOST_RANKS for rank in ranks) and len(set(ranks)) == len(ranks) and group.size in (len(ranks), -1)
+    return not listed if ranks else group.size < -1
 
 
 def _graph(graph: NodeGraph) -> Iterator[tuple[bool, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.trace import EventKind, Events, Floats, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
 from dpro_search.costmodel.collectives import HIERARCHY, Algorithm, Points
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -244,9 +244,9 @@ def _transfers(trace: Trace, events: Events) -> Floats:
     kind = EventKind.ALLREDUCE if (events.kind == EventKind.ALLREDUCE).any() else EventKind.COLLECTIVE
     parts = events.select((events.kind == kind) & (events.collective >= 0))
     whole: dict[int, dict[int, tuple[float, float, float]]] = defaultdict(dict)
-    for number, rank, name, tensor, size, start, end in _rows(parts):
-        if kind == EventKind.COLLECTIVE and not _is_all_reduce(trace.names[name], tensor, trace):
-            continue
+    if kind == EventKind.COLLECTIVE:
+        parts = parts.select(parts.collective_kind == CollectiveKind.ALL_REDUCE)
+    for number, rank, size, start, end in _rows(parts):
         seen = whole[number]
         old = seen.get(rank, (0.0, np.inf, -np.inf))
         seen[rank] = old[0] + size, min(old[1], start), max(old[2], end)
@@ -274,15 +274,9 @@ def _pushes(trace: Trace, events: Events) -> Floats:
     return _sound([(float(trace.tensors[tensor].size_bytes), *span) for (_, tensor), span in whole.items()])
 
 
-def _rows(events: Events) -> Iterable[tuple[int, int, int, int, int, float, float]]:
-    columns = (events.collective, events.rank, events.name, events.tensor, events.size_bytes, events.start_us, events.end_us)
+def _rows(events: Events) -> Iterable[tuple[int, int, int, float, float]]:
+    columns = (events.collective, events.rank, events.size_bytes, events.start_us, events.end_us)
     return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _is_all_reduce(name: str, tensor: int, trace: Trace) -> bool:
-    """By the event's name, or its tensor's."""
-    text = (f"{name} {trace.tensors[tensor].name}" if tensor >= 0 else name).lower().replace("_", "")
-    return "allreduce" in text
 
 
 def _sound(spans: Sequence[tuple[float, float, float]]) -> Floats:

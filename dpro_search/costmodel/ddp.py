@@ -120,7 +120,7 @@ def _over_ranks(trace: Trace, transfers: Events) -> tuple[Floats, Floats, Floats
     _, first, row = np.unique(transfers.collective, return_index=True, return_inverse=True)
     end = np.full(len(first), np.inf)
     np.minimum.at(end, row, transfers.end_us)
-    share = moved_share(tuple(trace.names[name] for name in transfers.name[first]))
+    share = moved_share(transfers.collective_kind[first], transfers.role[first])
     return np.minimum(transfers.start_us[first], end), end, transfers.size_bytes[first] * share
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 
 _LEAST_BYTES = 256 << 10
 _FAR_BELOW = 0.5  # of the median of the other groups
@@ -25,7 +25,7 @@ class GroupSpeed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     collective
-        Kind, as the trace calls it: allreduce, alltoall...
+        Its kind: allreduce, alltoall...; where that is unknown, the name of its events.
     ranks
         Of the group, in order.
     count, bytes_per_step, time_us
@@ -55,15 +55,16 @@ def group_speeds(trace: Trace) -> tuple[GroupSpeed, ...]:
         size_bytes = float(events.size_bytes[mine].max())
         time_us = float(events.end_us[mine].max() - events.start_us[mine].max())
         if len(ranks) > 1 and size_bytes >= _LEAST_BYTES and time_us > 0:
-            kind = _kind(trace, mine[0])
-            found[kind, ranks].append((size_bytes, size_bytes * _share_of_link(kind, len(ranks)), time_us))
+            kind = CollectiveKind(int(events.collective_kind[mine[0]]))
+            title = trace.names[events.name[mine[0]]].lower() if kind is CollectiveKind.UNKNOWN else kind.label
+            found[title, ranks].append((size_bytes, size_bytes * _share_of_link(kind, len(ranks)), time_us))
     steps = max(len(np.unique(events.step[parts])), 1)
     speeds = []
-    for (kind, ranks), rows in found.items():
+    for (title, ranks), rows in found.items():
         size_bytes, carried_bytes, time_us = np.array(rows).sum(axis=0).tolist()
         speeds.append(
             GroupSpeed(
-                collective=kind,
+                collective=title,
                 ranks=ranks,
                 count=len(rows),
                 bytes_per_step=size_bytes / steps,
@@ -86,15 +87,19 @@ def slow_groups(speeds: Sequence[GroupSpeed]) -> list[tuple[GroupSpeed, float]]:
     return slow
 
 
-def _kind(trace: Trace, part: int) -> str:
-    """From the tensor's name, "allreduce/group#3", else from the event's."""
-    tensor = int(trace.events.tensor[part])
-    name = trace.tensors[tensor].name if tensor >= 0 else trace.names[trace.events.name[part]]
-    return name.split("#")[0].split("/")[0].lower()
+_PARTS = frozenset(
+    (
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.GATHER,
+        CollectiveKind.SCATTER,
+    )
+)
 
 
-def _share_of_link(kind: str, ranks: int) -> float:
+def _share_of_link(kind: CollectiveKind, ranks: int) -> float:
     """Bytes that each link carries for a byte of the collective."""
-    if "reducescatter" not in kind and "reduce" in kind and "all" in kind:
+    if kind is CollectiveKind.ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if any(word in kind for word in ("gather", "scatter", "alltoall")) else 1.0
+    return (ranks - 1) / ranks if kind in _PARTS else 1.0

@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.modules import ModuleInfo
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, TensorInfo, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Role, TensorInfo, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
 
-_COPY = "ddp.reducer::copy_bucket_to_grad"
-_BROADCAST = "broadcast"
 # Core times of a module, and what they are for one without a known call.
 _MODULE_TIMES = {
     "forward_from_us": 0.0,
@@ -152,7 +150,7 @@ class _StepPart:
         if len(comm) != len(bucket_of):
             raise GraphError(f"{len(bucket_of) - len(comm)} gradients were not communicated on rank {rank} in step {step}")
         self.ready_us = axis.used_us(comm.start_us)
-        copies = _copies(trace, axis.ops, len(bucket_of))
+        copies = _copies(axis.ops, len(bucket_of))
         last = float(comm.start_us.max())
         if copies is None:
             self.copy_us = np.zeros(len(bucket_of))
@@ -168,7 +166,7 @@ class _StepPart:
         forward = forward.select(np.argsort(forward.start_us, kind="stable"))
         self.forward_post_us = axis.used_us(forward.start_us)
         self.forward_bytes = forward.size_bytes.astype(np.float64)
-        self.forward_is_broadcast = np.array([trace.names[name] == _BROADCAST for name in forward.name], dtype=np.bool_)
+        self.forward_is_broadcast = forward.collective_kind == CollectiveKind.BROADCAST
         calls = trace.module_calls
         own = (calls.rank == rank) & (calls.step == step)
         begin_us = axis.used_us(calls.start_us[own])
@@ -184,8 +182,7 @@ class _StepPart:
             self.modules_us[name][calls.module[own]] = us
 
 
-def _copies(trace: Trace, ops: Events, tensors: int) -> Ints | None:
+def _copies(ops: Events, tensors: int) -> Ints | None:
     """Rows of the ops that copy gradients out of their buckets, one per gradient; None where there are none."""
-    named = np.array([name.endswith(_COPY) for name in trace.names], dtype=np.bool_)
-    rows = np.flatnonzero(named[ops.name])
+    rows = np.flatnonzero(ops.role == Role.COPY)
     return rows[-tensors:] if len(rows) >= tensors and rows[-tensors] > 0 else None

@@ -8,19 +8,17 @@ them, and copies before and after. Core time is that of `graph/main_thread.py`.
 from __future__ import annotations
 
 import enum
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, TensorInfo, Trace
+from dpro_search.collect.trace import Codes, CollectiveKind, EventKind, Events, Floats, Ints, Role, TensorInfo, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
 
 # Of the bytes that an all-reduce of the same tensor moves on each link: a ring gathers in p - 1 of its 2 (p - 1) steps.
 GATHER_SHARE = 0.5
-_GATHER, _SCATTER, _AGAIN, _ROOT = "all_gather of ", "reduce_scatter of ", " for backward", "the root"  # in names of collectives
 
 
 class Mark(enum.IntEnum):
@@ -121,9 +119,9 @@ def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with
     return FsdpGraph(
         tensors=trace.tensors,
         labels=_labels(first.names),
-        purpose=np.array([_purpose(name) for name in first.names], dtype=np.int64),
+        purpose=_purposes(first.kind, first.role),
         size_bytes=first.size_bytes,
-        moved_bytes=first.size_bytes * moved_share(first.names),
+        moved_bytes=first.size_bytes * moved_share(first.kind, first.role),
         lag=_lag(trace, sampled),
         mark=first.mark,
         collective=first.collective,
@@ -134,9 +132,16 @@ def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with
     )
 
 
-def moved_share(names: tuple[str, ...]) -> Floats:
-    """Bytes that collectives of these names move, over those of an all-reduce of the same size, [names]."""
-    return np.array([GATHER_SHARE if name.startswith(_GATHER) else 1.0 for name in names])
+def moved_share(kind: Codes, role: Codes) -> Floats:
+    """Bytes that collectives move, over those of an all-reduce of the same size, [collectives].
+
+    Parameters
+    ----------
+    kind, role
+        `CollectiveKind` and `Role` of each. An all-gather without a role is the script's own, whose size is that of its output.
+    """
+    gathers = (kind == CollectiveKind.ALL_GATHER) & (role != Role.UNKNOWN)
+    return np.where(gathers, GATHER_SHARE, 1.0)
 
 
 class _StepPart:
@@ -151,10 +156,11 @@ class _StepPart:
         if not np.array_equal(waits.collective, whole.collective):
             raise GraphError(f"rank {rank} did not wait for each of its collectives in step {step}; record the job again")
         self.names = tuple(trace.names[name] for name in whole.name)
+        self.kind, self.role = whole.collective_kind, whole.role
         self.size_bytes = whole.size_bytes.astype(np.float64)
         instants = [(float(start), Mark.POST, number) for number, start in enumerate(whole.start_us)]
         instants += [(float(start), Mark.WAIT, number) for number, start in enumerate(waits.start_us)]
-        instants += _copies(trace, time.ops, self.names)
+        instants += _copies(time.ops, whole)
         instants.sort()
         self.mark = np.array([mark for _, mark, _ in instants], dtype=np.int64)
         self.collective = np.array([number for *_, number in instants], dtype=np.int64)
@@ -165,34 +171,30 @@ class _StepPart:
     @property
     def program(self) -> tuple[object, ...]:
         """Equal where the same was done."""
-        return self.names, self.size_bytes.tolist(), self.mark.tolist(), self.collective.tolist()
+        kinds = self.kind.tolist(), self.role.tolist()
+        return self.names, *kinds, self.size_bytes.tolist(), self.mark.tolist(), self.collective.tolist()
 
 
-def _copies(trace: Trace, ops: Events, names: tuple[str, ...]) -> list[tuple[float, Mark, int]]:
-    """When parameters were copied: of each gather the beginning of the copy in, and beginning and end of the copy out."""
-    gathers: defaultdict[str, list[int]] = defaultdict(list)
-    for number, name in enumerate(names):
-        if name.startswith(_GATHER):
-            gathers[name.removeprefix(_GATHER).removesuffix(_AGAIN)].append(number)
+def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
+    """When parameters were copied: of each gather the beginning of the copy in, and beginning and end of the copy out.
+
+    Parameters
+    ----------
+    ops
+        The main thread's. Those that copy for a gather have its number; one before its post copies in, one after it out.
+    whole
+        The step's collectives in the order of posting.
+    """
+    place = {number: i for i, number in enumerate(whole.collective.tolist())}
     found: list[tuple[float, Mark, int]] = []
-    for unit, numbers in gathers.items():
-        around = "" if unit == _ROOT else f" ({unit})"
-        copied_in = _named(trace, ops, f"FSDP::all_gather{around}/fsdp::all_gather_copy_in")
-        copied_out = _named(trace, ops, f"FSDP::all_gather_copy_out{around}/fsdp::split_with_sizes_copy")
-        if len(copied_in) == len(copied_out) == len(numbers):
-            for number, before, after in zip(numbers, copied_in, copied_out, strict=True):
-                found += [
-                    (float(ops.start_us[before]), Mark.COPY_IN, number),
-                    (float(ops.start_us[after]), Mark.COPY_OUT, number),
-                    (float(ops.end_us[after]), Mark.READY, number),
-                ]
+    for op in np.flatnonzero((ops.role == Role.COPY) & (ops.collective >= 0)).tolist():
+        gather = place[int(ops.collective[op])]
+        if ops.start_us[op] < whole.start_us[gather]:
+            found.append((float(ops.start_us[op]), Mark.COPY_IN, gather))
+        else:
+            found.append((float(ops.start_us[op]), Mark.COPY_OUT, gather))
+            found.append((float(ops.end_us[op]), Mark.READY, gather))
     return found
-
-
-def _named(trace: Trace, ops: Events, wanted: str) -> Ints:
-    number = trace.names.index(wanted) if wanted in trace.names else -1
-    rows: npt.NDArray[np.int64] = np.flatnonzero(ops.name == number)
-    return rows
 
 
 def _lag(trace: Trace, steps: tuple[int, ...]) -> float:
@@ -205,10 +207,13 @@ def _lag(trace: Trace, steps: tuple[int, ...]) -> float:
     return float((last - begun).sum() / max((first - begun).sum(), 1.0))
 
 
-def _purpose(name: str) -> Purpose:
-    if name.startswith(_GATHER):
-        return Purpose.BACKWARD if name.endswith(_AGAIN) else Purpose.FORWARD
-    return Purpose.SCATTER if name.startswith(_SCATTER) else Purpose.OTHER
+def _purposes(kind: Codes, role: Codes) -> Ints:
+    """What each collective is for; those of the script itself have no role."""
+    gathers, units = kind == CollectiveKind.ALL_GATHER, role != Role.UNKNOWN
+    scatters = (kind == CollectiveKind.REDUCE_SCATTER) & units
+    found = np.where(gathers & (role == Role.FORWARD), Purpose.FORWARD, Purpose.OTHER)
+    found = np.where(gathers & (role == Role.BACKWARD), Purpose.BACKWARD, found)
+    return np.where(scatters, Purpose.SCATTER, found).astype(np.int64)
 
 
 def _labels(names: tuple[str, ...]) -> tuple[str, ...]:

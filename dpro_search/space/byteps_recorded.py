@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob, HalfGradients
 from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
 from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us
 
-_UPDATE = "_update"
 _SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
 _SMALL = 0.5  # tensors up to this quantile of the sizes tell how long a message takes without its bytes
 
@@ -95,7 +94,7 @@ class _Worker:
         parts = [_Step(trace, step) for step in steps]
         found = Counter(tuple(part.names) for part in parts)
         alike = [part for part in parts if tuple(part.names) == found.most_common(1)[0][0]]
-        names = alike[0].names
+        names, backward = alike[0].names, alike[0].backward
         work_us = np.mean([part.work_us for part in alike], axis=0)
         self.place = np.mean([part.place for part in alike], axis=0)
         self.scale_us = np.mean([part.scale_us for part in alike], axis=0)
@@ -104,7 +103,7 @@ class _Worker:
         # Operators also last while others have the core, and the script has core time beside them.
         scale = untraced_us(trace, rank, trace.steps.compute_cpu_us) / (work_us.sum() + self.scale_us.sum() + self.update_us)
         self.scale_us, self.update_us = self.scale_us * scale, self.update_us * scale
-        self.segments = _segments(trace, names, work_us * scale)
+        self.segments = _segments(trace, names, backward, work_us * scale)
 
 
 class _Step:
@@ -117,11 +116,12 @@ class _Step:
         comm = comm.select(np.argsort(comm.start_us, kind="stable"))
         names = np.array([trace.names[name] for name in ops.name], dtype=np.str_)
         duration_us = ops.end_us - ops.start_us
-        is_update = np.char.find(names, _UPDATE) >= 0
+        is_update = ops.role == Role.UPDATE
         scales = _before_push(names, ops, comm, is_update)
         passes = ~is_update
         passes[scales] = False
         self.names: list[str] = names[passes].tolist()
+        self.backward: list[bool] = (ops.role[passes] == Role.BACKWARD).tolist()
         self.work_us: Floats = duration_us[passes]
         self.updates = int(is_update.sum())
         self.update_us = float(duration_us[is_update].sum())
@@ -141,14 +141,13 @@ def _before_push(names: npt.NDArray[np.str_], ops: Events, comm: Events, is_upda
     return of_kind[-len(comm) :] if enough else np.zeros(0, np.int64)
 
 
-def _segments(trace: Trace, names: Sequence[str], work_us: Floats) -> tuple[Segment, ...]:
+def _segments(trace: Trace, names: Sequence[str], backward: Sequence[bool], work_us: Floats) -> tuple[Segment, ...]:
     """Consecutive operators, cut where one is the first to need a weight."""
     uses = first_users(trace, names)
     cuts = [i for i, tensors in enumerate(uses) if tensors or i == 0]
     found = []
     for start, stop in zip(cuts, [*cuts[1:], len(names)], strict=True):
-        backward = sum("backward" in name for name in names[start:stop])
-        kind = OpKind.BACKWARD if 2 * backward > stop - start else OpKind.FORWARD
+        kind = OpKind.BACKWARD if 2 * sum(backward[start:stop]) > stop - start else OpKind.FORWARD
         found.append(Segment(kind=kind, work_us=float(work_us[start:stop].sum()), uses=uses[start], makes=()))
     return tuple(found)
 
@@ -191,16 +190,18 @@ def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float
 def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
     """How long the stages of a partition take where nobody else wants the core or the link."""
     events, workers = trace.events, len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
-    stage = np.array([name.rpartition(" ")[2] for name in trace.names])[events.name]
     small = (sizes <= np.quantile(sizes, _SMALL))[events.tensor] & (events.tensor >= 0) & (events.rank < workers)
-    spans: dict[str, dict[tuple[int, int, int, str], tuple[float, float]]] = defaultdict(dict)
+    partition = _partitions(trace)
+    total: dict[tuple[int, ...], tuple[float, float]] = {}
+    spans: dict[int, dict[tuple[int, ...], tuple[float, float]]] = defaultdict(dict)
     for i in np.flatnonzero(small & (events.step >= 0)).tolist():
-        what = "COMM" if events.kind[i] == EventKind.COMM else stage[i]
-        part = "" if what == "COMM" else trace.names[events.name[i]].rpartition(" ")[0]
-        key = (int(events.rank[i]), int(events.step[i]), int(events.tensor[i]), part)
-        spans[what][key] = (float(events.start_us[i]), float(events.end_us[i]))
-    reduce, push, pull = spans["REDUCE"], spans["PUSH"], spans["PULL"]
-    total = {key[:3]: span for key, span in spans["COMM"].items()}
+        push_pull = (int(events.rank[i]), int(events.step[i]), int(events.tensor[i]))
+        span = (float(events.start_us[i]), float(events.end_us[i]))
+        if events.kind[i] == EventKind.COMM:
+            total[push_pull] = span
+        else:
+            spans[int(events.collective_kind[i])][(*push_pull, int(partition[i]))] = span
+    reduce, push, pull = (spans[kind] for kind in (CollectiveKind.REDUCE, CollectiveKind.PUSH, CollectiveKind.PULL))
     taken = [reduce[key][1] - total[key[:3]][0] for key in reduce if key[:3] in total]
     return {
         "reduce_us": _soon(taken),
@@ -208,6 +209,19 @@ def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
         "reply_us": _soon([end - start for start, end in push.values()]),
         "after_pull_us": _soon([total[key[:3]][1] - pull[key][1] for key in pull if key[:3] in total]),
     }
+
+
+def _partitions(trace: Trace) -> Ints:
+    """Of each event, the first stage of its partition in its step: stages of one worker and tensor follow from each other."""
+    events, needs = trace.events, trace.dependencies
+    first = np.arange(len(events))
+    stage = np.isin(events.kind, (EventKind.COPY, EventKind.COLLECTIVE)) & (events.tensor >= 0)
+    inside = stage[needs.source] & stage[needs.target]
+    for column in (events.rank, events.step, events.tensor):
+        inside &= column[needs.source] == column[needs.target]
+    for source, target in sorted(zip(needs.source[inside].tolist(), needs.target[inside].tolist(), strict=True)):
+        first[target] = first[source]
+    return first
 
 
 def _soon(delays_us: Sequence[float]) -> float:

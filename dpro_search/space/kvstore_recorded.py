@@ -6,7 +6,6 @@ is the work of messages and copies.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +13,18 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.trace import EventKind, Events, Floats, Trace
+from dpro_search.collect.trace import EventKind, Events, Floats, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
 from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us
 
-_UPDATE, _COPY = "_update", "CopyCPU2CPU"
-_OF_STORE = re.compile(r"CopyCPU2CPU|_update")  # operators that serve the store, not the model
+_OF_STORE = (Role.COPY, Role.UPDATE)  # of operators that serve the store, not the model
 # Core time of a server for a slice's messages and for a call of the optimizer, where a recording holds their sum or one of them,
 # and what share of a call a worker takes that spares it a server (BERT and ResNet-50, with and without priority slices).
 _USUAL_SLICE_US, _USUAL_UPDATE_CALL_US, _WORKER_CALLS = 200.0, 800.0, 0.3
 _AT_ONCE = 4  # tensors that an optimizer of MXNet updates at once (MXNET_OPTIMIZER_AGGREGATION_SIZE)
-_BACKWARD = " backward"
+_BACKWARD = " backward"  # the reader adds it to a node's name for its backward operator
 _OPS = (EventKind.OP, EventKind.KERNEL)
 
 
@@ -102,10 +100,10 @@ def _segments(trace: Trace, rank: int, updating_us: float) -> tuple[tuple[Segmen
     events = trace.events.select((trace.events.rank == rank) & kept & (trace.events.step >= 0))
     by_step = [events.select(events.step == step) for step in np.unique(events.step)]
     whole = max(by_step, key=lambda part: int((part.kind == EventKind.COMM).sum()))
-    ops = _ops(trace, whole)
+    ops = _ops(whole)
     names = [trace.names[name] for name in ops.name]
     uses, makes = first_users(trace, names), _makers(trace, whole, ops, names)
-    least_us = _least_durations(trace, by_step)
+    least_us = _least_durations(by_step)
     seen: defaultdict[int, int] = defaultdict(int)
     work_us = []
     for name in ops.name.tolist():
@@ -115,9 +113,9 @@ def _segments(trace: Trace, rank: int, updating_us: float) -> tuple[tuple[Segmen
     scale = 1 + min(left_us, 0) / sum(work_us)
     segments: list[Segment] = []
     start = 0
-    for i, name in enumerate(names):
+    for i in range(len(names)):
         if makes[i] or i + 1 == len(names) or uses[i + 1]:
-            is_backward = name.endswith(_BACKWARD) or name.startswith("_backward_")
+            is_backward = ops.role[i] == Role.BACKWARD
             segments.append(
                 Segment(
                     kind=OpKind.BACKWARD if is_backward else OpKind.FORWARD,
@@ -132,8 +130,8 @@ def _segments(trace: Trace, rank: int, updating_us: float) -> tuple[tuple[Segmen
 
 def _worker_updates(trace: Trace) -> tuple[tuple[tuple[int, ...], ...], list[float]]:
     """Tensors of each update operator, in the order of their keys, and each worker's core time for all of them in a step."""
-    is_update = np.array([_UPDATE in name for name in trace.names])
-    events = trace.events.select(np.isin(trace.events.kind, _OPS) & is_update[trace.events.name] & (trace.events.step >= 0))
+    is_update = trace.events.role == Role.UPDATE
+    events = trace.events.select(np.isin(trace.events.kind, _OPS) & is_update & (trace.events.step >= 0))
     steps = max(len(np.unique(trace.events.step[trace.events.step >= 0])), 1)
     found: list[float] = []
     count = 0
@@ -148,18 +146,17 @@ def _worker_updates(trace: Trace) -> tuple[tuple[tuple[int, ...], ...], list[flo
     return tuple(tuple(order[i : i + at_once]) for i in range(0, len(order), at_once)), found
 
 
-def _ops(trace: Trace, step: Events) -> Events:
+def _ops(step: Events) -> Events:
     """A step's operators of the model in the order of their starts."""
-    of_model = np.array([not _OF_STORE.search(name) for name in trace.names])
-    ops = step.select(np.isin(step.kind, _OPS) & of_model[step.name])
+    ops = step.select(np.isin(step.kind, _OPS) & ~np.isin(step.role, _OF_STORE))
     return ops.select(np.argsort(ops.start_us, kind="stable"))
 
 
-def _least_durations(trace: Trace, steps: Sequence[Events]) -> dict[tuple[int, int], float]:
+def _least_durations(steps: Sequence[Events]) -> dict[tuple[int, int], float]:
     """Least duration of the i-th op of a name in a step, by (name, i): an op also lasts while others have its core."""
     found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for part in steps:
-        ops = _ops(trace, part)
+        ops = _ops(part)
         seen: defaultdict[int, int] = defaultdict(int)
         for name, duration in zip(ops.name.tolist(), (ops.end_us - ops.start_us).tolist(), strict=True):
             found[name, seen[name]].append(duration)
@@ -171,7 +168,7 @@ def _makers(trace: Trace, step: Events, ops: Events, names: Sequence[str]) -> li
     """Tensors whose gradients are ready after each op: its node's, else those sent after it and before the next had ended."""
     maker: dict[int, int] = {}
     for i, name in enumerate(names):
-        if name.endswith(_BACKWARD):
+        if ops.role[i] == Role.BACKWARD:
             maker |= dict.fromkeys(consumers(trace).get(name.removesuffix(_BACKWARD), []), i)
     sent = step.select(step.kind == EventKind.COMM)
     for tensor, start_us in zip(sent.tensor.tolist(), sent.start_us.tolist(), strict=True):
@@ -191,10 +188,9 @@ def _server_us_per_byte(trace: Trace, size: Floats) -> tuple[float, float, float
     if not len(work):
         raise GraphError("the trace holds no work of a server that was matched to a gradient")
     duration = work.end_us - work.start_us
-    kind = np.array([2 if _UPDATE in name else 0 if name == _COPY else 1 for name in trace.names])[work.name]
     found = []
-    for wanted in range(3):
-        mine = kind == wanted
+    for role in (Role.COPY, Role.UNKNOWN, Role.UPDATE):  # without a role: the sums
+        mine = work.role == role
         used_us = moved = 0.0
         for tensor in np.unique(work.tensor[mine]):
             of = mine & (work.tensor == tensor)
@@ -205,5 +201,5 @@ def _server_us_per_byte(trace: Trace, size: Floats) -> tuple[float, float, float
             used_us += float(whole.min())
             moved += float(size[tensor])
         found.append(used_us / moved if moved else 0.0)
-    copies = 2 if not (kind == 2).any() else 1
+    copies = 1 if (work.role == Role.UPDATE).any() else 2
     return found[0] / copies, found[1] / max(_workers(trace) - 1, 1), found[2]

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 
-_KINDS = {"forward-compute": OpKind.FORWARD, "backward-compute": OpKind.BACKWARD}
+_KINDS = {Role.FORWARD: OpKind.FORWARD, Role.BACKWARD: OpKind.BACKWARD, Role.UPDATE: OpKind.UPDATE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def _step_graph(trace: Trace, layout: Events, times: Sequence[_StepTimes], launc
         ends = []
         for i in range(first, last):
             name, number = trace.names[layout.name[i]], int(layout.collective[i])
-            kind = OpKind.COMM if layout.kind[i] == EventKind.COLLECTIVE else _kind(name)
+            kind = OpKind.COMM if layout.kind[i] == EventKind.COLLECTIVE else _KINDS.get(Role(int(layout.role[i])), OpKind.HOST)
             if number < 0:
                 ends.append(add(streams[rank], name, kind, work[:, i], before))
                 continue
@@ -148,8 +148,3 @@ def _step_graph(trace: Trace, layout: Events, times: Sequence[_StepTimes], launc
         before = ends
     graph = builder.build()
     return replace(graph, samples_us=np.array(rows, np.float32).T) if len(times) > 1 else graph
-
-
-def _kind(name: str) -> OpKind:
-    operation = name.partition(" ")[0]
-    return _KINDS.get(operation, OpKind.HOST if operation == "gc" else OpKind.UPDATE)

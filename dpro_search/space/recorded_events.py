@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Trace
+from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Role, Trace
 from dpro_search.graph.dataflow import OpKind
 
 Bools = npt.NDArray[np.bool_]
@@ -89,8 +89,7 @@ def outermost(stream: Ints, start_us: Floats, end_us: Floats, rows: Ints) -> Int
 def compute_kinds(trace: Trace, ops: Ints, launch: dict[int, int]) -> dict[int, OpKind]:
     """Kind of each device op: what the autograd thread launched is backward, what an optimizer step launched is the update."""
     events = trace.events
-    optimizer = np.array([name.startswith(("Optimizer.step", "optimizer.step")) for name in trace.names] or [False])
-    spans = np.flatnonzero(optimizer[events.name] & ~np.isin(events.kind, DEVICE_KINDS))
+    spans = np.flatnonzero((events.role == Role.UPDATE) & ~np.isin(events.kind, DEVICE_KINDS))
     spans = spans[np.argsort(events.start_us[spans], kind="stable")]
     kinds = {}
     for op in ops.tolist():

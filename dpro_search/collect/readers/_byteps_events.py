@@ -14,12 +14,19 @@ from dpro_search.collect.readers import mxnet_profiler
 from dpro_search.collect.readers._byteps_logs import Lane, MessageLog, ServerOp, rounds_of, wire_times
 from dpro_search.collect.readers._mxnet_files import COMM, Profile
 from dpro_search.collect.readers._rows import EventRows, counted, steps_of
-from dpro_search.collect.trace import ClockReport, EventKind, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.recorded_names import role_in_mxnet, role_in_server
+from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, TensorInfo, Trace, TraceMeta
 
 FORMAT = "byteps"
 STAGES = ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST")
 
 _KINDS = {"PUSH": EventKind.COLLECTIVE, "PULL": EventKind.COLLECTIVE}  # the others move data within the worker
+_COLLECTIVE_KINDS = {
+    "REDUCE": CollectiveKind.REDUCE,  # among the devices of a worker, as is BROADCAST
+    "PUSH": CollectiveKind.PUSH,
+    "PULL": CollectiveKind.PULL,
+    "BROADCAST": CollectiveKind.BROADCAST,
+}
 _QUEUE_STREAM, _COMPUTE_STREAM, _WIRE_STREAM = 99, 100, 1000
 
 
@@ -144,6 +151,7 @@ class JobEvents:
                 start_us=self._at(rank, op.start_us),
                 end_us=self._at(rank, op.end_us),
                 step=step,
+                role=role_in_mxnet(op.name),
             )
             for op in ops
         ]
@@ -199,6 +207,7 @@ class JobEvents:
                     start_us=start,
                     end_us=end,
                     stream=1 + STAGES.index(stage),
+                    collective_kind=_COLLECTIVE_KINDS.get(stage, CollectiveKind.UNKNOWN),
                     **about,
                 )
                 if before and stage == "PUSH" and start > before[1]:
@@ -262,6 +271,7 @@ class JobEvents:
             step=part.step,
             tensor=self._tensor[part.tensor],
             collective=self._number(),
+            collective_kind=_COLLECTIVE_KINDS[stage],
         )
         if stage == "PUSH":
             if "COPYD2H" in part.event:
@@ -287,7 +297,13 @@ class JobEvents:
             for position, op in enumerate(ops):
                 start, end = self._at(rank, op.start_us), self._at(rank, op.end_us)
                 event = self._rows.add(
-                    f"{name} {op.operation}", EventKind.SERVER, start_us=start, end_us=end, stream=op.thread, **about
+                    f"{name} {op.operation}",
+                    EventKind.SERVER,
+                    start_us=start,
+                    end_us=end,
+                    stream=op.thread,
+                    role=role_in_server(op.operation),
+                    **about,
                 )
                 if before is not None:
                     self._rows.need(before, event)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers._mxnet_files import Profile, Span
 from dpro_search.collect.readers._rows import EventRows
-from dpro_search.collect.trace import ClockReport, EventKind, Floats, Ints
+from dpro_search.collect.recorded_names import role_in_server
+from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, Floats, Ints
 
 Key = tuple[int, int]  # step and parameter
 Round = tuple[int, ...]  # events of a part of a key: the first worker's copy (or -1), sums, and the update or the copy of the sum
@@ -90,7 +91,10 @@ class ServerWork:
         parts
             Elements of each part of each parameter that the server has; None: it may have one of each.
         """
-        events = [self._rows.add(op.name, EventKind.SERVER, rank=rank, stream=op.thread, **self._span(op)) for op in profile.ops]
+        events = [
+            self._rows.add(op.name, EventKind.SERVER, rank=rank, stream=op.thread, role=role_in_server(op.name), **self._span(op))
+            for op in profile.ops
+        ]
         starts = np.array([op.start_us for op in profile.ops])
         rounds = self._rounds(profile)
         after = {i for members in rounds for i in members}
@@ -220,13 +224,13 @@ class ServerWork:
                     if order < len(taken_by):
                         taken_us = self._at_worker(taken_by[order], rank)
                         if taken_us >= comm.start_us - self._base_us:
-                            push = self._wire(f"{name} push", comm.start_us - self._base_us, taken_us, about)
+                            push = self._wire(CollectiveKind.PUSH, name, comm.start_us - self._base_us, taken_us, about)
                             self._rows.need(push, taken_by[order])
                             if comm.producer >= 0:
                                 self._rows.need(comm.producer, push)
                     back_us = self._at_worker(work[-1], rank, end=True)
                     if back_us <= comm.end_us - self._base_us:
-                        pull = self._wire(f"{name} pull", back_us, comm.end_us - self._base_us, about)
+                        pull = self._wire(CollectiveKind.PULL, name, back_us, comm.end_us - self._base_us, about)
                         self._rows.need(work[-1], pull)
                         if comm.consumer >= 0:
                             self._rows.need(pull, comm.consumer)
@@ -236,11 +240,12 @@ class ServerWork:
         time_us = self._rows.end_us(event) if end else self._rows.start_us(event)
         return time_us - self._clock.offset_us[self._rows.rank(event)] + self._clock.offset_us[rank]
 
-    def _wire(self, name: str, start_us: float, end_us: float, about: dict[str, Any]) -> int:
+    def _wire(self, kind: CollectiveKind, name: str, start_us: float, end_us: float, about: dict[str, Any]) -> int:
         self._collectives += 1
         return self._rows.add(
-            name,
+            f"{name} {kind.label}",
             EventKind.COLLECTIVE,
+            collective_kind=kind,
             start_us=start_us,
             end_us=end_us,
             stream=_WIRE_STREAM + about["tensor"],

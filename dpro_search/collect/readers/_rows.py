@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.trace import ClockReport, Dependencies, DependencyKind, EventKind, Events, Floats, Ints, Steps
+from dpro_search.collect.trace import (
+    DESCRIPTIONS,
+    ClockReport,
+    Dependencies,
+    DependencyKind,
+    EventKind,
+    Events,
+    Floats,
+    Ints,
+    Steps,
+)
 
 
 class EventRows:
@@ -20,6 +30,7 @@ class EventRows:
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
         self._needs: list[tuple[int, int, int]] = []
+        self._told: dict[str, dict[int, int]] = {name: {} for name in DESCRIPTIONS}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -42,12 +53,15 @@ class EventRows:
         tensor: int = -1,
         collective: int = -1,
         size_bytes: int = 0,
+        **told: int,
     ) -> int:
-        """One event; returns its number."""
+        """One event; returns its number. `told` are entries of the columns of `DESCRIPTIONS`, where they are known."""
         number = self._numbers.setdefault(name, len(self._names))
         if number == len(self._names):
             self._names.append(name)
         self._rows.append((number, int(kind), rank, stream, start_us, end_us, step, tensor, collective, size_bytes))
+        for column, code in told.items():
+            self._told[column][len(self._rows) - 1] = code
         return len(self._rows) - 1
 
     def step(self, event: int) -> int:
@@ -92,6 +106,10 @@ class EventRows:
             name: np.array(column, np.float64 if name.endswith("_us") else np.int64)
             for name, column in zip(names, columns, strict=True)
         }
+        for column, codes in self._told.items():
+            if codes:
+                arrays[column] = np.full(len(self._rows), -1, DESCRIPTIONS[column])
+                arrays[column][list(codes)] = list(codes.values())
         return Events(**arrays)
 
     def dependencies(self) -> Dependencies:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers import mxnet_profiler
 from dpro_search.collect.readers._byteps_events import FORMAT, STAGES, JobEvents, Push, Server, Worker, inside
 from dpro_search.collect.readers._byteps_logs import (
@@ -90,7 +91,7 @@ def read(paths: Sequence[Path]) -> Trace:
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     names = _tensor_names(workers, [path for path in paths if _is_name_list(heads[path])], dropped)
-    return JobEvents(workers, servers, names, clock, base_us, dropped).trace()
+    return described(JobEvents(workers, servers, names, clock, base_us, dropped).trace())
 
 
 def _is_name_list(head: bytes) -> bool:

@@ -17,16 +17,30 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import MESSAGES, text
-from dpro_search.collect.trace import DependencyKind, EventKind, Trace, TraceMeta
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, ProcessGroup, Trace, TraceMeta
 from dpro_search.errors import TraceFormatError
 
 FORMAT = "chakra"
 
 _SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7  # types of nodes (et_def.proto)
+_COMM_TYPES = {  # by `comm_type` (et_def.proto, CollectiveCommType)
+    0: CollectiveKind.ALL_REDUCE,
+    1: CollectiveKind.REDUCE,
+    2: CollectiveKind.ALL_GATHER,
+    3: CollectiveKind.GATHER,
+    4: CollectiveKind.SCATTER,
+    5: CollectiveKind.BROADCAST,
+    6: CollectiveKind.ALL_TO_ALL,
+    7: CollectiveKind.REDUCE_SCATTER,
+    8: CollectiveKind.REDUCE_SCATTER,  # in equal blocks
+    9: CollectiveKind.BARRIER,
+}
 _RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
 _LONGEST_US = 1e15
 _VALUES = ("double_val", "int32_val", "int64_val", "uint32_val", "uint64_val", "bool_val", "string_val")
@@ -55,6 +69,22 @@ class _Node:
     def stream(self) -> int:
         thread = self.attributes.get("tid", 0 if self.on_host else self.type == _COLLECTIVE)
         return thread if isinstance(thread, int) and 0 <= thread < 2**31 else 0
+
+    @property
+    def collective_kind(self) -> CollectiveKind:
+        if not self.communicates:
+            return CollectiveKind.UNKNOWN
+        if self.type != _COLLECTIVE:
+            return CollectiveKind.SEND if self.type == _SEND else CollectiveKind.RECV
+        number = self.attributes.get("comm_type")
+        told = _COMM_TYPES.get(number) if isinstance(number, int) else None
+        return collective_kind_of(self.name) if told is None else told
+
+    @property
+    def group(self) -> str:
+        """Name of the process group; empty where it is not told."""
+        name = self.attributes.get("pg_name")
+        return str(name) if self.communicates and isinstance(name, str | int) else ""
 
     @property
     def size_bytes(self) -> int:
@@ -104,13 +134,15 @@ def read(paths: Sequence[Path]) -> Trace:
             raise TraceFormatError(f"{path}: no usable node in it; expected an execution trace of MLCommons Chakra")
     base_us = min(node.start_us for nodes in ranks for node in nodes)
     numbers = _collectives(ranks)
+    named = sorted({node.group for nodes in ranks for node in nodes if node.group})
+    groups = {name: number for number, name in enumerate(named)}
     rows = EventRows()
     for rank, nodes in enumerate(ranks):
-        _add_rank(rows, rank, nodes, base_us, numbers, dropped)
+        _add_rank(rows, rank, nodes, base_us, numbers, groups, dropped)
     warnings = [] if recorded else ["starts are not in the files: nodes are laid out by their dependencies and lengths"]
     if len(ranks) == 1 and any(node.communicates for node in ranks[0]):
         warnings.append("one rank: its collectives have no peers, and hold their wait")
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="pytorch",
             comm="nccl" if any("nccl" in node.name.lower() for nodes in ranks for node in nodes) else "unknown",
@@ -134,7 +166,9 @@ def read(paths: Sequence[Path]) -> Trace:
         graphs=(),
         graph_of_rank=(),
         dependencies=rows.dependencies(),
+        groups=tuple(ProcessGroup(name=name) for name in named),
     )
+    return described(trace)
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int] | None:
@@ -269,7 +303,13 @@ def _kind(node: _Node) -> EventKind:
 
 
 def _add_rank(
-    rows: EventRows, rank: int, nodes: Sequence[_Node], base_us: float, numbers: dict[tuple[int, int], int], dropped: Counter[str]
+    rows: EventRows,
+    rank: int,
+    nodes: Sequence[_Node],
+    base_us: float,
+    numbers: dict[tuple[int, int], int],
+    groups: dict[str, int],
+    dropped: Counter[str],
 ) -> None:
     streams: dict[tuple[bool, int], int] = {}
     events: dict[int, int] = {}
@@ -285,6 +325,8 @@ def _add_rank(
             step=0,
             collective=numbers.get((rank, node.id), -1),
             size_bytes=node.size_bytes,
+            collective_kind=node.collective_kind,
+            group=groups.get(node.group, -1),
         )
     for node in nodes:
         target = events[node.id]

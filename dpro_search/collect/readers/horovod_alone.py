@@ -15,10 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer
-from dpro_search.collect.trace import DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "horovod-timeline"
@@ -80,7 +81,7 @@ def read(paths: Sequence[Path]) -> Trace:
     for instant in timeline.cycle_us.tolist():
         events.add("horovod cycle", EventKind.CYCLE, rank=0, stream=_COMM_STREAM, start_us=instant, end_us=instant)
     ranks = max(timeline.ranks, 1)
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="unknown",
             comm="horovod",
@@ -103,6 +104,7 @@ def read(paths: Sequence[Path]) -> Trace:
         graph_of_rank=(),
         dependencies=events.dependencies(),
     )
+    return described(trace)
 
 
 def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
@@ -174,6 +176,7 @@ def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run]
             "tensor": run.tensor,
             "collective": run.collective,
             "size_bytes": max(tensor.size_bytes, 0),
+            "collective_kind": CollectiveKind.ALL_REDUCE,
         }
         if run.end_us is not None and run.end_us >= run.post_us:
             comm = events.add(tensor.name, EventKind.COMM, start_us=run.post_us, end_us=run.end_us, **about)

@@ -14,20 +14,35 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
-from dpro_search.collect.trace import Dependencies, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.recorded_names import dtype_of
+from dpro_search.collect.trace import (
+    DESCRIPTIONS,
+    Codes,
+    Dependencies,
+    Events,
+    Floats,
+    Ints,
+    ProcessGroup,
+    Shapes,
+    Steps,
+    TensorInfo,
+    Trace,
+    TraceMeta,
+)
 from dpro_search.errors import InputError, TraceFormatError
 
 _CATEGORIES = re.compile(
@@ -38,6 +53,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECAS
 _LEAST_SHARE = 0.05  # of another rank's calls: a process with fewer is no rank
 _WORTH_PROCESSES = 64 << 20  # bytes of all files
 
+_Entry = TypeVar("_Entry", bound=Hashable)
 _Rank = tuple[RankRecords, Dependencies]
 
 
@@ -69,9 +85,10 @@ def read(paths: Sequence[Path]) -> Trace:
     warnings += _missing_ranks(records)
     offsets = np.array(clock.offset_us) - [(r.origin_ns - records[0].origin_ns) / 1e3 for r in records]
     names, events, dependencies = _joined(ranks, matches, offsets)
+    about, tables = _descriptions(records)
     tensors, tensor = _tensors(records, matches)
     info = records[0]
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="pytorch",
             comm="nccl" if any(r.collectives for r in records) else "none",
@@ -86,13 +103,16 @@ def read(paths: Sequence[Path]) -> Trace:
             warnings=tuple(warnings),
         ),
         names=names,
-        events=Events(**events, tensor=tensor),
+        events=Events(**events, **about, tensor=tensor),
         steps=_steps(records, offsets),
         tensors=tensors,
         graphs=(),
         graph_of_rank=(-1,) * len(records),
         dependencies=dependencies,
+        **tables,
     )
+    whole = all(r.world_size == len(records) for r in records)
+    return described(trace, [_shown(r, position) for position, r in enumerate(records)]) if whole else trace
 
 
 def _read_files(paths: Sequence[Path]) -> Iterator[list[_Rank]]:
@@ -273,6 +293,42 @@ def _joined(
         first += len(r)
     events = {name: np.concatenate(parts) for name, parts in columns.items()}
     return tuple(table), events, Dependencies(**{name: np.concatenate(parts) for name, parts in needs.items()})
+
+
+def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns that tell what events are about, and the tables that they index, of all ranks."""
+    groups: dict[ProcessGroup, int] = {}
+    dtypes: dict[str, int] = {}
+    shapes: dict[Shapes, int] = {}
+    columns: dict[str, list[Codes]] = {name: [] for name in DESCRIPTIONS}
+    for r in ranks:
+        kind, group = np.full(len(r), -1, np.int8), np.full(len(r), -1, np.int32)
+        dtype = _renumbered(r.dtype, r.dtypes, dtypes)
+        for event, collective in r.collectives.items():
+            kind[event] = collective.kind
+            if collective.process_group is not None:
+                group[event] = groups.setdefault(collective.process_group, len(groups))
+            if name := dtype_of(collective.dtype):
+                dtype[event] = dtypes.setdefault(name, len(dtypes))
+        told: dict[str, Codes] = {
+            "collective_kind": kind,
+            "group": group,
+            "dtype": dtype,
+            "shapes": _renumbered(r.shapes, r.shape_table, shapes),
+            "role": r.role,
+        }
+        for name, column in told.items():
+            columns[name].append(column)
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return joined, {"groups": tuple(groups), "dtypes": tuple(dtypes), "shapes": tuple(shapes)}
+
+
+def _renumbered(column: Codes, own: Sequence[_Entry], table: dict[_Entry, int]) -> Codes:
+    """A column that indexes a rank's own table, for the common one, which gets the entries that it lacks."""
+    number = np.full(len(own) + 1, -1, np.int32)  # the last is for -1
+    used = np.unique(column[column >= 0]).tolist()
+    number[used] = [table.setdefault(own[i], len(table)) for i in used]
+    return number[column]
 
 
 def _tensors(ranks: Sequence[RankRecords], matches: Sequence[Match]) -> tuple[tuple[TensorInfo, ...], Ints]:

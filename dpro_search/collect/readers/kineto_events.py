@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto_json import JsonRecords
-from dpro_search.collect.readers.kineto_notes import COMMUNICATES, Note, RecordArgs, SpanRecord, note_of
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.readers.kineto_notes import COMMUNICATES, Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
+from dpro_search.collect.trace import Floats, Ints, Shapes
+
+_Entry = TypeVar("_Entry")
 
 _NANOSECONDS = 1e16  # a time stamp beyond this is nanoseconds since the epoch: as microseconds it would be the year 2286
 
@@ -75,6 +78,8 @@ class KinetoFile:
         Nanoseconds of the recording host's clock (usually since the epoch).
     names, processes, threads
         What `name`, `process` and `thread` index. A device's stream is a thread of the device's process.
+    shapes, dtype
+        What `shape_table` and `dtypes` index: shapes of an op's inputs, and the element type of its first tensor.
     notes
         Of records that tell about a collective, by their row.
     dropped
@@ -98,6 +103,10 @@ class KinetoFile:
     size_bytes: Ints
     wait_stream: Ints
     wait_record: Ints
+    shapes: npt.NDArray[np.int32]
+    dtype: npt.NDArray[np.int32]
+    shape_table: tuple[Shapes, ...]
+    dtypes: tuple[str, ...]
     notes: dict[int, Note]
     dropped: dict[str, int]
 
@@ -138,6 +147,8 @@ class _Columns:
     names: _Interned = field(default_factory=_Interned)
     processes: _Interned = field(default_factory=_Interned)
     threads: _Interned = field(default_factory=_Interned)
+    dims: _Interned = field(default_factory=_Interned)  # as they are spelled, like `types`
+    types: _Interned = field(default_factory=_Interned)
     categories: dict[str, int] = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)
     noting: list[bool] = field(default_factory=list)  # of each name
@@ -171,6 +182,8 @@ class _Columns:
         """All that was appended, with the fields that stood beside the records."""
         base = records.header.get("baseTimeNanoseconds")
         base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
+        shape_of_dims, shape_table = _table([shapes_of(text) for text in self.dims])
+        dtype_of_types, dtypes = _table([first_dtype(text) for text in self.types])
         integers = {column: self._joined(column, np.int64) for column in _INTEGERS}
         return KinetoFile(
             header=records.header,
@@ -184,6 +197,10 @@ class _Columns:
             thread=self._joined("thread", np.int32),
             start_us=self._joined("start_us", np.float64),
             duration_us=self._joined("duration_us", np.float64),
+            shapes=shape_of_dims[self._joined("dims", np.int32)],
+            dtype=dtype_of_types[self._joined("types", np.int32)],
+            shape_table=shape_table,
+            dtypes=dtypes,
             notes=self.notes,
             dropped=dict(self.dropped + records.dropped),
             **integers,
@@ -199,6 +216,7 @@ class _Columns:
         scale = np.where(in_ns, 1e-3, 1.0)
         args = [r.args or _NO_ARGS for r in kept]
         names, processes, threads, categories = self.names, self.processes, self.threads, self.categories
+        dims, types = self.dims, self.types
         piece: dict[str, npt.NDArray[Any]] = {
             "start_us": start,
             "duration_us": np.array([r.dur for r in kept], np.float64) * scale,
@@ -206,6 +224,8 @@ class _Columns:
             "name": np.array([names[r.name] for r in kept], np.int32),
             "process": np.array([processes[r.pid] for r in kept], np.int32),
             "thread": np.array([threads[r.tid] for r in kept], np.int32),
+            "dims": np.array([dims[bytes(a.input_dims or a.old_input_dims)] for a in args], np.int32),
+            "types": np.array([types[bytes(a.input_types)] for a in args], np.int32),
         }
         piece |= {column: _integers(list(map(value, args))) for column, value in _INTEGERS.items()}
         for column, values in piece.items():
@@ -230,6 +250,13 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Entry, ...]]:
+    """Distinct entries, and the place of each among them, at least one; -1 for those that are empty."""
+    number = _Interned()
+    places = [number[entry] if entry else -1 for entry in entries] or [-1]
+    return np.array(places, np.int32), tuple(number)
 
 
 def _integers(values: list[Any]) -> Ints:

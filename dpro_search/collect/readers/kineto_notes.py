@@ -9,6 +9,10 @@ from typing import Any
 
 import msgspec
 
+from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.recorded_names import dtype_of
+from dpro_search.collect.trace import Shapes
+
 COMMUNICATES = re.compile(r"nccl|mscclKernel|onecclKernel|^gloo:|^mpi:|^record_param_comms$", re.IGNORECASE)
 
 
@@ -24,10 +28,12 @@ class RecordArgs(msgspec.Struct, gc=False, frozen=True):
     out_elements: int | None = msgspec.field(name="Out msg nelems", default=None)
     dtype: str | None = None
     group_name: str | None = msgspec.field(name="Process Group Name", default=None)
+    group_description: str | None = msgspec.field(name="Process Group Description", default=None)
     group_ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
     group_size: int | None = msgspec.field(name="Group size", default=None)
     sequence: int | None = msgspec.field(name="Seq", default=None)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    old_input_dims: msgspec.Raw = msgspec.field(name="Input dims", default=msgspec.Raw())  # of PyTorch 1.8
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
     sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
     wait_stream: int | None = msgspec.field(name="wait_on_stream", default=-1)
@@ -51,11 +57,14 @@ class SpanRecord(msgspec.Struct, gc=False, frozen=True):
 class Note:
     """What a record says of the collective that it is part of; None where it does not."""
 
+    span: str  # the record's own name, "nccl:all_reduce" around the launch of a collective's kernel
     collective: str | None
     elements: int | None
     dtype: str | None
     group: str | None
+    group_description: str | None
     group_ranks: tuple[int, ...] | None
+    group_size: int | None
     sequence: int | None
 
 
@@ -63,14 +72,17 @@ def note_of(args: RecordArgs, name: str) -> Note | None:
     """What a record says of a collective; None: nothing."""
     if args.collective_name is None and args.sequence is None and args.group_name is None:
         around = name.startswith(("nccl:", "gloo:")) or name == "record_param_comms"
-        return _note_of_inputs(args) if around and len(args.input_dims) else None
+        return _note_of_inputs(args, name) if around and len(args.input_dims) else None
     elements = max(args.in_elements or 0, args.out_elements or 0)
     return Note(
+        span=name,
         collective=args.collective_name,
         elements=elements or None,
         dtype=args.dtype,
         group=args.group_name,
+        group_description=args.group_description,
         group_ranks=_ranks(args.group_ranks),
+        group_size=args.group_size,
         sequence=args.sequence,
     )
 
@@ -85,7 +97,7 @@ def _ranks(value: str | list[int] | None) -> tuple[int, ...] | None:
     return tuple(value) if value else None
 
 
-def _note_of_inputs(args: RecordArgs) -> Note:
+def _note_of_inputs(args: RecordArgs, name: str) -> Note:
     """The elements of a collective's first tensor: what older versions record instead."""
     try:
         dims = msgspec.json.decode(args.input_dims, type=list[Any])
@@ -98,4 +110,44 @@ def _note_of_inputs(args: RecordArgs) -> Note:
     known = isinstance(shape, list) and shape and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
     dtype = types[0] if types and isinstance(types[0], str) and types[0] else None
     elements = math.prod(shape) if known and isinstance(shape, list) else None
-    return Note(collective=None, elements=elements, dtype=dtype, group=None, group_ranks=None, sequence=None)
+    return Note(
+        span=name,
+        collective=None,
+        elements=elements,
+        dtype=dtype,
+        group=None,
+        group_description=None,
+        group_ranks=None,
+        group_size=None,
+        sequence=None,
+    )
+
+
+def shapes_of(text: bytes) -> Shapes:
+    """Shapes of an op's inputs, from "Input Dims"; those of a list of tensors follow each other. Empty where no input has sides.
+
+    "[[8, 64], [], [[3], [3]]]" has the shapes (8, 64), (), (3,), (3,).
+    """
+    try:
+        inputs = msgspec.json.decode(text, type=list[Any])
+    except DAMAGED:
+        return ()
+    found: list[tuple[int, ...]] = []
+    for sides in inputs:
+        listed = isinstance(sides, list) and any(isinstance(side, list) for side in sides)
+        found += [_shape(each) for each in sides] if listed else [_shape(sides)]
+    return tuple(found) if any(found) else ()
+
+
+def _shape(sides: object) -> tuple[int, ...]:
+    known = isinstance(sides, list) and all(isinstance(side, int) and 0 <= side < 2**40 for side in sides)
+    return tuple(sides) if known and isinstance(sides, list) else ()
+
+
+def first_dtype(text: bytes) -> str:
+    """Element type of an op's first tensor, from "Input type"; empty where none is told."""
+    try:
+        types = msgspec.json.decode(text, type=list[Any])
+    except DAMAGED:
+        return ""
+    return next((dtype for name in types if isinstance(name, str) and (dtype := dtype_of(name))), "")

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile
 from dpro_search.collect.readers.kineto_notes import Note
-from dpro_search.collect.trace import EventKind, Floats, Ints
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, ProcessGroup, Role, Shapes
 
 Bools = npt.NDArray[np.bool_]
 
@@ -28,6 +29,7 @@ _SYNCHRONISING = re.compile(
 )
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
+_OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
 _ITEM_BYTES = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
@@ -44,8 +46,12 @@ class Collective:
     ----------
     label
         Kind in lower case without underscores: allreduce, alltoall, sendrecv...
+    kind
+        As the call of the library says it, else as the kernel's name does: an all-to-all of NCCL runs kernels named SendRecv.
     group, group_ranks
         Name of the process group and its members; None where the profile does not say.
+    process_group
+        All that is known of it; None: nothing.
     sequence
         Number within its group.
     size_bytes, dtype
@@ -53,7 +59,9 @@ class Collective:
     """
 
     label: str
+    kind: CollectiveKind
     group: str | None
+    process_group: ProcessGroup | None
     group_ranks: tuple[int, ...] | None
     sequence: int | None
     size_bytes: int
@@ -72,6 +80,10 @@ class RankRecords:
         Event of the host call that launched each device op, [n]; -1 for other events and where it is unknown.
     correlation, wait_stream, wait_record
         As recorded, [n].
+    shapes, dtype
+        What `shape_table` and `dtypes` index, [n].
+    role
+        `Role`, [n].
     collectives
         By event.
     syncs
@@ -94,6 +106,11 @@ class RankRecords:
     correlation: Ints
     annotation: Bools
     launch: Ints
+    shapes: npt.NDArray[np.int32]
+    dtype: npt.NDArray[np.int32]
+    shape_table: tuple[Shapes, ...]
+    dtypes: tuple[str, ...]
+    role: npt.NDArray[np.int8]
     step: Ints
     step_number: Ints
     step_start_us: Floats
@@ -145,6 +162,11 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecor
         correlation=file.correlation[rows],
         annotation=category == Category.ANNOTATION,
         launch=np.full(len(rows), -1, np.int64),
+        shapes=file.shapes[rows],
+        dtype=file.dtype[rows],
+        shape_table=file.shape_table,
+        dtypes=file.dtypes,
+        role=_roles(file, rows, kind),
         step=np.full(len(rows), -1, np.int64),
         step_number=steps.number,
         step_start_us=steps.start_us,
@@ -248,6 +270,13 @@ def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tupl
     moves = ((category == Category.KERNEL) & (collective | noted)) | ((category == Category.COPY) & noted)
     kind[moves] = EventKind.COLLECTIVE
     return kind, moves
+
+
+def _roles(file: KinetoFile, rows: Ints, kind: Ints) -> npt.NDArray[np.int8]:
+    """Spans of the optimizer, which the script's thread marks."""
+    updates = np.array([name.startswith(_OPTIMIZER) for name in file.names] or [False])
+    found = updates[file.name[rows]] & (kind == EventKind.OP)
+    return np.where(found, Role.UPDATE, Role.UNKNOWN).astype(np.int8)
 
 
 def _find_launches(r: RankRecords) -> None:
@@ -354,9 +383,28 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
     label = str(match[0] if match else named or short)
     return Collective(
         label=label.lower().replace("_", ""),
+        kind=_collective_kind(short, notes),
+        process_group=_process_group(notes),
         group=group if isinstance(group, str) else None,
         group_ranks=ranks if isinstance(ranks, tuple) else None,
         sequence=sequence if isinstance(sequence, int) else None,
         size_bytes=(sized.elements or 0) * _ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
         dtype=(sized.dtype or "").lower() if sized else "",
     )
+
+
+def _collective_kind(kernel: str, notes: list[Note]) -> CollectiveKind:
+    told = [name for note in notes for name in (note.collective, note.span) if name]
+    kinds = map(collective_kind_of, [*told, kernel])
+    return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
+
+
+def _process_group(notes: list[Note]) -> ProcessGroup | None:
+    note = next((note for note in notes if note.group is not None or note.group_ranks or note.group_size), None)
+    if note is None:
+        return None
+    ranks = note.group_ranks or ()
+    listed = len(set(ranks)) == len(ranks) and all(0 <= rank < 1 << 20 for rank in ranks)
+    size = note.group_size if note.group_size is not None and note.group_size > 0 else -1
+    ranks = ranks if listed and size in (-1, len(ranks)) else ()
+    return ProcessGroup(name=note.group or "", description=note.group_description or "", ranks=ranks, size=len(ranks) or size)

@@ -18,13 +18,24 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
 from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, match_forward, match_gradients
 from dpro_search.collect.readers._mxnet_parameters import told_by_order, told_by_size
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers.importers import Importer, read_head
-from dpro_search.collect.trace import ClockReport, DependencyKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.recorded_names import role_in_mxnet
+from dpro_search.collect.trace import (
+    ClockReport,
+    CollectiveKind,
+    DependencyKind,
+    EventKind,
+    NodeGraph,
+    TensorInfo,
+    Trace,
+    TraceMeta,
+)
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "mxnet-profiler"
@@ -73,7 +84,7 @@ def read(paths: Sequence[Path]) -> Trace:
     workers = [profile for profile in profiles if profile.trains] or profiles
     servers = [profile for profile in profiles if profile not in workers]
     try:
-        return trace_of_profiles(workers, servers, symbols[0] if symbols else None, dropped)
+        return described(trace_of_profiles(workers, servers, symbols[0] if symbols else None, dropped))
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
 
@@ -119,6 +130,8 @@ class ProfileWriter:
         self._unmatched: Counter[str] = Counter()
         self._op_us = self._unmatched_us = 0.0
         self._collectives = 0
+        # A push-pull of a parameter server is two messages.
+        self._comm_kind = CollectiveKind.ALL_REDUCE if self._comm_name() == "horovod" else CollectiveKind.UNKNOWN
         self._pushes: list[tuple[list[tuple[int, float]], list[Comm]]] = []  # calls and what they sent, of each rank and step
 
     def trace(self) -> Trace:
@@ -253,7 +266,9 @@ class ProfileWriter:
                 elif self._symbol is not None and step >= 0:
                     self._unmatched[f"operators matched to no node of the graph: {op.name}"] += 1
                     self._unmatched_us += 0.0 if _OF_STORE.search(op.name) else op.end_us - op.start_us
-                event = self._rows.add(name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, **self._span(op))
+                event = self._rows.add(
+                    name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, role=role_in_mxnet(name), **self._span(op)
+                )
                 if node >= 0:
                     events[node, is_backward] = event  # of several events of a node, the last
                 added.append((op, event))
@@ -296,7 +311,16 @@ class ProfileWriter:
         sent = []
         for op, parameter in zip(comm, parameters, strict=True):
             tensor = self._tensors.setdefault(parameter, len(self._tensors))
-            event = self._rows.add(op.name, EventKind.COMM, rank=rank, stream=op.thread, step=step, tensor=tensor, **self._span(op))
+            event = self._rows.add(
+                op.name,
+                EventKind.COMM,
+                rank=rank,
+                stream=op.thread,
+                step=step,
+                tensor=tensor,
+                collective_kind=self._comm_kind,
+                **self._span(op),
+            )
             producer = events.get((node_of.get(parameter, -1), True), -1)
             if producer >= 0:
                 self._rows.need(producer, event)

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, shifted, steps_of
 from dpro_search.collect.readers.graphdef import DTYPES, producer
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.trace import EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "tensorflow-runmetadata"
@@ -126,7 +128,7 @@ def read(paths: Sequence[Path]) -> Trace:
     ]
     events_, steps_ = shifted(rows.events(), steps_of(steps), clock)
     comm = any("Horovod" in node.op for nodes in ranks for node in nodes)
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="tensorflow",
             comm="horovod" if comm else "unknown",
@@ -148,6 +150,7 @@ def read(paths: Sequence[Path]) -> Trace:
         graph_of_rank=tuple(of_rank),
         dependencies=rows.dependencies(),
     )
+    return described(trace)
 
 
 def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
@@ -210,6 +213,7 @@ def _add_rank(rows: EventRows, rank: int, nodes: Sequence[_Node], base_us: float
             tensor=number,
             collective=number,
             size_bytes=node.size_bytes if kind is EventKind.COMM else 0,
+            collective_kind=collective_kind_of(node.op) if kind is EventKind.COMM else CollectiveKind.UNKNOWN,
         )
         if kind in (EventKind.OP, EventKind.COMM):
             events[node.name].append(event)

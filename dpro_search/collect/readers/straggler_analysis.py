@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers.importers import Importer
-from dpro_search.collect.trace import DependencyKind, EventKind, Trace, TraceMeta
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Role, Trace, TraceMeta
 from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError
 
 FORMAT = "straggler-analysis"
@@ -28,6 +30,7 @@ _MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 _STREAMS = {optype: number for number, optype in enumerate(_MESSAGES, start=1)}  # 0: everything else
 _STAGE_PEERS = ("params-all-gather", "grads-reduce-scatter")
 _COLLECTIVES = (*_STAGE_PEERS, "embedding-grads-all-reduce", "layernorm-grads-all-reduce", "optimizer-clip-main-grad")
+_ROLES = {"forward-compute": Role.FORWARD, "backward-compute": Role.BACKWARD}  # other computation is the optimizer's
 _MOST_STEP_S = 86_400.0  # a longer step is a damaged number
 
 
@@ -92,6 +95,8 @@ def read(paths: Sequence[Path]) -> Trace:
                     end_us=origin_us[rows[i].step] + rows[i].end_s * 1e6,
                     step=rows[i].step,
                     collective=numbers.get(i, -1),
+                    collective_kind=_collective_kind(rows[i].optype),
+                    role=_role(rows[i].optype),
                 )
                 for i in batch
             ]
@@ -105,7 +110,7 @@ def read(paths: Sequence[Path]) -> Trace:
         (rank, step, origin_us[step], origin_us[step] + lengths[step]) for rank, step in {(row.rank, row.step) for row in rows}
     ]
     missing = sorted(set(range(ranks)) - {row.rank for row in rows})
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="megatron",
             comm=f"pipeline {len({row.stage for row in rows})} x data {len({row.dp_rank for row in rows})}",
@@ -125,6 +130,7 @@ def read(paths: Sequence[Path]) -> Trace:
         graph_of_rank=(),
         dependencies=events.dependencies(),
     )
+    return described(trace)
 
 
 def _table(path: Path) -> dict[str, list[Any]]:
@@ -175,6 +181,16 @@ def _kind(optype: str) -> EventKind:
     if optype in _MESSAGES or optype in _COLLECTIVES:
         return EventKind.COLLECTIVE
     return EventKind.OP if optype == "gc" else EventKind.KERNEL
+
+
+def _collective_kind(optype: str) -> CollectiveKind:
+    moves = _kind(optype) is EventKind.COLLECTIVE
+    return collective_kind_of(optype) if moves else CollectiveKind.UNKNOWN
+
+
+def _role(optype: str) -> Role:
+    computes = _kind(optype) is EventKind.KERNEL
+    return _ROLES.get(optype, Role.UPDATE) if computes else Role.UNKNOWN
 
 
 def _collectives(rows: Sequence[_Row], dropped: Counter[str]) -> dict[int, int]:

@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.trace import DependencyKind, EventKind, Trace, TraceMeta
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Trace, TraceMeta
 from dpro_search.errors import TraceFormatError
 
 FORMAT = "xplane-gpu"
@@ -54,6 +56,14 @@ class _Item:
         if _COMM.search(self.name) or (_COMM.match(operation) and not _COPY.search(self.name)):
             return EventKind.COLLECTIVE
         return EventKind.COPY if _COPY.search(self.name) or "memcpy_details" in self.stats else EventKind.KERNEL
+
+    @property
+    def collective_kind(self) -> CollectiveKind:
+        """By XLA's operation, which the kernel carries out; else by the kernel's name."""
+        if self.kind is not EventKind.COLLECTIVE:
+            return CollectiveKind.UNKNOWN
+        kinds = map(collective_kind_of, (str(self.stats.get("hlo_op", "")), self.name))
+        return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +129,7 @@ def read(paths: Sequence[Path]) -> Trace:
         _add_gpu(rows, rank, gpu, base_us, numbers)
     for number, of_file in enumerate(calls):
         _add_calls(rows, [(rank, gpu) for rank, gpu in enumerate(gpus) if gpu.file == number], of_file, base_us, dropped)
-    return Trace(
+    trace = Trace(
         meta=TraceMeta(
             framework="xla",
             comm="nccl" if numbers else "unknown",
@@ -145,6 +155,7 @@ def read(paths: Sequence[Path]) -> Trace:
         graph_of_rank=(),
         dependencies=rows.dependencies(),
     )
+    return described(trace)
 
 
 def _origin_us(space: Any) -> float:
@@ -288,6 +299,7 @@ def _add_gpu(rows: EventRows, rank: int, gpu: _Gpu, base_us: float, numbers: dic
             step=item.step,
             collective=numbers.get(id(item), -1),
             size_bytes=item.size_bytes,
+            collective_kind=item.collective_kind,
         )
 
 

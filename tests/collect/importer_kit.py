@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.readers.importers import Importer, import_trace, importers, read_head
 from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.collect.trace_check import check
 from dpro_search.errors import DproSearchError
 
 FUZZ = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -55,6 +56,7 @@ def check_trace(trace: Trace) -> None:
         assert not len(end) or 0 <= end.min() <= end.max() < count
     assert len(trace.meta.hosts) == len(trace.meta.clock.offset_us) == len(trace.meta.clock.residual_us) == trace.meta.ranks
     assert all(number > 0 for number in trace.meta.dropped.values())
+    check(trace)
 
 
 def read_or_one_line(importer: Importer, paths: list[Path]) -> Trace | str:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, steps_of
-from dpro_search.collect.trace import EventKind, Trace, TraceMeta
+from dpro_search.collect.trace import EventKind, Role, Trace, TraceMeta
 from dpro_search.errors import GraphError, InputError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
 from dpro_search.space.pipeline_parallel import pipeline_graph
 
@@ -29,7 +30,8 @@ def two_stages(*, compute_us: tuple[float, float] = (100.0, 300.0), steps: int =
             ("grads-reduce-scatter 0", EventKind.COLLECTIVE, 1, 0, arrived + second, arrived + second + 50.0, 2 * step + 1),
         ):
             times = {"start_us": t + start, "end_us": t + end}
-            rows.add(name, kind, rank=rank, stream=stream, step=step, collective=collective, **times)
+            role = Role.FORWARD if kind is EventKind.KERNEL else Role.UNKNOWN
+            rows.add(name, kind, rank=rank, stream=stream, step=step, collective=collective, role=role, **times)
     return Trace(
         meta=TraceMeta(
             framework="test", comm="pipeline", ranks=2, hosts=("", ""), cores=(-1, -1), clock=clocks_as_recorded(2, "test")
@@ -54,6 +56,14 @@ def test_waiting_is_no_part_of_a_transfer():
     assert lengths["forward-recv 0"] == lengths["forward-send 0"] == pytest.approx(10.0)
     assert lengths["tail of grads-reduce-scatter 0"] == pytest.approx(20.0)
     assert lengths["before grads-reduce-scatter 0"] == pytest.approx(5.0)
+
+
+def test_what_an_operation_does_is_kept_in_the_graph():
+    graph = pipeline_graph(two_stages(), [0])
+    kinds = {graph.name(i): OpKind(int(graph.kind[i])) for i in range(len(graph))}
+    assert kinds["forward-compute 0"] is OpKind.FORWARD
+    assert kinds["forward-send 0"] is OpKind.COMM
+    assert kinds["before grads-reduce-scatter 0"] is OpKind.HOST
 
 
 def test_launch_delays_can_be_left_out():

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol
 from dpro_search.collect.readers._mxnet_match import match_backward, match_forward
+from dpro_search.collect.recorded_names import made_for_backward
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -176,7 +177,13 @@ def step_graph(reference: StepOps, steps: Sequence[StepOps], symbol: Symbol | No
     number = {name: i for i, name in enumerate(names)}
     ptr = np.cumsum([0, *(len(set(needs[name])) for name in names)])
     idx = [number[need] for name in names for need in sorted(set(needs[name]))]
-    return NodeGraph(name=names, op=tuple(op_of.values()), input_ptr=ptr.astype(np.int64), input_idx=np.array(idx, np.int64))
+    return NodeGraph(
+        name=names,
+        op=tuple(op_of.values()),
+        input_ptr=ptr.astype(np.int64),
+        input_idx=np.array(idx, np.int64),
+        backward=np.array([made_for_backward(name, op) for name, op in op_of.items()], np.bool_),
+    )
 
 
 def _starts(compute: Sequence[Span], comm: Sequence[Sequence[StepComm]]) -> list[float]:

@@ -76,6 +76,11 @@ def role_in_server(name: str) -> Role:
     return role if role in (Role.UPDATE, Role.COPY) else Role.UNKNOWN
 
 
+def made_for_backward(name: str, op: str) -> bool:
+    """Of a node of an executed graph: by TensorFlow's scope of gradients, or MXNet's type of operators."""
+    return "gradient_tape/" in name or name.startswith("gradients/") or op.startswith("_backward_")
+
+
 def copies_of_gathers(units: Sequence[str | None], ops: Sequence[str]) -> list[tuple[int, int]]:
     """Ops that copy what PyTorch's ``fully_shard`` gathers, into and out of buffers: (gather, op), both by position.
 

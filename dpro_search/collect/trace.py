@@ -64,6 +64,8 @@ class Trace(RecordedJob):
             for i, graph in enumerate(self.graphs):
                 columns[f"graph{i}.input_ptr"] = packed(graph.input_ptr)
                 columns[f"graph{i}.input_idx"] = packed(graph.input_idx)
+                if graph.backward is not None:
+                    columns[f"graph{i}.backward"] = graph.backward
                 for column in _TENSOR_COLUMNS if graph.tensors else ():
                     columns[f"graph{i}.{column}"] = packed(getattr(graph.tensors, column))
             strings = _Strings(
@@ -131,6 +133,7 @@ class Trace(RecordedJob):
                     input_ptr=widened(columns[f"graph{i}.input_ptr"]),
                     input_idx=widened(columns[f"graph{i}.input_idx"]),
                     tensors=_tensors(g, columns, f"graph{i}"),
+                    backward=columns.get(f"graph{i}.backward"),
                 )
                 for i, g in enumerate(strings.graphs)
             )

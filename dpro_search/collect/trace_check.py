@@ -128,6 +128,11 @@ def _graph(graph: NodeGraph) -> Iterator[tuple[bool, str]]:
     yield len(graph.op) != nodes or pointers.shape != (nodes + 1,), "graph: columns of different lengths"
     yield pointers.dtype.kind != "i" or graph.input_idx.dtype.kind != "i", "graph: indices that are no integers"
     yield bool(pointers[0] != 0 or pointers[-1] != len(graph.input_idx) or (np.diff(pointers) < 0).any()), "graph: broken pointers"
+    if graph.backward is not None:
+        yield (
+            graph.backward.shape != (nodes,) or graph.backward.dtype.kind != "b",
+            "graph: marks of the backward pass that do not fit",
+        )
     yield _outside(graph.input_idx, 0, nodes), "graph: an input that is not there"
 
 

@@ -276,6 +276,7 @@ class NodeGraph:
     input_ptr: Ints  # [v + 1]
     input_idx: Ints  # [edges], indices of the producing nodes
     tensors: GraphTensors | None = None  # None: the recording says nothing of them
+    backward: npt.NDArray[np.bool_] | None = None  # [v], nodes that the framework made for the backward pass; None: not told
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):

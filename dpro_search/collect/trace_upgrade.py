@@ -13,9 +13,16 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from dpro_search.collect.recorded_names import collective_kind_of, copies_of_gathers, role_in_mxnet, role_in_server
-from dpro_search.collect.trace_columns import Codes, CollectiveKind, EventKind, Ints, Role
+from dpro_search.collect.recorded_names import (
+    collective_kind_of,
+    copies_of_gathers,
+    made_for_backward,
+    role_in_mxnet,
+    role_in_server,
+)
+from dpro_search.collect.trace_columns import Codes, CollectiveKind, EventKind, Ints, NodeGraph, Role
 from dpro_search.collect.trace_meta import TRACE_VERSION
 from dpro_search.collect.trace_values import RecordedJob
 
@@ -45,8 +52,11 @@ def upgraded(job: _Job) -> _Job:
     if job.meta.format in _MXNET_FORMATS:
         served = events.kind == EventKind.SERVER
         role[served] = _by_name(job.names, role_in_server)[events.name[served]]
+    graphs = tuple(replace(graph, backward=_backward(graph)) for graph in job.graphs)
     meta = msgspec.structs.replace(job.meta, version=TRACE_VERSION)
-    return replace(job, meta=meta, events=replace(events, collective_kind=_collective_kinds(job, events.collective), role=role))
+    return replace(
+        job, meta=meta, graphs=graphs, events=replace(events, collective_kind=_collective_kinds(job, events.collective), role=role)
+    )
 
 
 def spread(kind: Codes, collective: Ints) -> Codes:
@@ -55,6 +65,10 @@ def spread(kind: Codes, collective: Ints) -> Codes:
     table = np.full(int(collective.max(initial=-1)) + 2, CollectiveKind.UNKNOWN, np.int8)  # the last is for -1
     table[collective[known]] = kind[known]
     return np.where(kind >= 0, kind, table[collective])
+
+
+def _backward(graph: NodeGraph) -> npt.NDArray[np.bool_]:
+    return np.array([made_for_backward(name, op) for name, op in zip(graph.name, graph.op, strict=True)], np.bool_)
 
 
 def _collective_kinds(job: RecordedJob, collective: Ints) -> Codes:

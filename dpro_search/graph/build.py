@@ -279,16 +279,11 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
 
 
 def _kinds(graph: NodeGraph, order: Ints, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
-    """COMM; UPDATE: whatever waits for communication; BACKWARD by scope (TensorFlow) or type (MXNet); IO by type; or FORWARD.
+    """COMM; UPDATE: whatever waits for communication; BACKWARD as the graph tells it; IO by type; or FORWARD.
 
-    Sums of gradients, and of such sums, are made outside of the scope, and are backward ops as well.
+    Sums of gradients, and of such sums, are made outside of TensorFlow's scope of gradients, and are backward ops as well.
     """
-    backward = np.array(
-        [
-            "gradient_tape/" in name or name.startswith("gradients/") or op.startswith("_backward_")
-            for name, op in zip(graph.name, graph.op, strict=True)
-        ]
-    )
+    backward = np.zeros(len(graph.name), np.bool_) if graph.backward is None else graph.backward.copy()
     io = np.array([op.startswith(("Iterator", "Dataset", "Send", "_Send", "_Recv", "Recv")) for op in graph.op])
     host = np.array([op in ("_Arg", "_Retval", "NoOp", "Const") for op in graph.op])
     kinds = np.full(len(graph.name), int(OpKind.FORWARD), dtype=np.int64)

@@ -1,5 +1,7 @@
 """What readers tell of collectives, process groups, element types, shapes and roles: on real recordings."""
 
+import gzip
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from kineto_files import COLLECTIVES, START, Profile, distributed
 
 from dpro_search.collect.assemble import assemble
 from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
@@ -198,6 +201,16 @@ class TestRecordings:
     def test_the_types_of_collectives_follow_from_the_execution_trace(self):
         trace = assemble(DATA / "fsdp_mlp")
         assert {dtype for _, dtype in told(trace, EventKind.COLLECTIVE)} == {"float32"}
+
+    def test_horovod_of_mxnet_tells_all_reduces_ranks_passes_and_updates(self, tmp_path):
+        raw = shutil.copytree(DATA / "mxnet_horovod_mlp", tmp_path / "raw")
+        for packed in raw.rglob("*.gz"):
+            packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+        trace = assemble_mxnet_horovod(raw)
+        assert set(told(trace, EventKind.COMM, EventKind.ALLREDUCE)) == {("ALL_REDUCE", "float32")}
+        assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
+        assert {"FORWARD", "BACKWARD", "UPDATE"} <= set(roles(trace, EventKind.OP))
+        assert 0 < trace.graphs[0].backward.sum() < len(trace.graphs[0].name)
 
     def test_byteps_tells_passes_and_updates(self):
         trace = assemble_byteps(DATA / "byteps_mlp")

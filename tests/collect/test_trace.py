@@ -40,6 +40,8 @@ def test_a_saved_trace_loads_equal(tmp_path):
     for kind, ours, theirs in ((Events, sample().events, again.events), (Steps, sample().steps, again.steps)):
         for field in fields(kind):
             np.testing.assert_allclose(getattr(theirs, field.name), getattr(ours, field.name), atol=0.01)
+    for ours, theirs in zip(sample().graphs, again.graphs, strict=True):
+        np.testing.assert_array_equal(theirs.backward, ours.backward)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
@@ -114,6 +116,13 @@ def test_a_code_that_no_table_has_is_one_line(tmp_path, name, code):
 def test_a_table_with_impossible_entries_is_one_line(tmp_path, tables):
     small(**tables).save(tmp_path / "t")
     with pytest.raises(TraceFormatError, match="does not fit together"):
+        Trace.load(tmp_path / "t")
+
+
+def test_marks_of_the_backward_pass_that_do_not_fit_their_graph_are_one_line(tmp_path):
+    graph = sample().graphs[0]
+    replace(sample(), graphs=(replace(graph, backward=graph.backward[1:]),)).save(tmp_path / "t")
+    with pytest.raises(TraceFormatError, match="graph: marks of the backward pass"):
         Trace.load(tmp_path / "t")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.protos import parse, text
+from dpro_search.collect.recorded_names import made_for_backward
 from dpro_search.collect.trace import GraphTensors, NodeGraph
 from dpro_search.errors import TraceFormatError
 
@@ -88,6 +89,7 @@ def _node_graph(nodes: list[Any], path: Path) -> NodeGraph:
         op=tuple(text(node.op) for node in nodes),
         input_ptr=np.array(ptr, dtype=np.int64),
         input_idx=np.array(idx, dtype=np.int64),
+        backward=np.array([made_for_backward(text(node.name), text(node.op)) for node in nodes], dtype=np.bool_),
         tensors=GraphTensors(
             types=(),
             input_port=np.array(ports, dtype=np.int64),

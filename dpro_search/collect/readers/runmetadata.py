@@ -22,7 +22,7 @@ from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted
 from dpro_search.collect.readers.graphdef import DTYPES, producer
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.recorded_names import collective_kind_of, made_for_backward
 from dpro_search.collect.trace import CollectiveKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -237,6 +237,7 @@ def _graph(metadata: Any, dropped: Counter[str]) -> NodeGraph:
         op=tuple(text(node.op) for node in nodes.values()),
         input_ptr=np.array(ptr, np.int64),
         input_idx=np.array(idx, np.int64),
+        backward=np.array([made_for_backward(name, text(node.op)) for name, node in nodes.items()], np.bool_),
     )
 
 

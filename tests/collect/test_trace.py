@@ -120,8 +120,8 @@ def test_a_table_with_impossible_entries_is_one_line(tmp_path, tables):
 
 
 def test_marks_of_the_backward_pass_that_do_not_fit_their_graph_are_one_line(tmp_path):
-    graph = sample().graphs[0]
-    replace(sample(), graphs=(replace(graph, backward=graph.backward[1:]),)).save(tmp_path / "t")
+    first, *others = sample().graphs
+    replace(sample(), graphs=(replace(first, backward=first.backward[1:]), *others)).save(tmp_path / "t")
     with pytest.raises(TraceFormatError, match="graph: marks of the backward pass"):
         Trace.load(tmp_path / "t")
 

@@ -19,10 +19,7 @@ GROUND = {f"{PACKAGE}.{name}" for name in ("errors", "_text", "_version", "quant
 BESIDE_API = {f"{PACKAGE}._api_run", f"{PACKAGE}._api_values"}  # parts of the highest layer
 
 # Circles that are still to be removed. Delete an entry with its circle; add none.
-KNOWN_CIRCLES = (
-    {"dpro_search.collect.trace", "dpro_search.collect.trace_check"},
-    {"dpro_search.replay.horovod_plans", "dpro_search.replay.plan_predictor", "dpro_search.replay.store_plans"},
-)
+KNOWN_CIRCLES: tuple[set[str], ...] = ()
 
 
 class Import(NamedTuple):

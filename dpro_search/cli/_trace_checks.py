@@ -68,7 +68,7 @@ def _real_runs(trace: Trace) -> Iterator[Check]:
     """Whether the job can be started here, and who follows its plans."""
     from dpro_search.kinds import kind_of, recorded_job
 
-    targets = kind_of(trace).targets_of(trace)
+    targets = kind_of(trace).targets_of(trace.meta.framework)
     if targets:
         yield Check(name="export", ok=True, detail=f"for {', '.join(map(str, targets))}")
     try:

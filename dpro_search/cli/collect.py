@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
-class Framework(StrEnum):
-    """Frameworks that can be recorded."""
-
-    TENSORFLOW = "tensorflow"
-    PYTORCH = "pytorch"
-    MXNET = "mxnet"
-
-
-class Comm(StrEnum):
-    """Communication libraries that can be recorded."""
-
-    HOROVOD = "horovod"
-    DDP = "ddp"
-    FSDP = "fsdp"
-    KVSTORE = "kvstore"
-    BYTEPS = "byteps"
-
-
 def collect(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The training command of one rank.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
-    framework: Annotated[Framework, typer.Option("--framework", help="What the job trains with.")] = Framework.TENSORFLOW,
-    comm: Annotated[Comm, typer.Option("--comm", help="What the job communicates with.")] = Comm.HOROVOD,
+    framework: Annotated[
+        str, typer.Option("--framework", metavar="F", help="What the job trains with: tensorflow, pytorch, mxnet.")
+    ] = "tensorflow",
+    comm: Annotated[
+        str, typer.Option("--comm", metavar="C", help="What it communicates with: horovod, ddp, fsdp, kvstore, byteps.")
+    ] = "horovod",
     hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
     ranks_per_host: Annotated[
         int, typer.Option("--ranks-per-host", metavar="N", min=1, help="Ranks on each host; with --rate, Horovod on MPI.")
@@ -61,9 +46,9 @@ def collect(
     from dpro_search.cli._output import microseconds, percent, stderr_console
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
-    from dpro_search.collect.launchers import launcher_for
     from dpro_search.collect.step_times import Schedule
     from dpro_search.errors import InputError
+    from dpro_search.kinds import launcher_for
     from dpro_search.quantities import parse_rate_bps
 
     launcher = launcher_for(framework, comm)

@@ -24,9 +24,9 @@ def import_(
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect._files import require_new
-    from dpro_search.collect.launchers import assemble_raw
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
+    from dpro_search.kinds import assemble_raw
 
     require_new(out)
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()

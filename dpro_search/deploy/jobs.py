@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launchers._base import Launcher
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
@@ -34,22 +35,6 @@ _USES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobLauncher:
-    """How jobs of a kind are started again, and what can follow a plan in them.
-
-    Attributes
-    ----------
-    targets
-        What can follow a plan in such a job.
-    time
-        Runs a job and measures its steps, like `collect.launchers.Launcher.time`.
-    """
-
-    targets: tuple[Target, ...]
-    time: Callable[..., StepTimes]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run of a job: its steps, and the first losses that it printed."""
 
@@ -63,20 +48,25 @@ class RecordedJob:
 
     Attributes
     ----------
+    launcher, targets
+        How it is started, and what can follow a plan in it.
     spec
         The job in its recorded setting.
     rate_bps, shaped
         The links of its hosts, and whether it has hosts of its own.
     """
 
-    launcher: JobLauncher
+    launcher: Launcher
+    targets: tuple[Target, ...]
     spec: JobSpec
     facts: JobFacts
     rate_bps: float | None
     shaped: bool
 
     @staticmethod
-    def of(trace: Trace, launcher: JobLauncher, facts: JobFacts, command: Sequence[str] = ()) -> RecordedJob:
+    def of(
+        trace: Trace, launcher: Launcher, targets: tuple[Target, ...], facts: JobFacts, command: Sequence[str] = ()
+    ) -> RecordedJob:
         """The job of a trace; `command` in place of the recorded one.
 
         Raises
@@ -97,6 +87,7 @@ class RecordedJob:
             raise InputError("the recorded job's hosts had different numbers of ranks: no such job can be started here")
         return RecordedJob(
             launcher=launcher,
+            targets=targets,
             spec=JobSpec(
                 command=chosen, ranks=workers, ranks_per_host=ranks_per_host, cores=cores if min(cores) >= 0 else (), env=env
             ),
@@ -127,7 +118,7 @@ class RecordedJob:
             report.mkdir()
             exported = None
             if plan != Plan():
-                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.launcher.targets), self.facts)
+                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.targets), self.facts)
             spec = _with_env(self.spec, exported, report)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)

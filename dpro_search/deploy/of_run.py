@@ -30,8 +30,8 @@ from dpro_search.space.plan import Plan, Prediction
 class DeployedKind(Protocol):
     """What of a kind of job an export asks; `kinds.Kind` is one."""
 
-    def targets_of(self, trace: Trace) -> tuple[Target, ...]:
-        """What plans of a recorded job can be exported to."""
+    def targets_of(self, framework: str) -> tuple[Target, ...]:
+        """What plans of such jobs of a framework can be exported to."""
 
     def facts(self, trace: Trace) -> JobFacts:
         """What an export can check a plan against."""
@@ -111,7 +111,7 @@ def export_from(
     available: tuple[Target, ...] = ()
     if chosen.trace is not None:
         kind = kind_of(chosen.trace)
-        available = kind.targets_of(chosen.trace)
+        available = kind.targets_of(chosen.trace.meta.framework)
         facts = kind.facts(chosen.trace) if available else None
     if targets:
         wanted = targets_named(targets, known)
@@ -155,7 +155,7 @@ def validate_run(
     earlier = calibration_of(read_run(run), run)
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
     for plan, _ in plans:
-        targets_for(plan, job.launcher.targets)  # before anything runs
+        targets_for(plan, job.targets)  # before anything runs
     validation = validate(
         job,
         result.baseline,

@@ -13,8 +13,11 @@ from dpro_search.kinds import _names
 from dpro_search.kinds._base import COMPUTE, Comparison, Job, Kind, PlanOptions, Table, with_memory_limit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpro_search.collect.launchers._base import Launcher
     from dpro_search.collect.trace import Trace
-    from dpro_search.deploy.jobs import JobLauncher, RecordedJob
+    from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.deploy.parts.part import Target
 
 __all__ = [
@@ -25,9 +28,11 @@ __all__ = [
     "PlanOptions",
     "Table",
     "all_targets",
+    "assemble_raw",
     "job_of",
     "kind_of",
     "kinds",
+    "launcher_for",
     "launchers",
     "recorded_job",
     "searchable_job_of",
@@ -78,16 +83,44 @@ def recorded_job(trace: Trace, command: Sequence[str] = ()) -> RecordedJob:
     from dpro_search.deploy.jobs import RecordedJob
 
     kind = kind_of(trace)
-    launcher = kind.launchers().get(trace.meta.format)
+    launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None:
-        known = ", ".join(launchers())
+        known = ", ".join(each.format for each in launchers())
         raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
-    return RecordedJob.of(trace, launcher, kind.facts(trace), command)
+    return RecordedJob.of(trace, launcher, kind.targets_of(trace.meta.framework), kind.facts(trace), command)
 
 
-def launchers() -> dict[str, JobLauncher]:
-    """What starts the jobs of all kinds, by the format of their traces."""
-    return {name: launcher for kind in kinds() for name, launcher in kind.launchers().items()}
+def launchers() -> tuple[Launcher, ...]:
+    """What records and times the jobs of all kinds."""
+    return tuple(launcher for kind in kinds() for launcher in kind.launchers)
+
+
+def launcher_for(framework: str, comm: str) -> Launcher:
+    """The launcher of a framework's jobs with a way to communicate; raises `InputError` if there is none."""
+    for launcher in launchers():
+        if (launcher.framework, launcher.comm) == (framework, comm):
+            return launcher
+    known = ", ".join(f"--framework {launcher.framework} --comm {launcher.comm}" for launcher in launchers())
+    raise InputError(f"--framework {framework} --comm {comm}: cannot be recorded; known are {known}")
+
+
+def assemble_raw(raw: Path) -> Trace:
+    """Build the trace of a job from the raw folder that its launcher kept.
+
+    Raises
+    ------
+    InputError
+        It is no raw folder of a known recorder, a rank is missing, or the job held nothing to record.
+    TraceFormatError
+        A file is damaged, or contradicts another.
+    """
+    from dpro_search.collect.assembly import raw_format
+
+    found = raw_format(raw)
+    for launcher in launchers():
+        if launcher.format == found:
+            return launcher.assemble(raw)
+    raise InputError(f"{raw}/job.json: raw files of '{found}'; known are {', '.join(each.format for each in launchers())}")
 
 
 def all_targets() -> tuple[Target, ...]:

@@ -36,7 +36,7 @@ from dpro_search.space.scenario import Scale, Scenario
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
     from dpro_search.replay.outputs import MeasuredOps
     from dpro_search.replay.timeline import Timeline
     from dpro_search.report.groups import TensorGroups
@@ -355,16 +355,17 @@ class Kind(ABC):
             The trace cannot be replayed.
         """
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        """What starts such jobs, by the format of their traces; others cannot be started here."""
-        return {}
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        """What records and times such jobs; empty: they cannot be started here."""
+        return ()
 
     def servers(self, trace: Trace) -> Servers:
         """The parameter servers of a recorded job, which in a trace are ranks behind those that train."""
         return Servers()
 
-    def targets_of(self, trace: Trace) -> tuple[Target, ...]:
-        """Those of `targets` that the recorded job has."""
+    def targets_of(self, framework: str) -> tuple[Target, ...]:
+        """Those of `targets` that jobs of a framework have."""
         return self.targets
 
     def facts(self, trace: Trace) -> DeployedFacts:

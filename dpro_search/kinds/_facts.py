@@ -91,7 +91,7 @@ def graph_change(scale: Scale, ranks: int) -> Change:
     if scale.what == "bandwidth":
         return BandwidthScaled(factor=scale.factor)
     if scale.what == "communication":
-        return CommunicationScaled(factor=scale.factor)
+        return CommunicationScaled(factor=scale.factor, rank=scale.rank)
     return ComputeScaled(factor=scale.factor, rank=scale.rank)
 
 

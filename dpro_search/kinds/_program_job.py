@@ -16,12 +16,13 @@ from dpro_search.kinds._base import Comparison, Job, Table
 from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
 from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
 from dpro_search.kinds._program import ProgramPredictor
+from dpro_search.kinds._terms import cost_terms
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.critical_path import Segment, critical_path
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
 from dpro_search.replay.timeline import Timeline
-from dpro_search.report.quality import Term, cost_terms
+from dpro_search.report.quality import Term
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale

@@ -30,7 +30,6 @@ from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.report.quality import Term, store_terms
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.cost_spread import CostFactors, CostSpread
@@ -127,9 +126,6 @@ class StoreJob(Job, Generic[_Job]):
         one, found = self.priced(self.timeline(plan), plan), self.judged(plan)
         parts = {part: us * found.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()}
         return msgspec.structs.replace(found, breakdown_us=parts, settled=one.settled)
-
-    def terms(self) -> tuple[Term, ...]:
-        return store_terms(self.recorded_job)
 
     def graph(self, plan: Plan) -> ReplayGraph:
         """What is replayed; raises `InputError` for a plan that the job cannot follow."""

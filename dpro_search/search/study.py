@@ -243,8 +243,9 @@ def _result(
 
 
 def _guide_of(objective: Objective) -> Guide | None:
-    """What replays plans for samplers: the objective, where it can tell collectives apart."""
-    return cast("Guide", objective) if callable(getattr(objective, "exchanges", None)) else None
+    """What replays plans for samplers: the objective, where it can tell collectives apart and plans can group them."""
+    guides = callable(getattr(objective, "exchanges", None)) and "tensor_groups" in objective.space.fields
+    return cast("Guide", objective) if guides else None
 
 
 class Crew(Protocol):

@@ -79,6 +79,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"'{text}': the rate of the recording's links is not known; use rate=1gbit")
         return msgspec.structs.replace(self, rate_bps=self.rate_bps * factor)
 
+
 class SpecOn(NamedTuple):
     """The `ClusterSpec` of a job on a cluster.
 

@@ -11,24 +11,22 @@ import msgspec
 import pytest
 from sample import sample
 
-from dpro_search.cli.collect import Comm, Framework
 from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launchers import (
-    LAUNCHERS,
     MXNET_BYTEPS,
     MXNET_HOROVOD,
     MXNET_KVSTORE,
     TENSORFLOW_HOROVOD,
     Launcher,
     Run,
-    assemble_raw,
-    launcher_for,
 )
 from dpro_search.collect.launchers.ps_lite import explained
 from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from dpro_search.kinds import assemble_raw, launcher_for, launchers
+from tests.faults.processes import succeeds
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -145,10 +143,15 @@ def test_a_rank_s_hook_finds_its_number_whatever_started_the_rank(told, rank, tm
 
 
 def test_each_kind_of_job_has_one_launcher():
-    assert len({(launcher.framework, launcher.comm) for launcher in LAUNCHERS}) == len(LAUNCHERS)
-    assert len({launcher.format for launcher in LAUNCHERS}) == len(LAUNCHERS)
-    assert {(launcher.framework, launcher.comm) for launcher in LAUNCHERS} <= {(f, c) for f in Framework for c in Comm}
-    assert all(launcher_for(launcher.framework, launcher.comm) is launcher for launcher in LAUNCHERS)
+    known = launchers()
+    assert len({(launcher.framework, launcher.comm) for launcher in known}) == len(known)
+    assert len({launcher.format for launcher in known}) == len(known)
+    assert all(launcher_for(launcher.framework, launcher.comm) is launcher for launcher in known)
+
+
+def test_help_names_what_can_be_recorded():
+    told = succeeds("collect", "--help")
+    assert all(launcher.framework in told and launcher.comm in told for launcher in launchers())
 
 
 def test_a_combination_that_cannot_be_recorded_names_those_that_can():

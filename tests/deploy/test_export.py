@@ -226,7 +226,7 @@ class TestOfTheSample:
     """A recorded TensorFlow job: its graph is there to check against."""
 
     def test_its_kind_of_job_can_be_started(self, trace):
-        assert kind_of(trace).targets_of(trace)[0] == T.HOROVOD
+        assert kind_of(trace).targets_of(trace.meta.framework)[0] == T.HOROVOD
 
     def test_two_ops_side_by_side_are_a_cluster_and_two_far_apart_are_none(self, trace):
         facts, graph = kind_of(trace).facts(trace), trace.graphs[0]

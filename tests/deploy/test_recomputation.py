@@ -8,7 +8,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.graph_rewrites import AT_ONCE, VIEWS, computed_again
 from dpro_search.deploy.xla import places
-from dpro_search.graph import dataflow, step_memory
+from dpro_search.graph import buffers, dataflow
 from dpro_search.graph.build import build_graph
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts
@@ -69,7 +69,7 @@ def test_what_is_fused_waits_for_what_its_cluster_waits_for():
 
 def test_lists_that_the_job_and_the_prediction_both_have_agree():
     assert frozenset(dataflow.AT_ONCE) == AT_ONCE
-    assert VIEWS - {"Snapshot"} <= step_memory.VIEWS
+    assert VIEWS - {"Snapshot"} <= buffers.VIEWS
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
-from dpro_search.kinds import PlanOptions, job_of, launchers, recorded_job
+from dpro_search.kinds import PlanOptions, job_of, kinds, recorded_job
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan, Prediction
 
@@ -35,7 +35,9 @@ GROUPED = (("left", 0, 0), ("right", 3, 18))  # layers of that job, and the numb
 
 def job(kind, command, framework, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
-    return RecordedJob(launcher=launchers()[kind], spec=spec, facts=JobFacts(framework=framework), rate_bps=None, shaped=False)
+    kind_of_job, launcher = next((k, each) for k in kinds() for each in k.launchers if each.format == kind)
+    targets, facts = kind_of_job.targets_of(launcher.framework), JobFacts(framework=framework)
+    return RecordedJob(launcher=launcher, targets=targets, spec=spec, facts=facts, rate_bps=None, shaped=False)
 
 
 def verdict(job, plan, base):

@@ -23,7 +23,8 @@ DDP_JOB = Path(__file__).with_name("planned_ddp_job.py")
 
 def ran(kind, command, **env):
     spec = JobSpec(command=tuple(map(str, command)), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
-    job = RecordedJob(launcher=launchers()[kind], spec=spec, facts=JobFacts(), rate_bps=None, shaped=False)
+    launcher = next(each for each in launchers() if each.format == kind)
+    job = RecordedJob(launcher=launcher, targets=(), spec=spec, facts=JobFacts(), rate_bps=None, shaped=False)
     return job.run(Plan(), warmup=2)
 
 

@@ -122,7 +122,7 @@ class KindConformance:
             assert Plan.from_json(plan.to_json()) == plan
 
     def test_what_can_be_searched_can_be_exported(self, job: Job, trace: Trace, tmp_path: Path) -> None:
-        targets = self.kind.targets_of(trace)
+        targets = self.kind.targets_of(trace.meta.framework)
         exported = {name for target in targets for name in target.fields}
         assert {*job.space.fields} <= exported
         for number, choice in enumerate(job.space.choices):
@@ -178,8 +178,8 @@ class KindConformance:
                 ask()
 
     def test_it_can_be_started_again_or_says_what_can(self, trace: Trace) -> None:
-        if trace.meta.format in self.kind.launchers():
-            assert recorded_job(trace, ("python", "train.py")).launcher.targets
+        if trace.meta.format in {launcher.format for launcher in self.kind.launchers}:
+            assert recorded_job(trace, ("python", "train.py")).targets
         else:
             with pytest.raises(InputError, match="cannot be started here"):
                 recorded_job(trace, ("python", "train.py"))

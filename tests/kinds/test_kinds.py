@@ -77,7 +77,7 @@ class TestImported(KindConformance):
     def recording(cls) -> Trace:
         if not SHARED.is_dir():
             pytest.skip("real traces are not beside the repository (shared/traces)")
-        return import_trace([SHARED / "kineto_single" / "resnet50_v100_workers4.json.gz"])
+        return import_trace([SHARED / "kineto_single" / "convnet_v100_ns_timestamps.json.gz"])
 
 
 def test_the_last_kind_takes_any_trace() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ def registered() -> Any:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("toy")
-    toy.toy_trace(found, sys.executable).save(found / "trace")
+    command = ["--framework", "toy", "--comm", "rounds", "--hosts", 1, "--out", found / "trace", "--", *toy.toy_script(found)]
+    assert verb("collect", *command)["ranks"] == 1
     return found
 
 
@@ -46,7 +46,7 @@ def printed(*args: object) -> str:
 
 
 def verb(*args: object) -> dict[str, Any]:
-    return dict(json.loads(printed(*args, "--json")))
+    return dict(json.loads(printed(*args[:1], "--json", *args[1:])))
 
 
 class TestToy(KindConformance):
@@ -54,8 +54,7 @@ class TestToy(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        with tempfile.TemporaryDirectory() as folder:
-            return toy.toy_trace(Path(folder), sys.executable)
+        return toy.toy_trace((sys.executable, "toy.py"))
 
 
 def test_it_is_a_kind_among_others() -> None:

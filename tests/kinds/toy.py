@@ -1,22 +1,24 @@
 """A kind of job in one file: a single rank that computes, then waits for a store in rounds; its plans say how many rounds.
 
 Its trace has steps and two ops a step, and nothing that any other kind needs. Real jobs of this kind are a loop that sleeps, which
-`LAUNCHER` starts.
+`ToyLauncher` starts.
 """
 
 from __future__ import annotations
 
 import copy
 import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.job import StepTimes
-from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.assembly import JobFile, RankFile, read_job
+from dpro_search.collect.launchers import Launcher, Run
 from dpro_search.collect.trace import (
     ClockReport,
     EventKind,
@@ -26,7 +28,6 @@ from dpro_search.collect.trace import (
     Trace,
     TraceMeta,
 )
-from dpro_search.deploy.jobs import JobLauncher
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
@@ -132,11 +133,29 @@ def rounds_part(plan: Plan, facts: DeployedFacts) -> Part:
 TARGET = Target(name="toy", fields=("micro_batches",), part=rounds_part, communicates=True)
 
 
-def time_toy_job(spec: JobSpec, *, rate_bps: float | None = None, shaped: bool = False, warmup: int = 5) -> StepTimes:
-    """Run the command, which prints how long each step took in seconds."""
-    out = subprocess.run(spec.command, env=dict(spec.env), capture_output=True, text=True, check=True).stdout
-    steps_us = np.array([float(line) * 1e6 for line in out.split()])[warmup:]
-    return StepTimes(iteration_us=steps_us, compute_cpu_us=steps_us, comm_cpu_us=np.zeros(len(steps_us)))
+@dataclass(frozen=True, kw_only=True)
+class ToyLauncher(Launcher):
+    """Runs the command once; it prints how long each step took, in seconds."""
+
+    framework: str = "toy"
+    comm: str = "rounds"
+    format: str = FORMAT
+    environment: str = "none"
+    modules: tuple[str, ...] = ()
+
+    def start(self, run: Run) -> None:
+        done = subprocess.run(run.spec.command, env=dict(run.spec.env), capture_output=True, text=True, check=True)
+        (run.folder / "rank0").mkdir()
+        (run.folder / "rank0" / "steps").write_text(done.stdout)
+
+    def assemble(self, raw: Path) -> Trace:
+        return toy_trace(read_job(raw, JobFile, FORMAT).command)
+
+    def read_hook(self, folder: Path) -> RankFile:
+        lengths_ns = [round(float(line) * 1e9) for line in (folder / "steps").read_text().split()]
+        ends_ns = np.cumsum(lengths_ns).tolist()
+        steps = [(end - length, end, 0, 0, False) for length, end in zip(lengths_ns, ends_ns, strict=True)]
+        return RankFile(rank=0, host="h0", machine="m", cores=[], steps=steps, peak_rss_bytes=0, versions={})
 
 
 class ToyKind(Kind):
@@ -151,8 +170,7 @@ class ToyKind(Kind):
         refuse_compute(options, trace)
         return ToyJob(trace)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        return {FORMAT: JobLauncher(targets=self.targets, time=time_toy_job)}
+    launchers = (ToyLauncher(),)
 
 
 KIND = ToyKind()
@@ -165,10 +183,15 @@ for _ in range(12):
 """
 
 
-def toy_trace(folder: Path, python: str) -> Trace:
-    """A recording of the script, and the script beside it."""
+def toy_script(folder: Path) -> tuple[str, ...]:
+    """The command of such a job."""
     script = folder / "toy.py"
     script.write_text(SCRIPT)
+    return (sys.executable, str(script))
+
+
+def toy_trace(command: tuple[str, ...]) -> Trace:
+    """What is recorded of it."""
     count, length_us = 12, COMPUTE_US + ROUNDS * ROUND_US
     start_us = np.arange(count) * length_us
     ones, zeros = np.ones(count, np.int64), np.zeros(count, np.int64)
@@ -201,7 +224,7 @@ def toy_trace(folder: Path, python: str) -> Trace:
         cores=(-1,),
         format=FORMAT,
         clock=ClockReport(offset_us=(0.0,), residual_us=(0.0,), method="one clock"),
-        command=(python, str(script)),
+        command=command,
     )
     tensor = TensorInfo(name="t", node="t", dtype="float32", shape=(4,), size_bytes=16)
     return Trace(meta=meta, names=("compute",), events=events, steps=steps, tensors=(tensor,), graphs=(), graph_of_rank=())

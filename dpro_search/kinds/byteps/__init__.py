@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dpro_search.collect.byteps_assemble import FORMAT
@@ -12,7 +11,7 @@ from dpro_search.deploy.parts.stores import BYTEPS
 from dpro_search.kinds._base import Job, Kind, PlanOptions
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
 
 
 class BytepsKind(Kind):
@@ -35,11 +34,11 @@ class BytepsKind(Kind):
 
         return byteps_job(trace, options)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        from dpro_search.collect.byteps_job import time_byteps_job
-        from dpro_search.deploy.jobs import JobLauncher
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        from dpro_search.collect.launchers.ps_lite import MXNET_BYTEPS
 
-        return {FORMAT: JobLauncher(targets=self.targets, time=time_byteps_job)}
+        return (MXNET_BYTEPS,)
 
     def servers(self, trace: Trace) -> Servers:
         from dpro_search.kinds._stores import recorded_servers

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, gain_rows, path_facts
-from dpro_search.kinds._stores import PLACEMENTS, WORTH_PCT, breakdown_us, knob_rows, placement_question
+from dpro_search.kinds._stores import PLACEMENTS, WORTH_PCT, StoreJob, breakdown_us, knob_rows, placement_question
 from dpro_search.quantities import percent_text, size_text
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import gains
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.plan import Plan
 
-if TYPE_CHECKING:
-    from dpro_search.kinds.byteps.job import Byteps
-
 _ASKED_ITERATIONS = 16  # of a replay that answers one of many questions
 
 
-def diagnosis(plans: Byteps) -> dict[str, Any]:
+def diagnosis(plans: StoreJob[BytepsJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
     trace = plans.trace
     job = plans.recorded_job
@@ -64,7 +61,7 @@ def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _knob_gains(plans: Byteps, iteration_us: float) -> list[dict[str, Any]]:
+def _knob_gains(plans: StoreJob[BytepsJob], iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
 
     job = plans.recorded_job

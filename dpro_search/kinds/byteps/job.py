@@ -9,7 +9,10 @@ from typing import Any, Self
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
 from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
+from dpro_search.kinds._terms import link_term, per_byte
 from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.report.quality import Term
+from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.cost_spread import CostSpread
@@ -67,6 +70,19 @@ class Byteps(StoreJob[BytepsJob]):
 
     def _built(self, job: BytepsJob) -> ReplayGraph:
         return byteps_graph(job)
+
+    def terms(self) -> tuple[Term, ...]:
+        job = self.recorded_job
+        rows = (
+            ("CPU time", per_byte(job.cpu_us_per_byte), "of a process, for the bytes that it sends, receives or adds"),
+            ("message", duration(job.message_us), "CPU time of one message, independent of its size"),
+            ("before a push", duration(job.reduce_us + job.before_push_us), "stages of the worker that use no CPU"),
+            ("reply", duration(job.reply_us), "time until a message is acknowledged"),
+            ("after a pull", duration(job.after_pull_us), "time from the arrival of the sum to its use"),
+            ("polling, workers", percent(job.worker_polling * 100), "share of one core of each"),
+            ("polling, servers", percent(job.server_polling * 100), "share of one core of each"),
+        )
+        return (link_term(job.bytes_per_us), *(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows))
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.byteps.diagnosis import diagnosis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
 from dpro_search.kinds._base import Job, Kind, PlanOptions
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
 
 
 class DdpKind(Kind):
@@ -36,11 +35,11 @@ class DdpKind(Kind):
 
         return ddp_job(trace, options)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        from dpro_search.collect.torch_job import time_ddp_job
-        from dpro_search.deploy.jobs import JobLauncher
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        from dpro_search.collect.launchers.torch import PYTORCH_DDP
 
-        return {FORMAT: JobLauncher(targets=self.targets, time=time_ddp_job)}
+        return (PYTORCH_DDP,)
 
     def facts(self, trace: Trace) -> JobFacts:
         """With the gradients in the order in which they become ready: buckets are cut from it."""

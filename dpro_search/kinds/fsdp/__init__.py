@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dpro_search.collect.torch_files import FSDP_FORMAT
@@ -11,7 +10,7 @@ from dpro_search.deploy.parts.pytorch import FSDP
 from dpro_search.kinds._base import Job, Kind, PlanOptions
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
 
 
 class FsdpKind(Kind):
@@ -34,11 +33,11 @@ class FsdpKind(Kind):
 
         return fsdp_job(trace, options)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        from dpro_search.collect.torch_job import time_ddp_job
-        from dpro_search.deploy.jobs import JobLauncher
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        from dpro_search.collect.launchers.torch import PYTORCH_FSDP
 
-        return {FSDP_FORMAT: JobLauncher(targets=self.targets, time=time_ddp_job)}
+        return (PYTORCH_FSDP,)
 
 
 KIND = FsdpKind()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dpro_search.collect.trace import Trace
@@ -12,7 +11,7 @@ from dpro_search.deploy.parts.tensorflow_step import TENSORFLOW, XLA
 from dpro_search.kinds._base import Job, Kind, PlanOptions
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
 
 
 class HorovodKind(Kind):
@@ -35,18 +34,14 @@ class HorovodKind(Kind):
 
         return horovod_job(trace, options)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        from dpro_search.collect.job import time_job
-        from dpro_search.collect.mxnet_horovod_job import time_mxnet_horovod_job
-        from dpro_search.deploy.jobs import JobLauncher
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        from dpro_search.collect.launchers.horovod import MXNET_HOROVOD, TENSORFLOW_HOROVOD
 
-        return {
-            "tensorflow-horovod": JobLauncher(targets=self.targets, time=time_job, checks_groups=True),
-            "mxnet-horovod": JobLauncher(targets=(HOROVOD,), time=time_mxnet_horovod_job),
-        }
+        return (TENSORFLOW_HOROVOD, MXNET_HOROVOD)
 
-    def targets_of(self, trace: Trace) -> tuple[Target, ...]:
-        return self.targets if trace.meta.framework == "tensorflow" else (HOROVOD,)
+    def targets_of(self, framework: str) -> tuple[Target, ...]:
+        return self.targets if framework == "tensorflow" else (HOROVOD,)
 
 
 KIND = HorovodKind()

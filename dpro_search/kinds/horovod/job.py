@@ -16,6 +16,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
 from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table
 from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
+from dpro_search.kinds._terms import cost_terms
 from dpro_search.kinds.horovod.exchanges import horovod_exchanges
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import scaled
@@ -60,6 +61,8 @@ class Horovod(Job):
         where the predictor knows what they take.
     trace
         The recording; None: of a predictor alone, whose prices are all that can be asked for.
+    exact_groups
+        Whether plans may name the tensors of a group.
     """
 
     title = "a Horovod job"
@@ -73,6 +76,8 @@ class Horovod(Job):
         compute: ComputeGraph | None = None,
         transformations: tuple[Transformation, ...] = (),
         trace: Trace | None = None,
+        *,
+        exact_groups: bool = True,
     ) -> None:
         if trace is not None:
             self.trace = trace
@@ -80,11 +85,11 @@ class Horovod(Job):
         self.tensors = predictor.tensors
         self.recorded = predictor.recorded
         self.unplaced = predictor.graph.unplaced
-        self._own, self._compute, self._changed = transformations, compute, False
+        self._own, self._compute, self._exact_groups, self._changed = transformations, compute, exact_groups, False
         if predictor.all_reduces is not None:
             facts = horovod_facts(predictor.tensors, predictor.recorded)
             transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
-        self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations)
+        self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations, exact_groups=exact_groups)
         self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
 
     @property
@@ -103,12 +108,12 @@ class Horovod(Job):
                 "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
                 "Open MPI"
             )
-        found = horovod_job(self.trace, options.allowing(plan), self.predictor)
+        found = horovod_job(self.trace, options.allowing(plan), self.predictor, exact_groups=plan.tensor_groups is not None)
         found._changed = self._changed
         return found
 
     def _with(self, predictor: Predictor) -> Horovod:
-        found = Horovod(predictor, self._compute, self._own, self.trace)
+        found = Horovod(predictor, self._compute, self._own, self.trace, exact_groups=self._exact_groups)
         found._changed = True
         return found
 
@@ -143,8 +148,6 @@ class Horovod(Job):
         return own_durations_of_steps(self.trace, Predictor)
 
     def terms(self) -> tuple[Term, ...]:
-        from dpro_search.report.quality import cost_terms
-
         return cost_terms(self.predictor.costs)
 
     def diagnose(self) -> dict[str, Any]:
@@ -227,13 +230,15 @@ class _Step(NamedTuple):
     more_bytes: float | None
 
 
-def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None = None) -> Horovod:
+def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None = None, *, exact_groups: bool = False) -> Horovod:
     """A recorded Horovod job.
 
     Parameters
     ----------
     predictor
         Of the trace, where it was made already, perhaps on another cluster.
+    exact_groups
+        Whether plans may name the tensors of a group, although no job of the trace's framework could follow them.
 
     Raises
     ------
@@ -241,6 +246,7 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
         The options ask for what the recording does not have.
     """
     predictor = predictor or Predictor.from_trace(trace)
+    exact_groups = exact_groups or trace.meta.framework == "tensorflow"
     if options.all_reduce_model is not None:
         predictor = predictor.at(all_reduces=_all_reduces(trace, options.all_reduce_model))
     wanted = set(options.compute)
@@ -249,7 +255,7 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
     if options.memory_limit_bytes is not None and predictor.graph.memory is not None:
         wanted |= {"recomputation", "accumulation"}
     if not wanted and not options.allow_lossy:
-        return Horovod(predictor, trace=trace)
+        return Horovod(predictor, trace=trace, exact_groups=exact_groups)
     facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
     found: list[Transformation] = []
     precision = None
@@ -273,7 +279,7 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
         found.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
     if options.allow_lossy:
         found.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
-    return Horovod(predictor, compute, tuple(found), trace)
+    return Horovod(predictor, compute, tuple(found), trace, exact_groups=exact_groups)
 
 
 def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:

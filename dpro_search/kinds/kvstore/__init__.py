@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dpro_search.collect.mxnet_assemble import FORMAT
@@ -12,7 +11,7 @@ from dpro_search.deploy.parts.stores import MXNET
 from dpro_search.kinds._base import Job, Kind, PlanOptions
 
 if TYPE_CHECKING:
-    from dpro_search.deploy.jobs import JobLauncher
+    from dpro_search.collect.launchers._base import Launcher
 
 
 class KvstoreKind(Kind):
@@ -35,11 +34,11 @@ class KvstoreKind(Kind):
 
         return kvstore_job(trace, options)
 
-    def launchers(self) -> Mapping[str, JobLauncher]:
-        from dpro_search.collect.mxnet_job import time_kvstore_job
-        from dpro_search.deploy.jobs import JobLauncher
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        from dpro_search.collect.launchers.ps_lite import MXNET_KVSTORE
 
-        return {FORMAT: JobLauncher(targets=self.targets, time=time_kvstore_job)}
+        return (MXNET_KVSTORE,)
 
     def servers(self, trace: Trace) -> Servers:
         from dpro_search.kinds._stores import recorded_servers

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, gain_rows, path_facts
-from dpro_search.kinds._stores import PLACEMENTS, WORTH_PCT, breakdown_us, knob_rows, placement_question
+from dpro_search.kinds._stores import PLACEMENTS, WORTH_PCT, StoreJob, breakdown_us, knob_rows, placement_question
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import gains
 from dpro_search.space.kvstore_job import KvstoreJob, process_loads
 from dpro_search.space.plan import Plan
 
-if TYPE_CHECKING:
-    from dpro_search.kinds.kvstore.job import Kvstore
 
-
-def diagnosis(plans: Kvstore) -> dict[str, Any]:
+def diagnosis(plans: StoreJob[KvstoreJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
     trace = plans.trace
     job = plans.recorded_job
@@ -93,7 +90,7 @@ def _server_facts(job: KvstoreJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _knob_gains(plans: Kvstore, iteration_us: float) -> list[dict[str, Any]]:
+def _knob_gains(plans: StoreJob[KvstoreJob], iteration_us: float) -> list[dict[str, Any]]:
     """What other values of the knobs would gain, by name of the change."""
 
     slicing = plans.recorded_job.slicing

@@ -11,7 +11,10 @@ import numpy as np
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
 from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
+from dpro_search.kinds._terms import link_term, per_byte
 from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.report.quality import Term
+from dpro_search.report.units import duration
 from dpro_search.space.cost_spread import CostSpread
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
@@ -71,6 +74,19 @@ class Kvstore(StoreJob[KvstoreJob]):
 
     def _built(self, job: KvstoreJob) -> ReplayGraph:
         return kvstore_graph(job)
+
+    def terms(self) -> tuple[Term, ...]:
+        job = self.recorded_job
+        rows = (
+            ("CPU time of messages", per_byte(job.comm_us_per_byte), "of a process, for the bytes that it sends or receives"),
+            ("copies and calls of a worker", per_byte(float(np.mean(job.beside_us_per_byte))), "in addition to its messages"),
+            ("first part on a server", per_byte(job.copy_us_per_byte), "copied on arrival"),
+            ("further parts on a server", per_byte(job.sum_us_per_byte), "each added to the sum"),
+            ("update", per_byte(job.update_us_per_byte), "of the weights, after all parts have arrived"),
+            ("slice", duration(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
+            ("call of the optimizer", duration(job.update_call_us), "for each slice, if servers update the weights"),
+        )
+        return (link_term(job.bytes_per_us), *(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows))
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.kvstore.diagnosis import diagnosis

@@ -9,7 +9,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import JobFacts, Transformation
 from dpro_search.space.transformations._space import PlanSpace
 from dpro_search.space.transformations.cycle_time import DEFAULT_CYCLE_US, CycleTime
-from dpro_search.space.transformations.tensor_fusion import TensorFusion
+from dpro_search.space.transformations.tensor_fusion import FusionThreshold, TensorFusion
 
 HOROVOD_DEFAULT = Plan(fusion_threshold_bytes=128 * 2**20, cycle_time_us=DEFAULT_CYCLE_US)
 
@@ -24,10 +24,15 @@ def horovod_facts(tensors: Sequence[TensorInfo], recorded: CommSettings) -> JobF
     return JobFacts(name="a Horovod job", tensors=tuple(tensors), values=values)
 
 
-def horovod_space(tensors: Sequence[TensorInfo], recorded: CommSettings, *, others: Sequence[Transformation] = ()) -> PlanSpace:
-    """The plans of a Horovod job: tensor fusion and cycle time, and what other transformations bring."""
+def horovod_space(
+    tensors: Sequence[TensorInfo], recorded: CommSettings, *, others: Sequence[Transformation] = (), exact_groups: bool = True
+) -> PlanSpace:
+    """The plans of a Horovod job: tensor fusion and cycle time, and what other transformations bring.
+
+    `exact_groups`: whether its framework's Horovod lets a job name the tensors of a group.
+    """
     job = horovod_facts(tensors, recorded)
-    fusion, cycle = TensorFusion(job), CycleTime(job)
+    fusion, cycle = TensorFusion(job) if exact_groups else FusionThreshold(job), CycleTime(job)
     # Groups of a recording cannot be undone by a threshold, so that the defaults are no plan then.
     defaults = () if recorded.groups is not None else (cycle.simplest(fusion.simplest(HOROVOD_DEFAULT)),)
     return PlanSpace(job, (fusion, cycle, *others), [plan for plan in defaults if plan != Plan()])

@@ -10,12 +10,26 @@ import numpy as np
 
 from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Transformation, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation, ladder
 
 MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more
 _LOG2_THRESHOLDS = np.arange(16.0, 28.25, 0.5)  # 64 KiB to 256 MiB
 _MORE_MOVES = 0.6  # parameter of the geometric distribution of the number of moves in a proposal
 _AFRESH_SHARE = 0.05  # of the proposals cut the tensors anew: small moves hardly change how many groups there are
+
+
+class FusionThreshold(Knob):
+    """Dynamic fusion up to a threshold, where a framework's Horovod has no exact groups."""
+
+    name = "fusion-threshold"
+    fields = ("fusion_threshold_bytes",)
+
+    def legal(self, plan: Plan) -> str | None:
+        return None
+
+    @cached_property
+    def choice(self) -> Choice:
+        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "threshold": _thresholds()})
 
 
 class TensorFusion(Transformation):
@@ -70,8 +84,7 @@ class TensorFusion(Transformation):
     def choice(self) -> Choice:
         ways: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},)}
         if self.job.values.get("tensor_groups") is None:  # groups of a recording cannot be undone by a threshold
-            thresholds = [0, *(round(2**power) for power in _LOG2_THRESHOLDS.tolist())]
-            ways["threshold"] = ladder("fusion_threshold_bytes", thresholds)
+            ways["threshold"] = _thresholds()
         most = min(MOST_GROUPS, len(self.job.tensors))
         counts = sorted({int(count) for count in np.geomspace(1, most, 20).round()})
         equal = [contiguous_groups(self.job.tensors, count) for count in counts]
@@ -95,3 +108,7 @@ class TensorFusion(Transformation):
         named = {name for group in groups for name in group}
         alone = tuple((tensor.name,) for tensor in self.job.tensors if tensor.name not in named)
         return canonical((*groups, *alone), self.position)
+
+
+def _thresholds() -> tuple[Mapping[str, object], ...]:
+    return ladder("fusion_threshold_bytes", [0, *(round(2**power) for power in _LOG2_THRESHOLDS.tolist())])

@@ -147,8 +147,7 @@ class _Columns:
     names: _Interned = field(default_factory=_Interned)
     processes: _Interned = field(default_factory=_Interned)
     threads: _Interned = field(default_factory=_Interned)
-    dims: _Interned = field(default_factory=_Interned)  # as they are spelled, like `types`
-    types: _Interned = field(default_factory=_Interned)
+    inputs: _Interned = field(default_factory=_Interned)  # dimensions and types of an op's inputs, as they are spelled
     categories: dict[str, int] = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)
     noting: list[bool] = field(default_factory=list)  # of each name
@@ -182,8 +181,9 @@ class _Columns:
         """All that was appended, with the fields that stood beside the records."""
         base = records.header.get("baseTimeNanoseconds")
         base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
-        shape_of_dims, shape_table = _table([shapes_of(text) for text in self.dims])
-        dtype_of_types, dtypes = _table([first_dtype(text) for text in self.types])
+        inputs = self._joined("inputs", np.int32)
+        shapes, shape_table = _table([shapes_of(dims) for dims, _ in self.inputs])
+        dtype, dtypes = _table([first_dtype(types) for _, types in self.inputs])
         integers = {column: self._joined(column, np.int64) for column in _INTEGERS}
         return KinetoFile(
             header=records.header,
@@ -197,8 +197,8 @@ class _Columns:
             thread=self._joined("thread", np.int32),
             start_us=self._joined("start_us", np.float64),
             duration_us=self._joined("duration_us", np.float64),
-            shapes=shape_of_dims[self._joined("dims", np.int32)],
-            dtype=dtype_of_types[self._joined("types", np.int32)],
+            shapes=shapes[inputs],
+            dtype=dtype[inputs],
             shape_table=shape_table,
             dtypes=dtypes,
             notes=self.notes,
@@ -216,7 +216,7 @@ class _Columns:
         scale = np.where(in_ns, 1e-3, 1.0)
         args = [r.args or _NO_ARGS for r in kept]
         names, processes, threads, categories = self.names, self.processes, self.threads, self.categories
-        dims, types = self.dims, self.types
+        inputs = self.inputs
         piece: dict[str, npt.NDArray[Any]] = {
             "start_us": start,
             "duration_us": np.array([r.dur for r in kept], np.float64) * scale,
@@ -224,8 +224,9 @@ class _Columns:
             "name": np.array([names[r.name] for r in kept], np.int32),
             "process": np.array([processes[r.pid] for r in kept], np.int32),
             "thread": np.array([threads[r.tid] for r in kept], np.int32),
-            "dims": np.array([dims[bytes(a.input_dims or a.old_input_dims)] for a in args], np.int32),
-            "types": np.array([types[bytes(a.input_types)] for a in args], np.int32),
+            "inputs": np.array(
+                [inputs[bytes(d), bytes(a.input_types)] if (d := a.input_dims or a.old_input_dims) else -1 for a in args], np.int32
+            ),
         }
         piece |= {column: _integers(list(map(value, args))) for column, value in _INTEGERS.items()}
         for column, values in piece.items():
@@ -253,9 +254,9 @@ class _Columns:
 
 
 def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Entry, ...]]:
-    """Distinct entries, and the place of each among them, at least one; -1 for those that are empty."""
+    """Distinct entries, and the place of each among them, with a last one for -1; -1 also for those that are empty."""
     number = _Interned()
-    places = [number[entry] if entry else -1 for entry in entries] or [-1]
+    places = [*(number[entry] if entry else -1 for entry in entries), -1]
     return np.array(places, np.int32), tuple(number)
 
 

@@ -44,15 +44,16 @@ def _with_groups(trace: Trace, numbers: Sequence[int] | None) -> Trace:
     whole &= (events.collective >= 0) & (events.group < 0)
     if not whole.any():
         return trace
-    parts = np.unique(np.stack((events.collective[whole], events.rank[whole])), axis=1)
-    collectives, first = np.unique(parts[0], return_index=True)
+    collectives, place = np.unique(events.collective, return_inverse=True)
+    parts = np.unique(np.stack((place[whole], events.rank[whole])), axis=1)
+    seen, first = np.unique(parts[0], return_index=True)
     groups = {group: number for number, group in enumerate(trace.groups)}
-    of_collective = np.full(int(events.collective.max(initial=-1)) + 2, -1, np.int32)  # the last is for -1
-    for collective, members in zip(collectives.tolist(), np.split(parts[1], first[1:]), strict=True):
+    of_collective = np.full(len(collectives), -1, np.int32)
+    for collective, members in zip(seen.tolist(), np.split(parts[1], first[1:]), strict=True):
         ranks = tuple(members.tolist()) if numbers is None else tuple(sorted(numbers[rank] for rank in members.tolist()))
         if len(ranks) > 1:
             of_collective[collective] = groups.setdefault(ProcessGroup(ranks=ranks, size=len(ranks)), len(groups))
     if not (of_collective >= 0).any():
         return trace
-    column = np.where(events.group >= 0, events.group, of_collective[events.collective])
+    column = np.where(events.group >= 0, events.group, of_collective[place])
     return replace(trace, groups=tuple(groups), events=replace(events, group=column))

@@ -61,10 +61,11 @@ def upgraded(job: _Job) -> _Job:
 
 def spread(kind: Codes, collective: Ints) -> Codes:
     """Kinds of collectives, [n], given to all other events of the same collective, [n]."""
+    numbers, place = np.unique(collective, return_inverse=True)  # numbers may be as large as a file has them
     known = np.flatnonzero((kind >= 0) & (collective >= 0))
-    table = np.full(int(collective.max(initial=-1)) + 2, CollectiveKind.UNKNOWN, np.int8)  # the last is for -1
-    table[collective[known]] = kind[known]
-    return np.where(kind >= 0, kind, table[collective])
+    table = np.full(len(numbers), CollectiveKind.UNKNOWN, np.int8)
+    table[place[known]] = kind[known]
+    return np.where(kind >= 0, kind, table[place])
 
 
 def _backward(graph: NodeGraph) -> npt.NDArray[np.bool_]:
@@ -121,7 +122,7 @@ def _with_copies(job: RecordedJob) -> Ints:
     events, collective = job.events, job.events.collective.copy()
     main = (events.kind == EventKind.OP) & (events.stream == 0)
     whole = events.kind == EventKind.COLLECTIVE
-    for rank, step in np.unique(np.stack((events.rank[whole], events.step[whole])), axis=1).T.tolist():
+    for rank, step in sorted(set(zip(events.rank[whole].tolist(), events.step[whole].tolist(), strict=True))):
         mine = (events.rank == rank) & (events.step == step)
         posted = np.flatnonzero(mine & whole)
         posted = posted[np.argsort(events.collective[posted], kind="stable")]

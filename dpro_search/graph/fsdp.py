@@ -188,7 +188,9 @@ def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
     place = {number: i for i, number in enumerate(whole.collective.tolist())}
     found: list[tuple[float, Mark, int]] = []
     for op in np.flatnonzero((ops.role == Role.COPY) & (ops.collective >= 0)).tolist():
-        gather = place[int(ops.collective[op])]
+        gather = place.get(int(ops.collective[op]))
+        if gather is None:
+            continue  # a gather of another step
         if ops.start_us[op] < whole.start_us[gather]:
             found.append((float(ops.start_us[op]), Mark.COPY_IN, gather))
         else:

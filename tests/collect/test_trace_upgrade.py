@@ -24,6 +24,18 @@ def old(name: str) -> Trace:
     return Trace.load(DATA / "traces_v1" / name)
 
 
+def columns_of(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / "traces_v1" / name / "trace.npz") as file:
+        return dict(file)
+
+
+def written(folder: Path, name: str, columns: dict[str, np.ndarray]) -> Path:
+    """A trace of version 1 with other columns."""
+    (folder / "meta.json").write_bytes((DATA / "traces_v1" / name / "meta.json").read_bytes())
+    np.savez(folder / "trace.npz", **columns)
+    return folder
+
+
 def test_the_files_are_of_version_1(name):
     assert b'"version": 1,' in (DATA / "traces_v1" / name / "meta.json").read_bytes()
 
@@ -46,6 +58,22 @@ def test_what_it_never_told_is_unknown(name):
     trace = old(name)
     assert (trace.groups, trace.dtypes, trace.shapes) == ((), (), ())
     assert max(column.max() for column in (trace.events.group, trace.events.dtype, trace.events.shapes)) == -1
+
+
+@pytest.mark.parametrize("number", [2**30, 2**60])
+def test_a_huge_number_of_a_collective_takes_no_memory(name, number, tmp_path):
+    columns = columns_of(name)
+    collective = columns["events.collective"].astype(np.int64)
+    columns["events.collective"] = np.where(collective == collective.max(), number, collective)
+    trace = Trace.load(written(tmp_path, name, columns))
+    assert (trace.events.collective == number).any()
+    np.testing.assert_array_equal(trace.events.collective_kind, old(name).events.collective_kind)
+
+
+def test_one_without_collectives_loads(name, tmp_path):
+    columns = columns_of(name)
+    columns["events.kind"] = np.full_like(columns["events.kind"], EventKind.OP)
+    assert (Trace.load(written(tmp_path, name, columns)).events.collective_kind == CollectiveKind.UNKNOWN).all()
 
 
 def test_saved_again_it_is_of_today(name, tmp_path):

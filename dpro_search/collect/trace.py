@@ -19,32 +19,56 @@ import numpy.typing as npt
 from dpro_search.collect._files import DAMAGED, written_folder
 from dpro_search.collect.modules import ModuleCalls, ModuleInfo
 from dpro_search.collect.trace_check import check, narrowed, packed, read_columns, widened
-from dpro_search.collect.trace_columns import DESCRIPTIONS as DESCRIPTIONS
-from dpro_search.collect.trace_columns import Codes as Codes
-from dpro_search.collect.trace_columns import CollectiveKind as CollectiveKind
-from dpro_search.collect.trace_columns import Dependencies as Dependencies
-from dpro_search.collect.trace_columns import DependencyKind as DependencyKind
-from dpro_search.collect.trace_columns import EventKind as EventKind
-from dpro_search.collect.trace_columns import Events as Events
-from dpro_search.collect.trace_columns import Floats as Floats
-from dpro_search.collect.trace_columns import GraphTensors as GraphTensors
-from dpro_search.collect.trace_columns import Ints as Ints
-from dpro_search.collect.trace_columns import NodeGraph as NodeGraph
-from dpro_search.collect.trace_columns import ProcessGroup as ProcessGroup
-from dpro_search.collect.trace_columns import Role as Role
-from dpro_search.collect.trace_columns import Shapes as Shapes
-from dpro_search.collect.trace_columns import Steps as Steps
-from dpro_search.collect.trace_columns import TensorInfo as TensorInfo
-from dpro_search.collect.trace_columns import TensorType as TensorType
-from dpro_search.collect.trace_meta import TRACE_VERSION as TRACE_VERSION
-from dpro_search.collect.trace_meta import AllocatorReport as AllocatorReport
-from dpro_search.collect.trace_meta import ClockReport as ClockReport
-from dpro_search.collect.trace_meta import CommSettings as CommSettings
-from dpro_search.collect.trace_meta import TraceMeta as TraceMeta
+from dpro_search.collect.trace_columns import (
+    DESCRIPTIONS,
+    Codes,
+    CollectiveKind,
+    Dependencies,
+    DependencyKind,
+    EventKind,
+    Events,
+    Floats,
+    GraphTensors,
+    Ints,
+    NodeGraph,
+    ProcessGroup,
+    Role,
+    Shapes,
+    Steps,
+    TensorInfo,
+    TensorType,
+)
+from dpro_search.collect.trace_meta import TRACE_VERSION, AllocatorReport, ClockReport, CommSettings, TraceMeta
 from dpro_search.collect.trace_upgrade import upgraded
-from dpro_search.collect.trace_values import SETTLING_STEPS as SETTLING_STEPS
-from dpro_search.collect.trace_values import RecordedJob
+from dpro_search.collect.trace_values import SETTLING_STEPS, RecordedJob
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+__all__ = [
+    "DESCRIPTIONS",
+    "SETTLING_STEPS",
+    "TRACE_VERSION",
+    "AllocatorReport",
+    "ClockReport",
+    "Codes",
+    "CollectiveKind",
+    "CommSettings",
+    "Dependencies",
+    "DependencyKind",
+    "EventKind",
+    "Events",
+    "Floats",
+    "GraphTensors",
+    "Ints",
+    "NodeGraph",
+    "ProcessGroup",
+    "Role",
+    "Shapes",
+    "Steps",
+    "TensorInfo",
+    "TensorType",
+    "Trace",
+    "TraceMeta",
+]
 
 _OLDEST_VERSION = 1
 

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-from scipy.stats import trim_mean
 
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
@@ -307,6 +306,8 @@ def _times(runs: Sequence[Run]) -> list[Floats]:
 
 def typical_us(runs: Sequence[Floats]) -> float:
     """Median over runs of a run's typical iteration: the mean without the lowest and the highest fifth of its steps."""
+    from scipy.stats import trim_mean  # here, for a search needs none of it and it takes long to import
+
     return float(np.median([trim_mean(run, _TRIMMED) for run in runs]))
 
 
@@ -330,6 +331,8 @@ def _stability_pct(runs: Sequence[Floats]) -> float:
 
 def _drawn_us(runs: Sequence[Floats], rng: np.random.Generator) -> Floats:
     """Typical iterations of a bootstrap that draws runs first and steps within them then, [draws]."""
+    from scipy.stats import trim_mean
+
     of_run = np.array([trim_mean(rng.choice(run, size=(_BOOTSTRAPS, len(run))), _TRIMMED, axis=1) for run in runs])
     chosen = rng.integers(len(runs), size=(len(runs), _BOOTSTRAPS))
     drawn: Floats = np.median(of_run[chosen, np.arange(_BOOTSTRAPS)], axis=0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import networkx
 import numpy as np
 import numpy.typing as npt
 
 from dpro_search.errors import GraphError
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
+
+if TYPE_CHECKING:
+    import networkx
 
 _SHOWN = 6  # ops that an error names
 
@@ -24,6 +27,8 @@ def stuck_error(graph: ReplayGraph, order: Int32s) -> GraphError:
     order
         The ops that did start, in any order, [any].
     """
+    import networkx  # here, for replays are seldom stuck
+
     started = np.zeros(len(graph), np.bool_)
     started[order] = True
     open_ = ~_ended(graph, started)
@@ -53,6 +58,8 @@ def _ended(graph: ReplayGraph, started: Bools) -> Bools:
 
 def _cycle(waits: networkx.DiGraph) -> list[int]:
     """Ops of one cycle, each needed by the next; empty if there is none."""
+    import networkx
+
     try:
         return [op for op, _ in networkx.find_cycle(waits)]
     except networkx.NetworkXNoCycle:

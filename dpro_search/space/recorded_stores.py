@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import trim_mean
 
 from dpro_search.collect.trace import SETTLING_STEPS, Floats, Trace
 
@@ -17,6 +16,8 @@ def untraced_us(trace: Trace, rank: int, column: Floats) -> float:
 
     The lowest and highest fifth of the steps do not count: a step may hold work of the job's start, or have lent some to the next.
     """
+    from scipy.stats import trim_mean  # here, for few jobs need it and it takes long to import
+
     used_us = _untraced(trace, rank, column)
     return float(trim_mean(used_us, _TRIMMED)) if len(used_us) else 0.0
 
@@ -27,6 +28,8 @@ def slowest_worker(trace: Trace, workers: int) -> float:
     Each worker's steps count as shares of its own median: not what one always needs more than others, but what it needs at times.
     Without two workers, or without steps of all, 1.
     """
+    from scipy.stats import trim_mean
+
     rows = [_untraced(trace, rank, trace.steps.compute_cpu_us + trace.steps.comm_cpu_us) for rank in range(workers)]
     steps = min(map(len, rows), default=0)
     if not steps or not all(row[:steps].all() for row in rows):

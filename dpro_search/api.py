@@ -71,6 +71,7 @@ class Recording:
         self,
         plan: Plan | None = None,
         *,
+        cluster: str | None = None,
         changes: Mapping[str, object] | None = None,
         what_if: Sequence[str] = (),
         holdout_step: int | None = None,
@@ -82,6 +83,8 @@ class Recording:
         ----------
         plan
             A strategy; None: as recorded.
+        cluster
+            What the job runs on, like "16xhgx-h100" or a TOML file; None: as recorded.
         changes
             What ``--set`` takes, like ``{"fusion_threshold_bytes": 2**20, "ranks": 4, "rate": "500mbit"}``.
         what_if
@@ -106,6 +109,7 @@ class Recording:
         """
         request = ReplayRequest(
             plan=plan or Plan(),
+            cluster=cluster,
             changes=(*(f"{key}={value}" for key, value in (changes or {}).items()), *what_if),
             holdout_step=holdout_step,
             samples=samples,

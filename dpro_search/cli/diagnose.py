@@ -16,6 +16,9 @@ def diagnose(
     trace: Annotated[
         Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'; left out: the bundled sample.")
     ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what an iteration waits for, which rank comes late, what each improvement would gain, and what takes memory.
@@ -26,8 +29,10 @@ def diagnose(
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import job_of
+    from dpro_search.space.scenario import Scenario
 
-    job = job_of(Trace.load(sample_trace_path() if trace is None else trace))
+    recorded = job_of(Trace.load(sample_trace_path() if trace is None else trace))
+    job, _ = recorded.under(Scenario().on(cluster))
     facts = job.diagnose()
     if as_json:
         print_json(facts)

@@ -13,6 +13,10 @@ def replay(
         Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'; left out: the bundled sample.")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan's JSON file.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, 512xa100-sxm-80gb, or a TOML file."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,6 +84,7 @@ def replay(
         task = bar.add_task("replaying", total=samples)
         request = ReplayRequest(
             plan=Plan() if plan is None else Plan.load(plan),
+            cluster=cluster,
             changes=(*(changes or ()), *(what_ifs or ())),
             holdout_step=holdout_step,
             own_durations=own_durations,
@@ -108,6 +113,10 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
     for name, value_us in result["breakdown_us"].items():
         print(f"  {name.replace('_', ' '):22} {microseconds(value_us)}")
+    if "cluster" in result:
+        print(f"on {result['cluster']['name']}")
+        for sentence in result["cluster"]["left_out"]:
+            print(f"  not known to the prediction: {sentence}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")
     if result["unplaced"]:

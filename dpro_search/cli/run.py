@@ -79,6 +79,10 @@ def run(
             "--memory-limit", metavar="BYTES", min=1, help="Memory that a rank may take; recomputes or accumulates to fit."
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="C", help="Search for the job on another cluster: 16xhgx-h100, or a TOML file."),
+    ] = None,
     cluster_model: Annotated[
         Path | None,
         typer.Option("--cluster-model", metavar="DIR", help="What fused ops take (from 'fit'); left out: the bundled one."),
@@ -129,6 +133,7 @@ def run(
     from dpro_search.kinds import PlanOptions, kind_of, searchable_job_of
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
+    from dpro_search.space.scenario import Scenario
 
     folder = sample_trace_path() if trace is None else trace
     if storage is not None:
@@ -142,7 +147,9 @@ def run(
         all_reduce_model=all_reduce_model,
     )
     recording = Trace.load(folder)
-    request = SearchRequest.of(folder, searchable_job_of(recording, options), options.named, calibrate)
+    job, _ = searchable_job_of(recording, options).under(Scenario().on(cluster))
+    named = options.named | ({} if cluster is None else {"cluster": cluster})
+    request = SearchRequest.of(folder, job, named, calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:

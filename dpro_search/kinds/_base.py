@@ -32,7 +32,7 @@ from dpro_search.kinds._names import registered
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import Scale, Scenario
+from dpro_search.space.scenario import ClusterChange, Scale, Scenario
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
@@ -228,9 +228,8 @@ class Job(ABC):
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = msgspec.structs.replace(plan, tensor_groups=contiguous_groups(self.tensors, scenario.groups))
-        change = scenario.cluster
-        if (change.ranks, change.cores, change.rate_bps) != (None, None, None):
-            job = job.on(job.cluster.changed(ranks=change.ranks, cores=change.cores, rate_bps=change.rate_bps))
+        if scenario.cluster != ClusterChange():
+            job = job.on(scenario.cluster.applied(job.cluster))
         for scale in scenario.scales:
             job = job.scaled(scale)
         return job, plan

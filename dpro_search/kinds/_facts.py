@@ -30,7 +30,7 @@ def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -
     return [
         {
             "rank": rank,
-            "host": trace.meta.hosts[rank],
+            "host": trace.meta.hosts[rank % len(trace.meta.hosts)],  # other ranks behave like the recorded ones in turn
             "breakdown_us": breakdown,
             "last_pct": punctuality[rank].last_pct if rank in punctuality else None,
             "waited_us": punctuality[rank].waited_us if rank in punctuality else None,

@@ -26,6 +26,8 @@ class ReplayRequest:
     ----------
     plan
         Changes of strategy, before `changes`.
+    cluster
+        What the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
     changes
         Changes as text, like ``cycle_time_us=5ms`` or ``compute=0.9`` (see `space.scenario`).
     holdout_step, own_durations
@@ -41,6 +43,7 @@ class ReplayRequest:
     """
 
     plan: Plan = field(default_factory=Plan)
+    cluster: str | None = None
     changes: tuple[str, ...] = ()
     holdout_step: int | None = None
     own_durations: bool = False
@@ -58,7 +61,7 @@ class ReplayRequest:
     @property
     def changed(self) -> bool:
         """Whether anything but the recorded setting is asked for."""
-        return self.plan != Plan() or bool(self.changes)
+        return self.plan != Plan() or self.cluster is not None or bool(self.changes)
 
 
 def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
@@ -72,17 +75,23 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         The trace cannot be replayed.
     """
     if request.compares and request.changed:
-        raise InputError("--holdout-step and --own-durations compare with the recording: leave out --plan, --set and --what-if")
+        raise InputError(
+            "--holdout-step and --own-durations compare with the recording: leave out --plan, --cluster, --set and --what-if"
+        )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     job = job_of(trace)
-    job, plan = under(job, request)
+    scenario = scenario_of(job, request)
+    job, plan = job.under(scenario)
+    job = job.allowing(plan, request.options)
     if request.compares:
         found = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
         facts = _compared(found)
     else:
         facts = _predicted(job, plan, request.changed)
     facts["unplaced"] = dict(job.unplaced)
+    if scenario.cluster.machines is not None:
+        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(scenario.cluster.left_out)}
     if request.samples is not None:
         facts["quantiles_us"] = quantiles_us(job.sampled(plan, samples=request.samples, on_sample=request.on_sample))
     if request.perfetto is not None:
@@ -92,11 +101,10 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     return facts
 
 
-def under(job: Job, request: ReplayRequest) -> tuple[Job, Plan]:
-    """The job and the plan that a request comes down to; the job knows every field of the plan."""
-    scenario = Scenario(plan=request.plan).changed(request.changes, known=(*job.askable, *job.settings), job=job.title)
-    job, plan = job.under(scenario)
-    return job.allowing(plan, request.options), plan
+def scenario_of(job: Job, request: ReplayRequest) -> Scenario:
+    """What a request changes about a job; raises `InputError` for what it does not have."""
+    known = (*job.askable, *job.settings)
+    return Scenario(plan=request.plan).on(request.cluster).changed(request.changes, known=known, job=job.title)
 
 
 def _predicted(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:

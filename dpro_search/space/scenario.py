@@ -21,8 +21,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan
 
 ScaledPart = Literal["compute", "bandwidth", "communication"]
@@ -74,15 +76,29 @@ class ClusterChange:
 
     Attributes
     ----------
+    machines
+        A cluster in place of the recorded one; what follows changes it further.
     ranks, cores
-        Number of ranks, and of the cores that they share.
+        Number of ranks (None with `machines`: one on each of their devices), and of the cores that they share.
     rate_bps
         Link rate per host and direction in bits a second; `math.inf`: no limit.
     """
 
+    machines: Cluster | None = None
     ranks: int | None = None
     cores: int | None = None
     rate_bps: float | None = None
+
+    def applied(self, recorded: ClusterSpec) -> ClusterSpec:
+        """What the change makes of a cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
+        if self.machines is None:
+            return recorded.changed(ranks=self.ranks, cores=self.cores, rate_bps=self.rate_bps)
+        return spec_on(self.machines, self.ranks).spec.changed(cores=self.cores, rate_bps=self.rate_bps)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the machines predictions do not know, a sentence each."""
+        return () if self.machines is None else spec_on(self.machines, self.ranks).left_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +126,10 @@ class Scenario:
     def is_recorded(self) -> bool:
         """Whether nothing changes."""
         return self == Scenario()
+
+    def on(self, cluster: str | None) -> Scenario:
+        """The scenario on a named cluster, like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
+        return self if cluster is None else replace(self, cluster=replace(self.cluster, machines=parse_cluster(cluster)))
 
     def changed(self, texts: Iterable[str], *, known: Collection[str], job: str) -> Scenario:
         """The scenario with changes written as ``name=value``, in order.
@@ -147,8 +167,10 @@ class Scenario:
             if setting == "rate":
                 rate_bps = parse_rate_bps(value)
                 return replace(self, cluster=replace(self.cluster, rate_bps=float("inf") if rate_bps is None else rate_bps))
-            if setting in CLUSTER_SETTINGS:
-                return replace(self, cluster=replace(self.cluster, **{setting: parse_count(value)}))
+            if setting == "ranks":
+                return replace(self, cluster=replace(self.cluster, ranks=parse_count(value)))
+            if setting == "cores":
+                return replace(self, cluster=replace(self.cluster, cores=parse_count(value)))
             return replace(self, plan=msgspec.structs.replace(self.plan, **{setting: readers()[setting](value)}))
         except InputError as error:
             raise InputError(f"{name}={value}: {error}") from error

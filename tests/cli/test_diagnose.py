@@ -40,4 +40,4 @@ def test_the_text_fits_80_columns():
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "bandwidth=2" in done.stdout
     assert "ops on the critical path" in done.stdout
-    assert "memory of variables, gradients, fusion buffer" in done.stdout
+    assert "variables, gradients, buffer" in done.stdout

@@ -82,6 +82,13 @@ def test_ten_thousand_ranks_are_replayed_like_two():
     assert result["predicted_iteration_us"] > as_json()["predicted_iteration_us"]
 
 
+def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
+    named = as_json("--cluster", "4xtestbed@1gbit")
+    assert named["predicted_iteration_us"] == as_json("--set", "ranks=4", "--set", "rate=1gbit")["predicted_iteration_us"]
+    assert named["measured_iteration_us"] is None
+    assert named["cluster"]["name"].startswith("4 x testbed")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -94,6 +101,7 @@ def test_ten_thousand_ranks_are_replayed_like_two():
         (("--holdout-step", "15", "--own-durations"), "give one of them"),
         (("--holdout-step", "15", "--set", "ranks=4"), "leave out"),
         (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),
+        (("--cluster", "8xhgx-h10"), "no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (("--samples", "0"), "--samples"),
         (("/nowhere",), "not a trace folder"),
         (("--plan", "/nowhere.json"), "no such plan file"),

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from dpro_search.errors import InputError
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, ClusterChange, Scale, Scenario, readers
 
@@ -80,3 +81,17 @@ def test_every_field_that_is_no_list_can_be_set() -> None:
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
     with pytest.raises(InputError, match="ranks 0 to 1"):
         Scale.parse("rank7.compute=0.5").check_rank(2)
+
+
+def test_a_named_cluster_takes_the_place_of_the_recorded_one_and_is_changed_further() -> None:
+    recorded = ClusterSpec(cores=(0, 1), rate_bps=2e9)
+    alone = Scenario().on("4xtestbed@1gbit").cluster.applied(recorded)
+    assert (alone.ranks, alone.rate_bps) == (4, 1e9)
+    fewer = Scenario().on("4xtestbed@1gbit").changed(["ranks=3", "rate=500mbit"], known=KNOWN, job="a job").cluster
+    assert (fewer.applied(recorded).ranks, fewer.applied(recorded).rate_bps) == (3, 5e8)
+    with pytest.raises(InputError, match="64 ranks do not fit"):
+        Scenario().on("4xtestbed").changed(["ranks=64"], known=KNOWN, job="a job").cluster.applied(recorded)
+
+
+def test_what_a_prediction_does_not_know_of_a_cluster_is_reported() -> None:
+    assert any("not as on" in sentence for sentence in Scenario().on("2xhgx-h100").cluster.left_out)

@@ -103,5 +103,5 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
         gain_table(facts["gains"], facts["iteration_us"]),
         critical_table(facts["critical_ops"]),
         Table(title="slack of ops", columns=("less than 1 ms", "10 %", "50 %", "90 %"), rows=room),
-        Table(title="memory of variables, gradients, fusion buffer", columns=("rank", "peak", "largest"), rows=buffers),
+        Table(title="memory", columns=("rank", "variables, gradients, buffer", "largest"), rows=buffers),
     ]

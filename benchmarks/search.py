@@ -40,6 +40,7 @@ from search_bert import bert_plans
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.grouping import Shortcuts
@@ -239,7 +240,7 @@ def least_found_us(predictor: Predictor, sampler: str, seed: int) -> float:
     found_us: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         run_search(
-            predictor,
+            Horovod(predictor),
             trials=TRIALS,
             sampler=sampler,
             seed=seed,

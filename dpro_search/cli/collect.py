@@ -8,14 +8,38 @@ from typing import Annotated
 import typer
 
 
+def _frameworks() -> list[str]:
+    from dpro_search.kinds import launchers
+
+    return sorted({launcher.framework for launcher in launchers()})
+
+
+def _comms() -> list[str]:
+    from dpro_search.kinds import launchers
+
+    return sorted({launcher.comm for launcher in launchers()})
+
+
 def collect(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The training command of one rank.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
     framework: Annotated[
-        str, typer.Option("--framework", metavar="F", help="What the job trains with: tensorflow, pytorch, mxnet.")
+        str,
+        typer.Option(
+            "--framework",
+            autocompletion=_frameworks,
+            metavar="F",
+            help="What the job trains with: tensorflow, pytorch, mxnet.",
+        ),
     ] = "tensorflow",
     comm: Annotated[
-        str, typer.Option("--comm", metavar="C", help="What it communicates with: horovod, ddp, fsdp, kvstore, byteps.")
+        str,
+        typer.Option(
+            "--comm",
+            autocompletion=_comms,
+            metavar="C",
+            help="What it communicates with: horovod, ddp, fsdp, kvstore, byteps.",
+        ),
     ] = "horovod",
     hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
     ranks_per_host: Annotated[

@@ -8,6 +8,12 @@ from typing import Annotated
 import typer
 
 
+def _targets() -> list[str]:
+    from dpro_search.kinds import all_targets
+
+    return [target.name for target in all_targets()]
+
+
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_PLAN", help="Folder of a search, or one plan's JSON file.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
@@ -15,6 +21,7 @@ def export(
         list[str] | None,
         typer.Option(
             "--target",
+            autocompletion=_targets,
             metavar="NAME",
             help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; may be repeated; "
             "left out: what the plan needs.",

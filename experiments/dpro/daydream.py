@@ -22,7 +22,7 @@ import numpy as np
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._evaluate import profiled_iterations_us
+from dpro_search.graph.measured import profiled_iterations_us
 from dpro_search.replay.replayer import replay
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.graph_builder import GraphBuilder

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._evaluate import profiled_iterations_us
+from dpro_search.graph.measured import profiled_iterations_us
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from experiments.dpro.daydream import Variant, measured_bytes_per_us, predictions_us
 from experiments.dpro.figures import Panel, bars

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
@@ -38,11 +40,11 @@ def main() -> None:
     trace = Trace.load(options.trace)
     predictor = Predictor.from_trace(trace)
     with tempfile.TemporaryDirectory() as folder:
-        result = run_search(predictor, trials=500, out=Path(folder) / "run", trace_digest=str(options.trace))
+        result = run_search(Horovod(predictor), trials=500, out=Path(folder) / "run", trace_digest=str(options.trace))
         best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), Plan())
         env = horovod_environment(best)
         if best.tensor_groups is not None:
-            export_horovod(best, Path(folder) / "plan")
+            export_plan(best, Path(folder) / "plan", (HOROVOD,))
             env["DPRO_SEARCH_PLAN"] = str(Path(folder) / "plan")
         settings = {"default": ({}, 30), "autotune": ({"HOROVOD_AUTOTUNE": "1"}, SETTLED_AT + COUNTED), "best plan": (env, 30)}
         medians: dict[str, list[float]] = {name: [] for name in settings}

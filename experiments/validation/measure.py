@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 
 import msgspec
-from dpro_search.deploy.horovod import export_horovod, horovod_environment
 
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.space.moves import contiguous_groups
@@ -109,7 +110,7 @@ def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, p
     export = out.parent / f"plan-{name}"
     if plan.tensor_groups is not None:
         shutil.rmtree(export, ignore_errors=True)
-        export_horovod(plan, export)
+        export_plan(plan, export, (HOROVOD,))
         env["DPRO_SEARCH_PLAN"] = str(export.resolve())
     load, started = os.getloadavg()[0], time.time()
     times = TENSORFLOW_HOROVOD.time(_spec(options, workload, options.steps, env, ranks), rate_bps=parse_rate_bps(rate), shaped=True)

@@ -10,13 +10,13 @@ import pytest
 from importer_kit import shared_traces
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.assemble import assemble
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
+from dpro_search.kinds import assemble_raw
 
 DATA = Path(__file__).parents[1] / "data"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -167,17 +167,17 @@ class TestOtherImports:
 
 class TestRecordings:
     def test_ddp_all_reduces_its_buckets(self):
-        trace = assemble(DATA / "ddp_mlp")
+        trace = assemble_raw(DATA / "ddp_mlp")
         assert set(told(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
         assert {kind for kind, _ in told(trace, EventKind.COLLECTIVE, EventKind.ALLREDUCE)} == {"ALL_REDUCE", "BROADCAST"}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_ddp_copies_each_gradient_out_of_its_bucket(self):
-        trace = assemble(DATA / "ddp_mlp")
+        trace = assemble_raw(DATA / "ddp_mlp")
         assert roles(trace, EventKind.OP)["COPY"] == (trace.events.kind == EventKind.COMM).sum()
 
     def test_fsdp_gathers_before_both_passes_and_scatters_gradients(self):
-        trace = assemble(DATA / "fsdp_mlp")
+        trace = assemble_raw(DATA / "fsdp_mlp")
         events = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
         found = Counter(zip(events.collective_kind.tolist(), events.role.tolist(), strict=True))
         assert set(found) == {
@@ -187,7 +187,7 @@ class TestRecordings:
         }
 
     def test_fsdp_copies_in_before_a_gather_and_out_after_it(self):
-        events = assemble(DATA / "fsdp_mlp").events
+        events = assemble_raw(DATA / "fsdp_mlp").events
         gathers = events.select((events.kind == EventKind.COLLECTIVE) & (events.collective_kind == CollectiveKind.ALL_GATHER))
         span = {
             (rank, number): (start, end)
@@ -199,7 +199,7 @@ class TestRecordings:
         assert sum(before) == len(gathers) == len(copies) / 2
 
     def test_the_types_of_collectives_follow_from_the_execution_trace(self):
-        trace = assemble(DATA / "fsdp_mlp")
+        trace = assemble_raw(DATA / "fsdp_mlp")
         assert {dtype for _, dtype in told(trace, EventKind.COLLECTIVE)} == {"float32"}
 
     def test_horovod_of_mxnet_tells_all_reduces_ranks_passes_and_updates(self, tmp_path):

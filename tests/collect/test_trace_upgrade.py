@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dpro_search import Recording
-from dpro_search.collect.assemble import assemble
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TRACE_VERSION, CollectiveKind, EventKind, Role, Trace
+from dpro_search.kinds import assemble_raw
 
 DATA = Path(__file__).parents[1] / "data"
-OLD = {"ddp_mlp": assemble, "fsdp_mlp": assemble, "byteps_mlp": assemble_byteps}
+OLD = {"ddp_mlp": assemble_raw, "fsdp_mlp": assemble_raw, "byteps_mlp": assemble_byteps}
 
 
 @pytest.fixture(params=OLD)

@@ -9,7 +9,7 @@ from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.space.moves import Grouping, threshold_groups
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace, horovod_space
 
 
 def tensors_of(sizes_bytes: list[int]) -> tuple[TensorInfo, ...]:
@@ -45,6 +45,10 @@ class BusObjective:
     beta_us_per_byte: float = 0.002
     compute_us: float = 400.0
     noise: float = 0.005
+
+    @property
+    def space(self) -> PlanSpace:
+        return horovod_space(self.tensors, self.recorded)
 
     def predict(self, plan: Plan) -> Prediction:
         ended_us = max(exchange.ended_us for exchange in self.exchanges(plan))

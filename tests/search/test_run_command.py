@@ -17,13 +17,14 @@ import pytest
 from bus_objective import BusObjective, tensors_of
 from rich.console import Console
 
-from dpro_search.cli.run import SamplerName, describe, print_result, progress
+from dpro_search.cli.run import SamplerName, print_result, progress
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.request import digest_of
 from dpro_search.search.samplers import SAMPLERS
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 
 UNFUSED = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)

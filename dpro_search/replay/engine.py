@@ -181,9 +181,22 @@ def _kernel(graph: ReplayGraph, layout: Layout) -> _Kernel:
     if not graph.is_fluid:
         return _Kernel(simulate, ())
     flows = _flows(graph, layout.op_of)
-    if not graph.slowdown.size or graph.slowdown.max() <= 1:
+    slows = graph.slowdown.size and graph.slowdown.max() > 1
+    if not slows and graph.cores is None and not (graph.servers > 1).any():
         return _Kernel(simulate_flows, flows)
-    return _Kernel(simulate_fluid, (graph.op_kind[layout.op_of], graph.rank_of_device.astype(np.int32), *flows, graph.slowdown))
+    of_op = graph.op_kind[layout.op_of], graph.rank_of_device.astype(np.int32)
+    servers = graph.servers if len(graph.servers) else np.ones(graph.devices, np.int32)
+    return _Kernel(simulate_fluid, (*of_op, *flows, graph.slowdown, servers, *_cores(graph, layout.op_of)))
+
+
+def _cores(graph: ReplayGraph, op_of: Int32s) -> tuple[Any, ...]:
+    """The columns of `SharedCores`, and where those of each op stand, by label."""
+    cores = graph.cores
+    if cores is None:
+        nothing, none = np.zeros(0), np.zeros(0, np.int32)
+        return (none, none, *(nothing,) * 6)
+    columns = cores.idle_us, cores.core_us, cores.finish_us, cores.idle_bytes_per_us, cores.core_us_per_byte, cores.latency_factors
+    return (cores.core, op_of, *columns)
 
 
 def _flows(graph: ReplayGraph, op_of: Int32s) -> tuple[Any, ...]:

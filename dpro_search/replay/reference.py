@@ -4,26 +4,31 @@ Everything happens at instants. At an instant, in this order, again and again un
 
 1. Ops that are due end (a flow whose latency is over begins to move its bytes). An op whose last predecessor has ended is ready;
    on an unbounded device it starts at once.
-2. Each free device takes, of its ready ops, the one that its policy puts first; that op starts.
+2. Each device with a free server takes, of its ready ops, the one that its policy puts first; that op starts.
 
 Then speeds are set for the time until the next instant:
 
 * an op runs at speed 1 over the largest slow-down by another op on its rank;
 * flows get the max-min fair share of their links (progressive filling: Bertsekas & Gallager, Data Networks, 6.5.2);
-* the parts of a collective hold their devices from their start, but move data only once all parts have started.
+* the parts of a collective hold their devices from their start, but move data only once all parts have started;
+* where processes share cores (`SharedCores`), the ops on a core have equal parts of what communication leaves of it. Latencies and
+  links have other speeds while any core computes; a message that begins then draws how long its latency is. After its last byte
+  every process has work with it, which goes as fast as on the fullest core.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dpro_search.replay.kernels.fluid import LATENCY_TAKES_MOST, TAKEN_MOST
 from dpro_search.replay.stuck import stuck_error
 from dpro_search.replay.times import OpTimes
-from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, SharedCores
 
 
 def replay_reference(graph: ReplayGraph) -> OpTimes:
@@ -45,6 +50,7 @@ class _Run:
     speed: float
     since: float
     moves_bytes: bool = False
+    finishes: bool = False
 
     @property
     def due(self) -> float:
@@ -77,7 +83,8 @@ class _Simulation:
             for device in range(graph.devices)
         ]
         self.queue: list[list[int]] = [[] for _ in range(graph.devices)]
-        self.free = [True] * graph.devices
+        self.free = graph.servers.tolist() or [1] * graph.devices
+        self.cores = None if graph.cores is None else _Cores(graph, graph.cores)
         self.running: dict[int, _Run] = {}
 
     def policy(self, op: int) -> OrderPolicy:
@@ -111,18 +118,22 @@ class _Simulation:
             work = max(float(self.graph.duration_us[part]) for part in parts)
             for part in parts:
                 self.moved[part] = self.now
-                self.running[part] = _Run(left=work, speed=1.0, since=self.now)
+                begins = 0.0 if self.cores is not None and self.cores.is_message(part) else 1.0
+                self.running[part] = _Run(left=work, speed=begins, since=self.now)
 
     def end_what_is_due(self) -> bool:
         due = [op for op, run in self.running.items() if run.due <= self.now]
         for op in due:
             run = self.running[op]
-            if self.bytes[op] > 0 and not run.moves_bytes:
+            if self.bytes[op] > 0 and not run.moves_bytes and not run.finishes:
                 self.running[op] = _Run(left=self.bytes[op], speed=0.0, since=self.now, moves_bytes=True)
+                continue
+            if self.cores is not None and self.cores.finish_us[op] > 0 and not run.finishes:
+                self.running[op] = _Run(left=self.cores.finish_us[op], speed=0.0, since=self.now, finishes=True)
                 continue
             del self.running[op]
             self.end[op] = self.now
-            self.free[self.device[op]] = True
+            self.free[self.device[op]] += 1
             for successor in self.successors[op]:
                 self.waits_for[successor] -= 1
                 if self.waits_for[successor] == 0:
@@ -132,10 +143,9 @@ class _Simulation:
     def devices_take(self) -> bool:
         taken = False
         for device, queue in enumerate(self.queue):
-            op = self.first(device) if queue and self.free[device] else None
-            if op is not None:
+            while queue and self.free[device] and (op := self.first(device)) is not None:
                 queue.remove(op)
-                self.free[device] = False
+                self.free[device] -= 1
                 self.starts(op)
                 taken = True
         return taken
@@ -151,12 +161,16 @@ class _Simulation:
         return min(queue, key=lambda op: (self.ready[op], self.priority[op], op))
 
     def set_speeds(self) -> None:
+        rate_of_link = self.graph.link_bytes_per_us.tolist()
+        if self.cores is not None:
+            rate_of_link = self.cores.share(self.running)
         flows = sorted(op for op, run in self.running.items() if run.moves_bytes)
         ptr, idx = self.graph.link_ptr, self.graph.link_idx
-        rates = max_min_rates([idx[ptr[op] : ptr[op + 1]].tolist() for op in flows], self.graph.link_bytes_per_us.tolist())
+        rates = max_min_rates([idx[ptr[op] : ptr[op + 1]].tolist() for op in flows], rate_of_link)
         speeds = dict(zip(flows, rates, strict=True))
         for op, run in self.running.items():
-            speed = speeds.get(op, 1.0 / self.slowdown(op))
+            alone = 1.0 if self.cores is None else self.cores.speed(op, run)
+            speed = speeds.get(op, alone / self.slowdown(op))
             if speed != run.speed:
                 run.left = max(run.left - (self.now - run.since) * run.speed, 0.0)
                 run.since = self.now
@@ -165,10 +179,62 @@ class _Simulation:
     def slowdown(self, op: int) -> float:
         """The largest factor by which another op on its rank slows an op."""
         factors = self.graph.slowdown
-        if not factors.size or self.bytes[op] > 0 or self.collective[op] >= 0:
+        is_message = self.cores is not None and self.cores.is_message(op)
+        if not factors.size or self.bytes[op] > 0 or self.collective[op] >= 0 or is_message:
             return 1.0
         others = (other for other in self.running if other != op and self.rank[other] == self.rank[op])
         return max((float(factors[self.kind[op], self.kind[other]]) for other in others), default=1.0)
+
+
+class _Cores:
+    """Who uses the cores of a graph, and how fast everything on them goes."""
+
+    def __init__(self, graph: ReplayGraph, cores: SharedCores) -> None:
+        self.graph = graph
+        self.core_of_device = cores.core.tolist()
+        self.core = cores.core[graph.device].tolist()
+        self.idle_us, self.core_us, self.finish_us = cores.idle_us.tolist(), cores.core_us.tolist(), cores.finish_us.tolist()
+        self.rates = {True: graph.link_bytes_per_us.tolist(), False: cores.idle_bytes_per_us.tolist()}
+        self.core_us_per_byte = cores.core_us_per_byte.tolist()
+        self.factors = itertools.cycle(cores.latency_factors.tolist() or [1.0])
+        self.busy = True
+        self.speed_on: list[float] = []
+
+    def is_message(self, op: int) -> bool:
+        return bool(self.idle_us[op] > 0)
+
+    def latency_us(self, op: int) -> float:
+        """Of a message, at present."""
+        return float(self.graph.duration_us[op]) if self.busy else float(self.idle_us[op])
+
+    def share(self, running: Mapping[int, _Run]) -> list[float]:
+        """Find the speeds for the time until the next instant; returns the links' rates."""
+        self.busy = any(self.core[op] >= 0 for op in running)
+        links = self.rates[self.busy]
+        taken = 0.0
+        for op, run in running.items():
+            if self.is_message(op) and not run.moves_bytes and not run.finishes:
+                if self.busy and run.speed == 0.0:
+                    run.left *= next(self.factors)
+                taken += min(self.core_us[op] / self.latency_us(op), LATENCY_TAKES_MOST)
+        ptr, idx = self.graph.link_ptr, self.graph.link_idx
+        for link in sorted({int(link) for op, run in running.items() if run.moves_bytes for link in idx[ptr[op] : ptr[op + 1]]}):
+            taken += min(self.core_us_per_byte[link] * links[link], 1.0)
+        finishing = sum(run.finishes for run in running.values())
+        self.speed_on = []
+        for core in range(max(self.core_of_device) + 1):
+            processes = self.core_of_device.count(core)
+            users = sum(self.core[op] == core for op in running) + finishing * processes
+            self.speed_on.append((1.0 - min(taken * processes, TAKEN_MOST)) / max(users, 1.0))
+        return links
+
+    def speed(self, op: int, run: _Run) -> float:
+        """Of an op that moves no bytes."""
+        if run.finishes:
+            return min([1.0, *self.speed_on])
+        if self.is_message(op):
+            return float(self.graph.duration_us[op]) / self.latency_us(op)
+        return self.speed_on[self.core[op]] if self.core[op] >= 0 else 1.0
 
 
 def max_min_rates(flows: Sequence[Sequence[int]], capacity: Sequence[float]) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.space.graph_builder import Labels
-from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
+from dpro_search.space.replay_graph import Int32s, ReplayGraph, SharedCores, csr
 
 _SAME = 1e-3  # distances that differ by less, relatively, are one
 _LONG = 4  # distances of a cycle that need not be equal one by one
@@ -43,6 +43,7 @@ def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
         flow_bytes=np.tile(graph.flow_bytes, iterations),
         link_ptr=_tiled_ptr(graph.link_ptr, iterations),
         link_idx=np.tile(graph.link_idx, iterations),
+        cores=None if graph.cores is None else _repeated_cores(graph.cores, iterations),
         carry_src=graph.carry_src[:0],
         carry_dst=graph.carry_dst[:0],
         samples_us=graph.samples_us[:0, :0],
@@ -52,6 +53,11 @@ def unrolled(graph: ReplayGraph, iterations: int) -> ReplayGraph:
         buffer_use=graph.buffer_use[:0],
         names=_repeated(graph.names, iterations) if len(graph.names) else (),
     )
+
+
+def _repeated_cores(cores: SharedCores, iterations: int) -> SharedCores:
+    columns = {name: np.tile(getattr(cores, name), iterations) for name in ("idle_us", "core_us", "finish_us")}
+    return replace(cores, **columns)
 
 
 def _repeated(names: Sequence[str], iterations: int) -> Labels:

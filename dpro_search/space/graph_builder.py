@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
+from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, SharedCores, csr
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "device": np.int32,
@@ -244,7 +244,9 @@ class GraphBuilder:
     def __len__(self) -> int:
         return len(self._names)
 
-    def build(self, slowdown: Floats | None = None) -> ReplayGraph:
+    def build(
+        self, slowdown: Floats | None = None, *, servers: Int32s | None = None, cores: SharedCores | None = None
+    ) -> ReplayGraph:
         """The graph of all that was added; `ReplayGraph.validate` says what is wrong with it."""
         ops = {name: column.joined() for name, column in self._ops.items()}
         source, destination = self._joined_pairs("edge")
@@ -263,6 +265,8 @@ class GraphBuilder:
             optional |= {"buffer_ptr": buffer_ptr, "buffer_use": buffer_use, "buffer_names": self._buffer_names}
         if slowdown is not None:
             optional["slowdown"] = slowdown
+        if servers is not None:
+            optional["servers"] = servers
         return ReplayGraph(
             duration_us=ops["duration_us"],
             device=ops["device"],
@@ -276,6 +280,7 @@ class GraphBuilder:
             carry_dst=carry_dst,
             names=self._names,
             device_names=self._device_names,
+            cores=cores,
             **optional,
         )
 

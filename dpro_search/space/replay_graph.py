@@ -46,6 +46,42 @@ def _no_floats() -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedCores:
+    """Cores on which processes compute and communicate; d devices, n ops, l links of the graph that it belongs to.
+
+    Each device with a core is a process. The ops that run on a core share it equally, after what communication takes of it. An op
+    is a *message* if it has an `idle_us`: its latency depends on whether any core computes, for its threads then wait for a core.
+
+    Attributes
+    ----------
+    core
+        Core of each device, numbered from 0, -1 for a device that needs none, [d].
+    idle_us
+        Latency of each message while no core computes, 0 for an op that is no message, [n]; `duration_us` is its latency while one
+        does.
+    core_us
+        Core time that the latency takes of every process, [n].
+    finish_us
+        Core time that every process spends on a message after its last byte, [n]. It shares the cores, and the slowest counts.
+    idle_bytes_per_us
+        Rate of each link while no core computes, [l]; `link_bytes_per_us` is that while one does.
+    core_us_per_byte
+        Core time that bytes on each link take of every process, [l].
+    latency_factors
+        How many times its `duration_us` the latency of a message is that begins while a core computes: in turn, and again from
+        the first, [any]; empty: once.
+    """
+
+    core: Int32s
+    idle_us: Floats
+    core_us: Floats
+    finish_us: Floats
+    idle_bytes_per_us: Floats
+    core_us_per_byte: Floats
+    latency_factors: Floats = field(default_factory=_no_floats)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayGraph:
     """One iteration of a job; n ops, d devices, m dependencies.
 
@@ -68,6 +104,10 @@ class ReplayGraph:
     slowdown
         ``slowdown[a, b] >= 1``: an op of kind a takes that many times longer while one of kind b runs on its rank, [kinds, kinds];
         the largest factor counts; empty: none. Flows and collectives are not slowed.
+    servers
+        How many ops each device runs at a time, [d]; empty: one.
+    cores
+        Cores that devices share; None: no device shares one.
     carry_src, carry_dst
         Dependencies of one iteration's ops on the iteration before: ``carry_dst`` needs the previous ``carry_src``.
     samples_us
@@ -93,6 +133,8 @@ class ReplayGraph:
     link_idx: Int32s = field(default_factory=_no_int32s)
     link_bytes_per_us: Floats = field(default_factory=_no_floats)
     slowdown: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    servers: Int32s = field(default_factory=_no_int32s)
+    cores: SharedCores | None = None
     carry_src: Int32s = field(default_factory=_no_int32s)
     carry_dst: Int32s = field(default_factory=_no_int32s)
     samples_us: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -129,8 +171,9 @@ class ReplayGraph:
 
     @property
     def is_fluid(self) -> bool:
-        """Whether speeds change while ops run: flows that share links, or slow-downs."""
-        return bool(self.flow_bytes.any() or (self.slowdown.size and self.slowdown.max() > 1))
+        """Whether times do not follow from one order on each device: flows, slow-downs, shared cores, devices of several servers."""
+        slowed = self.slowdown.size and self.slowdown.max() > 1
+        return bool(self.flow_bytes.any() or slowed or self.cores is not None or (self.servers > 1).any())
 
     def name(self, op: int) -> str:
         """What people call an op."""
@@ -193,6 +236,10 @@ class ReplayGraph:
                 raise GraphError("an op is both a flow and a part of a collective")
         if self.slowdown.size and (self.slowdown.shape != (len(OpKind), len(OpKind)) or not (self.slowdown >= 1).all()):
             raise GraphError(f"slowdown must be {len(OpKind)} x {len(OpKind)} factors >= 1")
+        if len(self.servers) and (len(self.servers) != self.devices or self.servers.min() < 1):
+            raise GraphError(f"servers must be a number >= 1 for each of the {self.devices} devices")
+        if self.cores is not None:
+            self._check_cores(self.cores)
         if len(self.collective):
             parts = np.flatnonzero(self.collective >= 0)
             pairs = np.stack((self.collective[parts], self.device[parts]))
@@ -203,6 +250,26 @@ class ReplayGraph:
                 op = int(parts[first[twice[0]]])
                 device = self.device_name(int(self.device[op]))
                 raise GraphError(f"collective {int(self.collective[op])} has two parts on {device}: it can never start")
+
+    def _check_cores(self, cores: SharedCores) -> None:
+        count, links = len(self), len(self.link_bytes_per_us)
+        lengths = {"core": self.devices, "idle_us": count, "core_us": count, "finish_us": count}
+        lengths |= {"idle_bytes_per_us": links, "core_us_per_byte": links}
+        for field_name, length in lengths.items():
+            values = getattr(cores, field_name)
+            if len(values) != length:
+                raise GraphError(f"cores.{field_name} has {len(values)} entries, not {length}")
+            if field_name != "core" and not ((values >= 0) & np.isfinite(values)).all():
+                raise GraphError(f"cores.{field_name} must be numbers >= 0")
+        if not (cores.idle_bytes_per_us > 0).all() or not (cores.latency_factors > 0).all():
+            raise GraphError("cores.idle_bytes_per_us and cores.latency_factors must be above 0")
+        message, computes = cores.idle_us > 0, cores.core[self.device] >= 0
+        part = self.collective >= 0 if len(self.collective) else np.zeros(count, np.bool_)
+        flow = self.flow_bytes > 0 if len(self.flow_bytes) else np.zeros(count, np.bool_)
+        self._refuse(message & (self.duration_us <= 0), "duration_us", "must be above 0, for it is a message", self.duration_us)
+        self._refuse((message | flow | part) & computes, "device", "has a core: it takes no message, flow or part of a collective")
+        self._refuse((message | (cores.finish_us > 0)) & part, "collective", "has no messages")
+        self._refuse(~message & ((cores.core_us > 0) | (cores.finish_us > 0)), "duration_us", "needs an idle_us to be a message")
 
     def _refuse(self, bad: Any, field_name: str, must: str, values: npt.NDArray[Any] | None = None) -> None:
         ops = np.flatnonzero(bad)

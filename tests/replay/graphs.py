@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, SharedCores, csr
 
 POLICIES = tuple(OrderPolicy)
 TIMES = ("ready_us", "start_us", "moved_us", "end_us")
@@ -13,7 +13,7 @@ DURATIONS = st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.0, 0.1, 0.7])
 
 
 @st.composite
-def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=True, fluid=True, carry=False, max_ops=24):
+def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=True, fluid=True, carry=False, cores=False, max_ops=24):
     """A valid graph; one with collectives may be a deadlock."""
     count = draw(st.integers(1, max_ops))
     devices = draw(st.integers(1, 6))
@@ -51,14 +51,44 @@ def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=T
         slowdown[draw(st.integers(0, kinds - 1)), draw(st.integers(0, kinds - 1))] = 1.5
         slowdown[OpKind.FORWARD, OpKind.COMM] = 2.0
         fields["slowdown"] = slowdown
+    if cores:
+        fields["servers"] = np.array(draw(st.lists(st.integers(1, 3), min_size=devices, max_size=devices)), np.int32)
+        fields["cores"] = draw(shared_cores(device, devices, collective, fields))
     if carry:
         carried = draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=count))
         fields["carry_src"], fields["carry_dst"] = (np.array([c[i] for c in carried], np.int32) for i in (0, 1))
+    duration_us = np.array(draw(st.lists(durations, min_size=count, max_size=count)))
+    if cores:
+        duration_us = np.where(fields["cores"].idle_us > 0, np.maximum(duration_us, 1.0), duration_us)
     return ReplayGraph(
-        duration_us=np.array(draw(st.lists(durations, min_size=count, max_size=count))),
+        duration_us=duration_us,
         device=device,
         rank_of_device=np.arange(devices, dtype=np.int32) % ranks,
         **fields,
+    )
+
+
+@st.composite
+def shared_cores(draw, device, devices, collective, fields):
+    """Some devices compute on one of two cores, and send nothing; ops of the others are messages or none."""
+    core = np.array(draw(st.lists(st.integers(-1, 1), min_size=devices, max_size=devices)), np.int32)
+    core[device[collective >= 0]] = -1
+    if "flow_bytes" in fields:
+        core[device[fields["flow_bytes"] > 0]] = -1
+    may = (core[device] < 0) & (collective < 0)
+    count, links = len(device), len(fields.get("link_bytes_per_us", ()))
+    columns = {
+        name: np.where(may, draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)), 0.0)
+        for name, values in (("idle_us", (0.0, 0.5, 1.0, 2.0)), ("core_us", (0.0, 0.2, 3.0)), ("finish_us", (0.0, 0.0, 1.0)))
+    }
+    return SharedCores(
+        core=core,
+        idle_us=columns["idle_us"],
+        core_us=np.where(columns["idle_us"] > 0, columns["core_us"], 0.0),
+        finish_us=np.where(columns["idle_us"] > 0, columns["finish_us"], 0.0),
+        idle_bytes_per_us=np.array(draw(st.lists(st.sampled_from([1.0, 4.0]), min_size=links, max_size=links))),
+        core_us_per_byte=np.array(draw(st.lists(st.sampled_from([0.0, 0.1, 0.5]), min_size=links, max_size=links))),
+        latency_factors=np.array(draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), max_size=3))),
     )
 
 

@@ -47,6 +47,12 @@ def test_links_and_slowdowns(graph):
     check(graph)
 
 
+@many
+@given(replay_graphs(cores=True))
+def test_shared_cores_messages_and_devices_of_several_servers(graph):
+    check(graph)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_order_policy_alone(policy):
     @settings(max_examples=150, deadline=None)
@@ -60,4 +66,10 @@ def test_every_order_policy_alone(policy):
 @settings(max_examples=150, deadline=None)
 @given(replay_graphs(carry=True, max_ops=8))
 def test_several_iterations_are_a_larger_graph(graph):
+    check(unrolled(graph, 3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(replay_graphs(carry=True, cores=True, max_ops=8))
+def test_several_iterations_on_shared_cores_are_a_larger_graph(graph):
     check(unrolled(graph, 3))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.replay.kernels.fixed import simulate
-from dpro_search.replay.kernels.flows import simulate_flows
-from dpro_search.replay.kernels.fluid import simulate_fluid
+from dpro_search.replay.compiled import kernel_of, simulated
 from dpro_search.replay.kernels.retime import retime
 from dpro_search.replay.layout import Layout, lay_out
 from dpro_search.replay.steady import unrolled
-from dpro_search.replay.stuck import stuck_error
 from dpro_search.replay.times import OpTimes, device_order
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
@@ -132,7 +127,7 @@ class Engine:
 
     def _lay_out(self, op_of: Int32s | None) -> None:
         self.layout = lay_out(self.graph, op_of)
-        self._kernel = _kernel(self.graph, self.layout)
+        self._kernel = kernel_of(self.graph, self.layout)
 
     def _find_order(self) -> Run:
         """Replay once in the graph's own numbering, then lay out in the order of the starts."""
@@ -148,7 +143,7 @@ class Engine:
         )
 
     def _simulate(self, duration_us: Floats) -> Run:
-        return _simulated(self.graph, self.layout, self._kernel, duration_us)
+        return Run(layout=self.layout, **simulated(self.graph, self.layout, self._kernel, duration_us)._asdict())
 
 
 def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -> Floats:
@@ -164,74 +159,5 @@ def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -
     whole = unrolled(graph, iterations)
     layout = lay_out(whole)
     duration_us = layout.duration_us if longer is None else layout.duration_us * longer.ravel()[layout.op_of]
-    run = _simulated(whole, layout, _kernel(whole, layout), duration_us)
-    ends: Floats = run.end_us.reshape(iterations, -1).max(axis=1)
+    ends: Floats = simulated(whole, layout, kernel_of(whole, layout), duration_us).end_us.reshape(iterations, -1).max(axis=1)
     return ends
-
-
-class _Kernel(NamedTuple):
-    """A compiled replay, and what it wants between a layout's arrays and those that it fills."""
-
-    simulate: Callable[..., int]
-    own: tuple[Any, ...]
-
-
-def _kernel(graph: ReplayGraph, layout: Layout) -> _Kernel:
-    """The fastest that can replay a graph."""
-    if not graph.is_fluid:
-        return _Kernel(simulate, ())
-    flows = _flows(graph, layout.op_of)
-    slows = graph.slowdown.size and graph.slowdown.max() > 1
-    if not slows and graph.cores is None and not (graph.servers > 1).any():
-        return _Kernel(simulate_flows, flows)
-    of_op = graph.op_kind[layout.op_of], graph.rank_of_device.astype(np.int32)
-    servers = graph.servers if len(graph.servers) else np.ones(graph.devices, np.int32)
-    return _Kernel(simulate_fluid, (*of_op, *flows, graph.slowdown, servers, *_cores(graph, layout.op_of)))
-
-
-def _cores(graph: ReplayGraph, op_of: Int32s) -> tuple[Any, ...]:
-    """The columns of `SharedCores`, and where those of each op stand, by label."""
-    cores = graph.cores
-    if cores is None:
-        nothing, none = np.zeros(0), np.zeros(0, np.int32)
-        return (none, none, *(nothing,) * 6)
-    columns = cores.idle_us, cores.core_us, cores.finish_us, cores.idle_bytes_per_us, cores.core_us_per_byte, cores.latency_factors
-    return (cores.core, op_of, *columns)
-
-
-def _flows(graph: ReplayGraph, op_of: Int32s) -> tuple[Any, ...]:
-    """Bytes of each op and the links that it crosses, by label, and the rates of the links."""
-    flows = graph.flow_bytes[op_of] if len(graph.flow_bytes) else graph.flow_bytes
-    link_ptr, link_idx = graph.link_ptr, graph.link_idx
-    if len(flows):
-        lengths = np.diff(graph.link_ptr)[op_of]
-        link_ptr = np.zeros(len(op_of) + 1, np.int32)
-        np.cumsum(lengths, out=link_ptr[1:])
-        link_idx = graph.link_idx[np.repeat(graph.link_ptr[:-1][op_of] - link_ptr[:-1], lengths) + np.arange(link_ptr[-1])]
-    return flows, link_ptr, link_idx, graph.link_bytes_per_us
-
-
-def _simulated(graph: ReplayGraph, layout: Layout, kernel: _Kernel, duration_us: Floats) -> Run:
-    count = len(graph)
-    ready, start, end = (np.empty(count + 1) for _ in range(3))
-    moved, order = np.empty(layout.collectives), np.empty(count, np.int32)
-    started = kernel.simulate(
-        duration_us,
-        layout.device,
-        layout.key,
-        layout.priority,
-        layout.succ_ptr,
-        layout.succ_idx,
-        layout.needs,
-        layout.policy,
-        layout.slot_ptr,
-        layout.program,
-        layout.collective,
-        layout.part_ptr,
-        layout.part,
-        *kernel.own,
-        *(ready, start, end, moved, order),
-    )
-    if started < count:
-        raise stuck_error(graph, layout.op_of[order[:started]])
-    return Run(layout=layout, ready_us=ready[:-1], start_us=start[:-1], end_us=end[:-1], moved_us=moved, order=order)

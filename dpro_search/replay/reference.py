@@ -12,8 +12,8 @@ Then speeds are set for the time until the next instant:
 * flows get the max-min fair share of their links (progressive filling: Bertsekas & Gallager, Data Networks, 6.5.2);
 * the parts of a collective hold their devices from their start, but move data only once all parts have started;
 * where processes share cores (`SharedCores`), the ops on a core have equal parts of what communication leaves of it. Latencies and
-  links have other speeds while any core computes; a message that begins then draws how long its latency is. After its last byte
-  every process has work with it, which goes as fast as on the fullest core.
+  links have other speeds while any core computes; messages that begin then draw how long their latency is, at one instant by
+  (priority, op number). After its last byte every process has work with a message, which goes as fast as on the fullest core.
 """
 
 from __future__ import annotations
@@ -191,10 +191,11 @@ class _Cores:
 
     def __init__(self, graph: ReplayGraph, cores: SharedCores) -> None:
         self.graph = graph
+        self.priority = graph.priority.tolist() or [0] * len(graph)
         self.core_of_device = cores.core.tolist()
         self.core = cores.core[graph.device].tolist()
         self.idle_us, self.core_us, self.finish_us = cores.idle_us.tolist(), cores.core_us.tolist(), cores.finish_us.tolist()
-        self.rates = {True: graph.link_bytes_per_us.tolist(), False: cores.idle_bytes_per_us.tolist()}
+        self.rates: dict[bool, list[float]] = {True: graph.link_bytes_per_us.tolist(), False: cores.idle_bytes_per_us.tolist()}
         self.core_us_per_byte = cores.core_us_per_byte.tolist()
         self.factors = itertools.cycle(cores.latency_factors.tolist() or [1.0])
         self.busy = True
@@ -211,15 +212,17 @@ class _Cores:
         """Find the speeds for the time until the next instant; returns the links' rates."""
         self.busy = any(self.core[op] >= 0 for op in running)
         links = self.rates[self.busy]
-        taken = 0.0
-        for op, run in running.items():
+        by_latencies = by_links = 0.0
+        for op in sorted(running, key=lambda op: (self.priority[op], op)):
+            run = running[op]
             if self.is_message(op) and not run.moves_bytes and not run.finishes:
                 if self.busy and run.speed == 0.0:
                     run.left *= next(self.factors)
-                taken += min(self.core_us[op] / self.latency_us(op), LATENCY_TAKES_MOST)
+                by_latencies += min(self.core_us[op] / self.latency_us(op), LATENCY_TAKES_MOST)
         ptr, idx = self.graph.link_ptr, self.graph.link_idx
         for link in sorted({int(link) for op, run in running.items() if run.moves_bytes for link in idx[ptr[op] : ptr[op + 1]]}):
-            taken += min(self.core_us_per_byte[link] * links[link], 1.0)
+            by_links += min(self.core_us_per_byte[link] * links[link], 1.0)
+        taken = by_latencies + by_links
         finishing = sum(run.finishes for run in running.values())
         self.speed_on = []
         for core in range(max(self.core_of_device) + 1):

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.times import OpTimes, device_order
-from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
+from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,12 @@ class Timeline:
 
     @cached_property
     def previous_on_device(self) -> Int32s:
-        """The op that each op's device served just before it, -1 where there is none, [iterations * n]."""
+        """The op that each op's device served just before it, -1 where there is none, [iterations * n].
+
+        None on devices that run several ops at a time.
+        """
         device = np.tile(self.graph.device.astype(np.int32, copy=False), self.iterations)
-        before: Int32s = device_order(device, self.times.order, self.graph.policy == OrderPolicy.UNBOUNDED)[0]
+        before: Int32s = device_order(device, self.times.order, self.graph.serves_in_no_line)[0]
         return before
 
     def iteration_end_us(self) -> Floats:

@@ -169,9 +169,15 @@ class ReplayGraph:
         """Rank of every op, [n]."""
         return self.rank_of_device[self.device]
 
+    @cached_property
+    def serves_in_no_line(self) -> npt.NDArray[np.bool_]:
+        """Whether a device runs several ops at a time, so that none follows another, [d]."""
+        unbounded: npt.NDArray[np.bool_] = self.policy == OrderPolicy.UNBOUNDED
+        return unbounded | (self.servers > 1) if len(self.servers) else unbounded
+
     @property
     def is_fluid(self) -> bool:
-        """Whether times do not follow from one order on each device: flows, slow-downs, shared cores, devices of several servers."""
+        """Whether times do not follow from orders on devices: flows, slow-downs, shared cores, devices of several servers."""
         slowed = self.slowdown.size and self.slowdown.max() > 1
         return bool(self.flow_bytes.any() or slowed or self.cores is not None or (self.servers > 1).any())
 

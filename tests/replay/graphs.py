@@ -13,7 +13,9 @@ DURATIONS = st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.0, 0.1, 0.7])
 
 
 @st.composite
-def replay_graphs(draw, *, policies=POLICIES, durations=DURATIONS, collectives=True, fluid=True, carry=False, cores=False, max_ops=24):
+def replay_graphs(
+    draw, *, policies=POLICIES, durations=DURATIONS, collectives=True, fluid=True, carry=False, cores=False, max_ops=24
+):
     """A valid graph; one with collectives may be a deadlock."""
     count = draw(st.integers(1, max_ops))
     devices = draw(st.integers(1, 6))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import max_min_rates, replay_reference
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.replay_graph import OrderPolicy, SharedCores
 
 
 def starts_on_one_device(policy, arrivals):
@@ -65,6 +65,84 @@ def test_a_flow_moves_its_bytes_after_its_latency_and_shares_its_link():
     second = graph.add_op(graph.add_device(), 3.0, flow_bytes=10.0, links=[link])
     # 4 bytes go alone in 2 us, then both at 1 byte/us until the first has moved 10, then the second alone.
     assert replay_reference(graph.build()).end_us[[first, second]].tolist() == [9, 11]
+
+
+def on_cores(graph, core, *, messages=(), rate=1.0, idle_rate=1.0, core_us_per_byte=0.0, factors=(), servers=None):
+    """Times of a graph whose devices have cores; messages are (op, latency while no core computes, its core time, finish)."""
+    columns = np.zeros((3, len(graph)))
+    for op, *values in messages:
+        columns[:, op] = values
+    links = 1 if rate else 0
+    cores = SharedCores(
+        core=np.array(core, np.int32),
+        idle_us=columns[0],
+        core_us=columns[1],
+        finish_us=columns[2],
+        idle_bytes_per_us=np.full(links, idle_rate),
+        core_us_per_byte=np.full(links, core_us_per_byte),
+        latency_factors=np.array(factors, dtype=float),
+    )
+    return replay_reference(graph.build(servers=None if servers is None else np.array(servers, np.int32), cores=cores))
+
+
+def test_a_device_of_two_servers_runs_two_ops_at_a_time_in_the_order_of_its_policy():
+    graph = GraphBuilder()
+    device = graph.add_device(policy=OrderPolicy.PROGRAM)
+    ops = [graph.add_op(device, duration) for duration in (5.0, 3.0, 4.0)]
+    assert replay_reference(graph.build(servers=np.array([2], np.int32))).end_us[ops].tolist() == [5, 3, 7]
+
+
+def test_ops_on_one_core_share_it_equally():
+    graph = GraphBuilder()
+    long, short = graph.add_op(graph.add_device(0), 10.0), graph.add_op(graph.add_device(1), 4.0)
+    elsewhere = graph.add_op(graph.add_device(2), 10.0)
+    times = on_cores(graph, [0, 0, 1], rate=None)
+    assert times.end_us[[long, short, elsewhere]].tolist() == [14, 8, 10]
+
+
+def test_a_message_has_one_latency_while_a_core_computes_and_another_while_none_does():
+    graph = GraphBuilder()
+    graph.add_op(graph.add_device(0), 10.0)
+    message = graph.add_op(graph.add_device(0), 20.0)
+    # Half of the latency of 20 us passes beside the compute; the other half passes in half of 4 us.
+    assert on_cores(graph, [0, -1], messages=[(message, 4.0, 0.0, 0.0)], rate=None).end_us[message] == 12
+
+
+def test_a_latency_that_begins_beside_compute_is_drawn_in_the_order_of_priority_and_number():
+    graph = GraphBuilder()
+    graph.add_op(graph.add_device(0), 100.0)
+    messages = [graph.add_op(graph.add_device(0), 10.0, priority=p) for p in (1, 0)]
+    times = on_cores(graph, [0, -1, -1], messages=[(op, 4.0, 0.0, 0.0) for op in messages], rate=None, factors=[0.5, 2.0])
+    assert times.end_us[messages].tolist() == [20, 5]
+
+
+def test_latency_and_bytes_take_core_time_of_every_process():
+    graph = GraphBuilder()
+    link = graph.add_link(1.0)
+    first = graph.add_op(graph.add_device(0), 8.0)
+    second = graph.add_op(graph.add_device(1), 8.0)
+    message = graph.add_op(graph.add_device(0), 4.0, flow_bytes=4.0, links=[link])
+    # A quarter of each core for 4 us of latency, half of it for 4 us of bytes.
+    times = on_cores(graph, [0, 1, -1], messages=[(message, 4.0, 1.0, 0.0)], core_us_per_byte=0.5)
+    assert times.end_us[[first, second, message]].tolist() == [11, 11, 8]
+
+
+def test_a_link_has_another_rate_while_no_core_computes():
+    graph = GraphBuilder()
+    link = graph.add_link(1.0)
+    graph.add_op(graph.add_device(0), 5.0)
+    message = graph.add_op(graph.add_device(0), 1.0, flow_bytes=8.0, links=[link])
+    assert on_cores(graph, [0, -1], messages=[(message, 1.0, 0.0, 0.0)], idle_rate=2.0).end_us[message] == 7
+
+
+def test_after_its_bytes_every_process_works_on_a_message_beside_its_compute():
+    graph = GraphBuilder()
+    compute = graph.add_op(graph.add_device(0), 10.0)
+    graph.add_op(graph.add_device(1), 0.0)
+    message = graph.add_op(graph.add_device(0), 2.0)
+    # From 2 us on both have half of the core.
+    times = on_cores(graph, [0, 1, -1], messages=[(message, 2.0, 0.0, 3.0)], rate=None)
+    assert times.end_us[[compute, message]].tolist() == [13, 8]
 
 
 def test_compute_is_slower_while_it_overlaps_communication_on_its_rank():

@@ -1,17 +1,19 @@
-"""``replay_ddp(job) -> DdpTimeline``: run the machine and read the answer off its settled part."""
+"""``replay_ddp(job) -> DdpTimeline``: replay the graph of a job's program and read the answer off its settled part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import SATURATION_BYTES
-from dpro_search.errors import GraphError
-from dpro_search.replay.ddp import machine
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
+from dpro_search.replay.repeated import Repeated
 from dpro_search.space.ddp_job import DdpJob
+from dpro_search.space.program_graph import Pattern, pattern_graph, program_graph, segment_work_us
+
+_LEAST_FACTOR = 1e-3  # of a latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,38 +46,38 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
 
     The same seed gives the same timeline. Raises `GraphError` for a program that cannot end.
     """
-    rng = np.random.default_rng(seed)
-    sample_of = sample_order(rng, job.samples, iterations)
-    costs = job.comm
-    end, breakdown, moved, worked = machine.simulate(
-        job.core,
-        job.work_us,
-        job.action,
-        job.collective,
-        job.size_bytes,
-        job.is_broadcast,
-        job.finish_us if len(job.finish_us) else np.zeros(len(job.size_bytes)),
-        job.threads,
-        np.array(
-            [
-                costs.alpha_busy_us,
-                costs.alpha_more_us,
-                costs.alpha_tail_us,
-                costs.beta_busy_us,
-                costs.beta_tail_us,
-                costs.cpu_us,
-                costs.collective_cpu_us,
-                SATURATION_BYTES,
-            ]
-        ),
-        sample_of,
-        rng.random(DRAWS),
-    )
-    if not len(moved):
-        raise GraphError("the job cannot go on: a rank waits for a collective that another never posts")
+    drawn = _drawn if isinstance(seed, int) else _drawn.__wrapped__
+    sample_of, latency_factors = drawn(seed, job.samples, iterations)
+    graph = program_graph(job, latency_factors)
+    work_us = segment_work_us(job)
+    total, (ranks, segments) = len(sample_of), (len(job.core), len(job.action))
+    own = work_us.shape[1]
+    duration_us = np.empty((total, len(graph)))
+    duration_us[:, :own] = work_us[sample_of]
+    duration_us[:, own:] = graph.duration_us[own:]
+    times = _laid_out(Pattern.of(job), total).replay(graph, duration_us)
+    start, end = times.start_us.reshape(total, -1), times.end_us.reshape(total, -1)
+    of_rank = (total, ranks, own // ranks)
+    worked_us = np.stack((start[:, :own].reshape(of_rank), end[:, :own].reshape(of_rank)), axis=3)
+    ends_us = worked_us[:, :, -1, 1]
+    alone_us = duration_us[:, :own].reshape(of_rank).sum(axis=(0, 2))
+    taken_us = (worked_us[..., 1] - worked_us[..., 0]).sum(axis=(0, 2))
     return DdpTimeline(
-        **iteration_times(end, breakdown),
-        collective_us=moved.reshape(len(sample_of), len(job.size_bytes), 2),
-        work_us=worked,
+        **iteration_times(ends_us, np.stack((alone_us, taken_us - alone_us, ends_us[-1] - taken_us))),
+        collective_us=np.stack((start[:, own:], end[:, own:]), axis=2),
+        work_us=worked_us[:, :, :segments],
         sample_of=sample_of,
     )
+
+
+@lru_cache(maxsize=16)
+def _laid_out(pattern: Pattern, iterations: int) -> Repeated:
+    return Repeated(pattern_graph(pattern), iterations)
+
+
+@lru_cache(maxsize=16)
+def _drawn(seed: int | np.random.SeedSequence, samples: int, iterations: int) -> tuple[Ints, Floats]:
+    """Recorded step of each iteration, and how many times its mean each latency is: as variable as an exponential distribution."""
+    rng = np.random.default_rng(seed)
+    sample_of = sample_order(rng, samples, iterations)
+    return sample_of, np.maximum(-np.log(1 - rng.random(DRAWS)), _LEAST_FACTOR)

@@ -8,14 +8,17 @@ round alike.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-from dpro_search.collect.trace import Floats, Ints
-from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
+from dpro_search.collect.trace import Floats
+from dpro_search.replay.kernels.fixed import collective_work, enqueue, enqueue_by_priority
 from dpro_search.replay.kernels.flows import share_links
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
+Bools = npt.NDArray[np.bool_]
+
 LATENCY_TAKES_MOST, TAKEN_MOST = 0.5, 0.95  # of a core: by the latency of one message, by all communication of its processes
 
 
@@ -79,36 +82,41 @@ def simulate_fluid(
     head = slot_ptr[:-1].copy()
     tail = slot_ptr[:-1].copy()
     serves = np.zeros(devices, np.int32)
+    touched = np.empty(devices, np.int32)
+    is_touched = np.zeros(devices, np.bool_)
     posted = np.zeros(collectives, np.int32)
-    stack = np.empty(count + 1, np.int32)
+    stack = np.empty(count + 1, np.int32)  # ops that end now
 
-    running = np.empty(count + 1, np.int32)  # ops that run, in the order in which they started
+    running = np.empty(count, np.int32)
     left = np.empty(count)
     speed = np.empty(count)
     since = np.empty(count)
     due_us = np.empty(count)
+    rate = np.empty(count)
     moves_bytes = np.zeros(count, np.bool_)
-    rate = np.zeros(count)
     kinds = len(slowdown)
     slowing = np.array([other for other in range(kinds) if slowdown[:, other].max() > 1.0], np.int64)
-    active = np.zeros((rank.max() + 1, max(kinds, 1)), np.int64)  # running ops by rank and kind
-    flows_changed = False
+    active = np.zeros((rank.max() + 1 if kinds > 0 else 0, kinds), np.int64)  # running ops by rank and kind
 
     shares = len(core) > 0
     cores = core.max() + 1 if shares else 0
     processes = np.zeros(cores)  # of each core
-    for d in range(len(core)):
-        if core[d] >= 0:
-            processes[core[d]] += 1
-    users, speed_on = np.zeros(cores), np.ones(cores)
+    for c in core:
+        if c >= 0:
+            processes[c] += 1
+    users, speed_on, finish_speed = np.zeros(cores), np.ones(cores), 1.0
     finishes = np.zeros(count if shares else 0, np.bool_)
+    waiting = np.empty(count if shares else 0, np.int32)  # messages in their latency, sorted by key
     carries = np.zeros(len(link_bytes_per_us), np.bool_)
-    busy, draws = True, 0
-    finish_speed = 1.0
-    link_rate = link_bytes_per_us
+    computing, finishing, draws = 0, 0, 0
+    busy, taken_by_links = True, 0.0
 
+    one_link = len(link_bytes_per_us) == 1 and (link_ptr[1:] - link_ptr[:-1]).max() <= 1  # shared equally: no call for it
+    rate_of_one, flowing = link_bytes_per_us[0] if one_link else 0.0, 0
+    begins = np.empty(count, np.int32)  # ops that start now
     stack[0] = count
-    ended, runs, started, now = 1, 0, 0, 0.0
+    ended, beginning, runs, latencies, flows_changed = 1, 0, 0, 0, False
+    started, touches, now = 0, 0, 0.0
     while True:
         while True:
             while ended > 0:
@@ -116,9 +124,18 @@ def simulate_fluid(
                 op = stack[ended]
                 end_us[op] = now
                 if op < count:
-                    serves[device[op]] -= 1
+                    d = device[op]
                     if kinds > 0:
-                        active[rank[device[op]], kind[op]] -= 1
+                        active[rank[d], kind[op]] -= 1
+                    if shares and core[d] >= 0:
+                        users[core[d]] -= 1
+                        computing -= 1
+                    if policy[d] != _UNBOUNDED:
+                        serves[d] -= 1
+                        if not is_touched[d]:
+                            is_touched[d] = True
+                            touched[touches] = d
+                            touches += 1
                 for edge in range(succ_ptr[op], succ_ptr[op + 1]):
                     to = succ_idx[edge]
                     waits[to] -= 1
@@ -127,178 +144,192 @@ def simulate_fluid(
                     ready_us[to] = now
                     d = device[to]
                     if policy[d] == _UNBOUNDED:
-                        order[started] = to
-                        started += 1
-                        serves[d] += 1
-                        runs = _start(
-                            to, now, runs, duration_us, device, collective, part_ptr, part, kind, rank, posted, start_us, moved_us,
-                            running, left, speed, since, due_us, active, row, idle_us,
-                        )  # fmt: skip
-                    elif policy[d] == _FIFO:
+                        begins[beginning] = to
+                        beginning += 1
+                        continue
+                    if policy[d] == _FIFO:
                         enqueue(to, now, ready_us, key, slot, head[d], tail[d])
                         tail[d] += 1
                     elif policy[d] == _PRIORITY:
                         begin = enqueue_by_priority(to, ready_us, key, priority, slot, slot_ptr[d], head[d], tail[d])
                         tail[d] += 1 if begin == head[d] else 0
                         head[d] = begin
-            kept = 0
-            for k in range(runs):
-                op = running[k]
-                if due_us[op] > now:
-                    running[kept] = op
-                    kept += 1
-                elif len(flow_bytes) > 0 and flow_bytes[op] > 0 and not moves_bytes[op] and not (shares and finishes[op]):
-                    running[kept] = op
-                    kept += 1
-                    moves_bytes[op] = True
-                    left[op], speed[op], since[op], due_us[op] = flow_bytes[op], 0.0, now, np.inf
-                    flows_changed = True
-                elif shares and finish_us[row[op]] > 0 and not finishes[op]:
-                    running[kept] = op
-                    kept += 1
-                    flows_changed |= moves_bytes[op]
-                    moves_bytes[op], finishes[op] = False, True
-                    left[op], speed[op], since[op], due_us[op] = finish_us[row[op]], 0.0, now, np.inf
-                else:
-                    flows_changed |= moves_bytes[op]
-                    stack[ended] = op
-                    ended += 1
-            runs = kept
-            if ended == 0:
-                break
-        before = runs
-        for d in range(devices):
-            while serves[d] < servers[d] and policy[d] != _UNBOUNDED:
-                at = head[d]
-                if at == (slot_ptr[d + 1] if policy[d] == _PROGRAM else tail[d]):
+                    if not is_touched[d]:
+                        is_touched[d] = True
+                        touched[touches] = d
+                        touches += 1
+            if beginning == 0:  # nothing ends any more: each device with a free server takes its next op
+                for k in range(touches):
+                    d = touched[k]
+                    is_touched[d] = False
+                    until = slot_ptr[d + 1] if policy[d] == _PROGRAM else tail[d]
+                    while serves[d] < servers[d] and head[d] < until:
+                        op = slot[head[d]]
+                        if waits[op] > 0:
+                            break  # in program order, and not ready
+                        head[d] += 1
+                        serves[d] += 1
+                        begins[beginning] = op
+                        beginning += 1
+                touches = 0
+                if beginning == 0:
                     break
-                op = slot[at]
-                if waits[op] > 0:
-                    break
-                head[d] = at + 1
-                serves[d] += 1
+            for k in range(beginning):
+                op = begins[k]
+                d = device[op]
+                start_us[op] = now
                 order[started] = op
                 started += 1
-                runs = _start(
-                    op, now, runs, duration_us, device, collective, part_ptr, part, kind, rank, posted, start_us, moved_us,
-                    running, left, speed, since, due_us, active, row, idle_us,
-                )  # fmt: skip
-        at_once = False
-        for k in range(before, runs):
-            at_once |= due_us[running[k]] <= now
-        if at_once:
-            continue
+                if shares and core[d] >= 0:
+                    users[core[d]] += 1
+                    computing += 1
+                first, last, work = 0, 1, duration_us[op]
+                c = collective[op] if collectives > 0 else -1
+                if c >= 0:
+                    posted[c] += 1
+                    first, last = part_ptr[c], part_ptr[c + 1]
+                    if posted[c] < last - first:
+                        continue
+                    moved_us[c] = now
+                    work = collective_work(c, part_ptr, part, duration_us)
+                for at in range(first, last):
+                    one = part[at] if c >= 0 else op
+                    if kinds > 0:
+                        active[rank[device[one]], kind[one]] += 1
+                    left[one], speed[one], since[one], due_us[one] = work, 1.0, now, now + work
+                    if shares and idle_us[row[one]] > 0.0:  # how fast its latency passes is seen when the instant is over
+                        speed[one], due_us[one] = 0.0, np.inf
+                        place = latencies
+                        while place > 0 and key[waiting[place - 1]] > key[one]:
+                            waiting[place] = waiting[place - 1]
+                            place -= 1
+                        waiting[place] = one
+                        latencies += 1
+                    elif now + work <= now and len(flow_bytes) > 0 and flow_bytes[one] > 0.0:
+                        left[one], speed[one], due_us[one] = flow_bytes[one], 0.0, np.inf
+                        moves_bytes[one] = flows_changed = True
+                        flowing += 1
+                    elif now + work <= now:
+                        stack[ended] = one
+                        ended += 1
+                        continue
+                    running[runs] = one
+                    runs += 1
+            beginning = 0
+        # The instant is over: speeds are set.
+        if runs == 0:
+            return started
         if shares:
-            users[:] = 0
-            finishing, computing = 0, False
-            for k in range(runs):
-                op = running[k]
-                if core[device[op]] >= 0:
-                    users[core[device[op]]] += 1
-                    computing = True
-                elif finishes[op]:
-                    finishing += 1
-            if computing != busy:
-                busy, flows_changed = computing, True
-                link_rate = link_bytes_per_us if busy else idle_bytes_per_us
+            if busy != (computing > 0):
+                busy = computing > 0
+                flows_changed = True
             taken = 0.0
-            carries[:] = False
-            for k in range(runs):
-                op = running[k]
-                if moves_bytes[op]:
-                    for edge in range(link_ptr[op], link_ptr[op + 1]):
-                        carries[link_idx[edge]] = True
-                elif idle_us[row[op]] > 0 and not finishes[op]:
-                    if busy and speed[op] == 0.0 and len(latency_factors) > 0:  # it begins
-                        left[op] *= latency_factors[draws % len(latency_factors)]
-                        draws += 1
-                    taken += min(core_us[row[op]] / (duration_us[op] if busy else idle_us[row[op]]), LATENCY_TAKES_MOST)
-            for link in range(len(carries)):
-                if carries[link]:
-                    taken += min(core_us_per_byte[link] * link_rate[link], 1.0)
+            for k in range(latencies):
+                op = waiting[k]
+                if busy and speed[op] == 0.0 and len(latency_factors) > 0:  # it begins
+                    left[op] *= latency_factors[draws % len(latency_factors)]
+                    draws += 1
+                taken += min(core_us[row[op]] / (duration_us[op] if busy else idle_us[row[op]]), LATENCY_TAKES_MOST)
+            if flows_changed and one_link:
+                rate_of_one = link_bytes_per_us[0] if busy else idle_bytes_per_us[0]
+                taken_by_links = min(core_us_per_byte[0] * rate_of_one, 1.0) if flowing > 0 else 0.0
+            elif flows_changed:
+                taken_by_links = _taken_by_links(
+                    running[:runs], moves_bytes, link_ptr, link_idx,
+                    link_bytes_per_us if busy else idle_bytes_per_us, core_us_per_byte, carries,
+                )  # fmt: skip
+            taken += taken_by_links
             finish_speed = 1.0
             for c in range(cores):
                 free = 1.0 - min(taken * processes[c], TAKEN_MOST)
                 speed_on[c] = free / max(users[c] + finishing * processes[c], 1.0)
                 finish_speed = min(finish_speed, speed_on[c])
-        if flows_changed:
-            share_links(running[:runs], moves_bytes, link_ptr, link_idx, link_rate, rate)
-            flows_changed = False
+        if flows_changed and not one_link:
+            share_links(
+                running[:runs], moves_bytes, link_ptr, link_idx, link_bytes_per_us if busy else idle_bytes_per_us, rate
+            )  # fmt: skip
+        flows_changed = False
         now_next = np.inf
         for k in range(runs):
             op = running[k]
-            wanted = speed[op]
+            d = device[op]
             if moves_bytes[op]:
-                wanted = rate[op]
-            elif shares and finishes[op]:
+                wanted = rate_of_one / flowing if one_link else rate[op]
+            elif shares and core[d] < 0 and finishes[op]:
                 wanted = finish_speed
-            elif shares and idle_us[row[op]] > 0:
+            elif shares and core[d] < 0 and idle_us[row[op]] > 0.0:
                 wanted = 1.0 if busy else duration_us[op] / idle_us[row[op]]
-            elif kinds > 0 and not (len(flow_bytes) > 0 and flow_bytes[op] > 0) and not (collectives > 0 and collective[op] >= 0):
-                factor = 1.0
-                for other in slowing:
-                    if active[rank[device[op]], other] > (1 if other == kind[op] else 0):
-                        factor = max(factor, slowdown[kind[op], other])
-                wanted = (speed_on[core[device[op]]] if shares and core[device[op]] >= 0 else 1.0) / factor
-            elif shares and core[device[op]] >= 0:
-                wanted = speed_on[core[device[op]]]
+            else:
+                wanted = speed_on[core[d]] if shares and core[d] >= 0 else 1.0
+                if kinds > 0 and not (len(flow_bytes) > 0 and flow_bytes[op] > 0) and not (collectives > 0 and collective[op] >= 0):
+                    factor = 1.0
+                    for other in slowing:
+                        if active[rank[d], other] > (1 if other == kind[op] else 0):
+                            factor = max(factor, slowdown[kind[op], other])
+                    wanted /= factor
             if wanted != speed[op]:
                 left[op] = max(left[op] - (now - since[op]) * speed[op], 0.0)
                 since[op] = now
                 speed[op] = wanted
                 due_us[op] = now + left[op] / wanted
             now_next = min(now_next, due_us[op])
-        if runs == 0:
-            return started
         now = now_next
+        # What is due goes on to its bytes, to its finish, or ends.
+        kept = 0
+        for k in range(runs):
+            op = running[k]
+            if due_us[op] > now:
+                running[kept] = op
+                kept += 1
+                continue
+            is_message = shares and idle_us[row[op]] > 0.0
+            finished, moved = is_message and finishes[op], moves_bytes[op]
+            if is_message and not moved and not finished:
+                place = 0
+                while waiting[place] != op:
+                    place += 1
+                latencies -= 1
+                for at in range(place, latencies):
+                    waiting[at] = waiting[at + 1]
+            flows_changed |= moved
+            flowing -= moved
+            if len(flow_bytes) > 0 and flow_bytes[op] > 0.0 and not moved and not finished:
+                moves_bytes[op] = flows_changed = True
+                flowing += 1
+                left[op] = flow_bytes[op]
+            elif is_message and finish_us[row[op]] > 0.0 and not finished:
+                moves_bytes[op], finishes[op] = False, True
+                finishing += 1
+                left[op] = finish_us[row[op]]
+            else:
+                finishing -= finished
+                stack[ended] = op
+                ended += 1
+                continue
+            speed[op], since[op], due_us[op] = 0.0, now, np.inf
+            running[kept] = op
+            kept += 1
+        runs = kept
 
 
 @njit(cache=True, nogil=True)
-def _start(
-    op: int,
-    now: float,
-    runs: int,
-    duration_us: Floats,
-    device: Int32s,
-    collective: Int32s,
-    part_ptr: Int32s,
-    part: Int32s,
-    kind: Int8s,
-    rank: Int32s,
-    posted: Int32s,
-    start_us: Floats,
-    moved_us: Floats,
+def _taken_by_links(
     running: Int32s,
-    left: Floats,
-    speed: Floats,
-    since: Floats,
-    due_us: Floats,
-    active: Ints,
-    row: Int32s,
-    idle_us: Floats,
-) -> int:
-    """An op starts: it runs, unless it is a part of a collective that others have not posted. Returns how many ops run."""
-    start_us[op] = now
-    if len(posted) == 0 or collective[op] < 0:
-        running[runs] = op
-        if len(row) > 0 and idle_us[row[op]] > 0:  # the latency of a message: how fast it passes is seen when the instant is over
-            left[op], speed[op], since[op], due_us[op] = duration_us[op], 0.0, now, np.inf
-        else:
-            left[op], speed[op], since[op], due_us[op] = duration_us[op], 1.0, now, now + duration_us[op]
-        active[rank[device[op]], kind[op] % active.shape[1]] += 1
-        return runs + 1
-    c = collective[op]
-    posted[c] += 1
-    if posted[c] < part_ptr[c + 1] - part_ptr[c]:
-        return runs
-    moved_us[c] = now
-    work = 0.0
-    for k in range(part_ptr[c], part_ptr[c + 1]):
-        work = max(work, duration_us[part[k]])
-    for k in range(part_ptr[c], part_ptr[c + 1]):
-        one = part[k]
-        running[runs] = one
-        runs += 1
-        left[one], speed[one], since[one], due_us[one] = work, 1.0, now, now + work
-        active[rank[device[one]], kind[one] % active.shape[1]] += 1
-    return runs
+    moves_bytes: Bools,
+    link_ptr: Int32s,
+    link_idx: Int32s,
+    link_rate: Floats,
+    core_us_per_byte: Floats,
+    carries: Bools,
+) -> float:
+    """What the links that carry bytes take of each process's core."""
+    carries[:] = False
+    for op in running:
+        if moves_bytes[op]:
+            for edge in range(link_ptr[op], link_ptr[op + 1]):
+                carries[link_idx[edge]] = True
+    taken = 0.0
+    for link in range(len(carries)):
+        if carries[link]:
+            taken += min(core_us_per_byte[link] * link_rate[link], 1.0)
+    return taken

@@ -141,8 +141,8 @@ class _Predicted:
         )
         self.device = np.tile(self.graph.device, timeline.iterations - first_iteration)
         self.rank = self.graph.rank_of_device[self.device]
-        unbounded = self.graph.policy[self.device] == OrderPolicy.UNBOUNDED
-        thread, self.threads = _threads(self.device, unbounded, self.start, self.end)
+        overlap = self.graph.serves_in_no_line[self.device]
+        thread, self.threads = _threads(self.device, overlap, self.start, self.end)
         self.tid = thread + _PREDICTED_TID
 
     def processes(self) -> Iterator[_Metadata]:

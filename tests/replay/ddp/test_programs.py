@@ -1,14 +1,18 @@
-"""The machine of DistributedDataParallel jobs, on programs whose times can be worked out by hand."""
+"""Replays of DistributedDataParallel jobs, on programs whose times can be worked out by hand."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import state_machine
 from ddp_jobs import FREE, NONE, POST, WAIT, job
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.errors import GraphError
-from dpro_search.replay.ddp import machine
 from dpro_search.replay.ddp.timeline import replay_ddp
+from dpro_search.replay.iterations import DRAWS, WARMUP, sample_order
 
 
 def iteration_us(program, sizes, **options) -> float:
@@ -96,13 +100,61 @@ def test_a_wait_for_what_nobody_posts_is_an_error():
         replay_ddp(job([(100, WAIT, 0)], [50]))
 
 
-def test_compiled_and_plain_agree():
-    stuck = job([(100, POST, 0), (20, POST, 1), (5, WAIT, 0), (7, WAIT, 1)], [50, 20], scale=(1, 1.2))
-    costs = np.array([5.0, 3.0, 2.0, 1.1, 1.0, 0.2, 1.0, 1e5])
-    finish_us = np.array([3.0, 0.0])
-    arguments = (
-        stuck.core, stuck.work_us, stuck.action, stuck.collective, stuck.size_bytes, stuck.is_broadcast, finish_us, 2, costs,
-        np.zeros(12, dtype=np.int64), np.random.default_rng(0).random(64),
+@st.composite
+def programs(draw):
+    """A job of random segments, costs, cores and threads; every collective is enqueued, and some are waited for later."""
+    ranks, collectives = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    work = st.sampled_from([0.0, 0.0, 1.0, 10.0, 37.0, 100.0])
+    actions = [(POST, number) for number in range(collectives)]
+    for number in draw(st.lists(st.integers(0, collectives - 1), unique=True)):
+        actions.insert(draw(st.integers(actions.index((POST, number)) + 1, len(actions))), (WAIT, number))
+    end = draw(st.sampled_from([[], [(NONE, -1)]]))
+    program = [(draw(work), *action) for action in (*actions, *end)]
+    number = st.sampled_from([0.0, 0.3, 2.0, 17.0])
+    costs = replace(
+        FREE,
+        **{name: draw(number) for name in ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "collective_cpu_us")},
+        **{name: draw(st.sampled_from([0.05, 0.5, 1.0])) for name in ("beta_busy_us", "beta_tail_us")},
+        cpu_us=draw(st.sampled_from([0.0, 0.1, 0.7])),
+    )
+    found = job(
+        program,
+        draw(st.lists(st.sampled_from([0.0, 5.0, 80.0]), min_size=collectives, max_size=collectives)),
+        ranks=ranks,
+        broadcast={c for c in range(collectives) if draw(st.booleans())},
+        threads=draw(st.integers(1, 3)),
+        costs=costs,
+        core=draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)),
+        scale=draw(st.lists(st.sampled_from([1.0, 1.0, 1.3]), min_size=ranks, max_size=ranks)),
+        finish=draw(st.lists(st.sampled_from([0.0, 6.0]), min_size=collectives, max_size=collectives)),
+    )
+    return replace(found, work_us=np.concatenate((found.work_us, found.work_us * 1.1)))
+
+
+def of_state_machine(found, timeline, seed):
+    """End of each iteration on each rank, and the other results of the state machine, for the draws of a replay."""
+    costs = found.comm
+    rng = np.random.default_rng(seed)
+    sample_order(rng, found.samples, len(timeline.sample_of) - WARMUP)
+    return state_machine.simulate(
+        found.core, found.work_us, found.action, found.collective, found.size_bytes, found.is_broadcast, found.finish_us,
+        found.threads,
+        np.array([
+            costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us, costs.beta_busy_us, costs.beta_tail_us, costs.cpu_us,
+            costs.collective_cpu_us, SATURATION_BYTES,
+        ]),
+        timeline.sample_of, rng.random(DRAWS),
     )  # fmt: skip
-    for compiled, plain in zip(machine.simulate(*arguments), machine.simulate.py_func(*arguments), strict=True):
-        np.testing.assert_allclose(compiled, plain)
+
+
+@settings(max_examples=150)
+@given(programs(), st.integers(0, 3))
+def test_the_graph_of_a_program_has_the_times_of_the_state_machine(found, seed):
+    timeline = replay_ddp(found, iterations=6, seed=seed)
+    end_us, breakdown_us, moved_us, _ = of_state_machine(found, timeline, seed)
+    close = {"rtol": 1e-6, "atol": 1e-3}
+    np.testing.assert_allclose(timeline.iterations_us, np.diff(end_us.max(axis=1)[WARMUP - 1 :]), **close)
+    seen = np.isfinite(moved_us)  # it stops when the last rank has ended, whatever still moves
+    np.testing.assert_allclose(timeline.collective_us.reshape(-1, 2)[seen], moved_us[seen], **close)
+    for rank, row in enumerate(timeline.rank_breakdown_us):
+        np.testing.assert_allclose(list(row.values()), breakdown_us[:, rank] / len(end_us), **close)

@@ -1,22 +1,16 @@
-"""The simulator: a `DdpJob` through several iterations, event by event.
+"""A second implementation of what replaying a program means: ranks, cores and Gloo's threads as a state machine, in plain Python.
 
-Every core is a fluid that its users share; between two events all speeds are constant. A rank's main thread runs the program:
-segments of work, each with a post of a collective or a wait for one at its end. Collectives start in the order of posting, once
-every rank has posted and fewer than `threads` run:
+A program's graph must have its times (`ddp/test_programs.py`). Every core is a fluid that its users share; between two events all
+speeds are constant. A rank's main thread runs the program: segments of work, each with a post of a collective or a wait for one at
+its end. Collectives start in the order of posting, once every rank has posted and fewer than `threads` run:
 
     LATENCY -> TRANSFER -> FINISH
-
-Those that transfer at the same time share the link. A latency passes slowly while a main thread runs, for Gloo's threads then wait
-for its core, and fast while none does. Gloo's threads take their part of each core meanwhile. What they do with the result (a cast
-of a communication hook) is core time on every rank, of which they get an equal share beside the main threads. Compiled with numba;
-the same function runs uncompiled as `simulate.py_func`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from dpro_search.collect.trace import Floats, Ints
 
@@ -32,7 +26,6 @@ _POST, _WAIT = 1, 2  # of `space.ddp_job.Action`
 _EPSILON = 1e-6
 
 
-@njit(cache=True, nogil=True)
 def simulate(
     core: Ints,
     work_us: Floats,

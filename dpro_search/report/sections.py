@@ -28,6 +28,7 @@ _PATH_KINDS = {
     "collective": "comm",
     "communication": "comm",
     "agreement": "wait",
+    "negotiation": "wait",
     "late_rank": "wait",
     "update": "update",
     "compute": "compute",

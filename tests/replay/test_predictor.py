@@ -12,7 +12,8 @@ from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._evaluate import held_out, with_own_durations
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import gains, scaled
-from dpro_search.replay.horovod.perfetto import perfetto_json
+from dpro_search.replay.horovod.ops import iteration_ops
+from dpro_search.replay.outputs import measured_ops, perfetto_json
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
@@ -140,17 +141,20 @@ def test_no_samples_are_refused():
 
 
 def test_the_perfetto_file_has_both_sides_of_one_step():
-    events = json.loads(perfetto_json(sample(), predictor().graph.steps[0], predictor().timeline(Plan(), log=True, iterations=8)))[
-        "traceEvents"
-    ]
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"measured rank 0", "measured rank 1", "predicted rank 0", "predicted rank 1", "predicted Horovod"} <= names
+    timeline = iteration_ops(predictor().timeline(Plan(), log=True, iterations=8))
+    measured = measured_ops(sample(), int(predictor().graph.steps[0]))
+    events = json.loads(perfetto_json(timeline, measured=measured))["traceEvents"]
+    names = {event["args"].get("name") for event in events if event["ph"] == "M"}
+    assert {"measured rank 0", "measured rank 1", "predicted rank 0", "predicted rank 1", "Horovod of rank 0"} <= names
     slices = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 for event in slices)
     measured_end, predicted_end = (
-        max(e["ts"] + e["dur"] for e in slices if (e["pid"] >= 1000) == predicted) for predicted in (False, True)
+        max(e["ts"] + e["dur"] for e in slices if (e["cat"] == "measured") == measured) for measured in (True, False)
     )
     assert predicted_end == pytest.approx(measured_end, rel=0.25)
+    shown = {event["name"] for event in slices}
+    assert any(name.startswith("negotiation of ") for name in shown)
+    assert any(name.endswith(", transfer@0") for name in shown)
     starts = {event["id"] for event in events if event["ph"] == "s"}
     assert starts == {event["id"] for event in events if event["ph"] == "f"}
-    assert len(starts) >= len(sample().tensors)
+    assert starts

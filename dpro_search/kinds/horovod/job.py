@@ -21,8 +21,8 @@ from dpro_search.kinds.horovod.exchanges import horovod_exchanges
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import scaled
 from dpro_search.replay.exchanges import Exchange
-from dpro_search.replay.horovod.perfetto import perfetto_json
-from dpro_search.replay.outputs import MeasuredOps, measured_ops
+from dpro_search.replay.horovod.ops import iteration_ops
+from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
@@ -135,7 +135,7 @@ class Horovod(Job):
             return super().perfetto(plan, recorded=True)
         predictor, communication = self.applied(plan)
         timeline = predictor.timeline(communication, log=True, iterations=8)
-        return perfetto_json(self.trace, int(predictor.graph.steps[0]), timeline)
+        return perfetto_json(iteration_ops(timeline), measured=measured_ops(self.trace, int(predictor.graph.steps[0])))
 
     @cached_property
     def _typical_step(self) -> int:

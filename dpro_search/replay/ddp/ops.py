@@ -1,13 +1,14 @@
 """One replayed iteration of a PyTorch job as a `Timeline` of ops: for Perfetto, tables, and the critical path.
 
-The ops of a rank are its program's segments on its main thread, and its parts of the collectives beside it; each has the times that
-the machine gave it. A part waits (`moved_us - start_us`) for the other ranks' posts, and for a free thread.
+The ops of a rank are its program's segments on its main thread, and its parts of the collectives on Gloo's threads; each has the
+times of the replay. A part waits for a free thread (`start_us - ready_us`), then for the other ranks (`moved_us - start_us`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.timeline import Timeline
@@ -30,7 +31,14 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
     posted_us = work_us[:, posting, 1]
     builder = GraphBuilder()
     main = builder.add_devices(np.arange(ranks), OrderPolicy.PROGRAM, "main thread of rank {0}", (range(ranks),))
-    beside = builder.add_devices(np.arange(ranks), OrderPolicy.UNBOUNDED, "Gloo of rank {0}", (range(ranks),))
+    free_us, lane = _threads(timeline, job.threads)
+    lanes = int(lane.max(initial=0)) + 1
+    beside = builder.add_devices(
+        np.repeat(np.arange(ranks)[:, None], lanes, axis=1),
+        OrderPolicy.FIFO,
+        "Gloo thread {1} of rank {0}",
+        (range(ranks), range(lanes)),
+    )
     labels, names = job.collective_names, job.segment_names
     work = builder.add_ops(
         np.broadcast_to(main[:, None], (ranks, segments)),
@@ -40,7 +48,7 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
         axes=(range(ranks), names),
     )
     parts = builder.add_ops(
-        np.broadcast_to(beside[:, None], (ranks, collectives)),
+        beside[:, lane],
         moved_us[:, 1] - moved_us[:, 0],
         kind=OpKind.COMM,
         collective=np.arange(collectives),
@@ -52,7 +60,9 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
         if place + 1 < segments:
             held = parts[1:, number] if job.is_broadcast[number] else parts[:, number]
             builder.add_edges(held, work[ranks - len(held) :, place + 1])
-    start = np.concatenate((work_us[:, :, 0].ravel(), posted_us.ravel()))
+    taken_us = np.maximum(posted_us, free_us - begin_us)
+    ready = np.concatenate((work_us[:, :, 0].ravel(), posted_us.ravel()))
+    start = np.concatenate((work_us[:, :, 0].ravel(), taken_us.ravel()))
     moved = np.concatenate((work_us[:, :, 0].ravel(), np.tile(moved_us[:, 0], ranks)))
     end = np.concatenate((work_us[:, :, 1].ravel(), np.tile(moved_us[:, 1], ranks)))
     # At one instant: in the order of the program, a part after the segment that posts it.
@@ -60,10 +70,23 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
     order = np.lexsort((place, start)).astype(np.int32)
     return Timeline(
         graph=builder.build(),
-        times=OpTimes(start, start, moved, end, order),
+        times=OpTimes(ready, start, moved, end, order),
         iteration_us=timeline.iteration_us,
         settled=timeline.settled,
     )
+
+
+def _threads(timeline: DdpTimeline, threads: int) -> tuple[Floats, Ints]:
+    """When a thread was free for each collective of the typical iteration, and which one, [collectives] each."""
+    moves_us, first = timeline.collective_us.reshape(-1, 2), timeline.typical * timeline.collective_us.shape[1]
+    busy_until_us = np.full(threads, -np.inf)
+    free_us, lane = np.empty(len(moves_us)), np.empty(len(moves_us), np.int64)
+    for number, end_us in enumerate(moves_us[:, 1].tolist()):
+        lane[number] = busy_until_us.argmin()
+        free_us[number] = busy_until_us[lane[number]]
+        busy_until_us[lane[number]] = end_us
+    mine = slice(first, first + timeline.collective_us.shape[1])
+    return free_us[mine], lane[mine]
 
 
 def _places(job: DdpJob, action: Action) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -14,14 +14,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
+from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.executed import dependencies
 from dpro_search.replay.memory import memory
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.replay_graph import OrderPolicy
 
+_PHASES = (EventKind.NEGOTIATE, EventKind.MEMCPY_IN, EventKind.ALLREDUCE, EventKind.MEMCPY_OUT)
+_SAID = {
+    EventKind.COMM: "communication of {}",
+    EventKind.NEGOTIATE: "negotiation of {}",
+    EventKind.MEMCPY_IN: "copy in of {}",
+    EventKind.ALLREDUCE: "all-reduce with {}",
+    EventKind.MEMCPY_OUT: "copy out of {}",
+}
 _DECIMALS = 3  # the viewer counts nanoseconds
 _PREDICTED_TID, _MEASURED_TID = 1_000_000, 2_000_000  # thread numbers are unique in the file, and above all process numbers
 
@@ -40,7 +47,7 @@ class MeasuredOps:
 def measured_ops(trace: Trace, step: int) -> MeasuredOps:
     """The ops, and the gradients' communication as their ranks saw it, of one step; it begins when the first rank begins it.
 
-    Communication is on a stream of its own, after the rank's others.
+    Communication is on a stream of its own, after the rank's others, and so is each phase that Horovod's timeline tells.
 
     Raises
     ------
@@ -48,21 +55,34 @@ def measured_ops(trace: Trace, step: int) -> MeasuredOps:
         The trace has no such step, or it was not traced.
     """
     begins = trace.steps.start_us[trace.steps.index == step]
-    events = trace.events.select((trace.events.step == step) & np.isin(trace.events.kind, (EventKind.OP, EventKind.COMM)))
-    if not len(begins) or not len(events):
-        traced = np.unique(trace.events.step[(trace.events.kind == EventKind.OP) & (trace.events.step >= 0)])
-        known = f"steps {traced[0]} to {traced[-1]} were" if len(traced) else "none was"
+    traced = (EventKind.OP, EventKind.COMM, *_PHASES)
+    events = trace.events.select((trace.events.step == step) & np.isin(trace.events.kind, traced))
+    if not len(begins) or not (events.kind == EventKind.OP).any():
+        steps = np.unique(trace.events.step[(trace.events.kind == EventKind.OP) & (trace.events.step >= 0)])
+        known = f"steps {steps[0]} to {steps[-1]} were" if len(steps) else "none was"
         raise InputError(f"step {step} was not traced: {known}")
-    communication = events.kind == EventKind.COMM
-    stream = np.where(communication, trace.events.stream.max() + 1, events.stream)
+    events = events.select(_first_of_each_collective(events))
+    after = trace.events.stream.max() + 1
+    stream = events.stream.copy()
+    for number, kind in enumerate((EventKind.COMM, *_PHASES)):
+        stream[events.kind == kind] = after + number
     names = [
-        f"communication of {trace.tensors[tensor].name}" if tensor >= 0 and comm else trace.names[name]
-        for name, tensor, comm in zip(events.name.tolist(), events.tensor.tolist(), communication.tolist(), strict=True)
+        _SAID[EventKind(kind)].format(trace.tensors[tensor].name) if kind != EventKind.OP and tensor >= 0 else trace.names[name]
+        for name, tensor, kind in zip(events.name.tolist(), events.tensor.tolist(), events.kind.tolist(), strict=True)
     ]
     begin_us = begins.min()
     return MeasuredOps(
         name=names, rank=events.rank, stream=stream, start_us=events.start_us - begin_us, end_us=events.end_us - begin_us
     )
+
+
+def _first_of_each_collective(events: Events) -> npt.NDArray[np.bool_]:
+    """Without the transfers of all tensors of a fused collective but the first: they are one transfer."""
+    keep = np.ones(len(events), np.bool_)
+    rows = np.flatnonzero((events.kind == EventKind.ALLREDUCE) & (events.collective >= 0))
+    keep[rows] = False
+    keep[rows[np.unique(events.collective[rows], return_index=True)[1]]] = True
+    return keep
 
 
 def perfetto_json(timeline: Timeline, *, measured: MeasuredOps | None = None, first_iteration: int = 0) -> bytes:

@@ -5,7 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from ddp_jobs import NONE, POST, WAIT, job
+from ddp_jobs import NONE, POST, WAIT, job, programs
+from hypothesis import given, settings
 
 from dpro_search.replay import replay
 from dpro_search.replay.ddp.critical_path import critical_path
@@ -55,6 +56,28 @@ def test_a_late_rank_is_named_with_the_time_that_the_others_waited_for_it():
     segments = critical_path(found, ops_of(found))
     assert path_of(found) == [("compute", 1, ""), ("late_rank", 1, "bucket 0"), ("communication", -1, "bucket 0")]
     assert [segment.duration_us for segment in segments] == pytest.approx([100, 50, 51], abs=5)  # a latency of 1 us on average
+
+
+def test_a_collective_that_waits_for_a_thread_follows_the_one_that_it_waited_for():
+    found = job([(100, POST, 0), (0, POST, 1), (0, WAIT, 0), (0, WAIT, 1), (5, NONE, -1)], [50, 50], threads=1)
+    ops = ops_of(found)
+    second = [op for op in range(len(ops.graph)) if ops.graph.name(op).startswith("bucket 1@")]
+    assert (ops.times.start_us - ops.times.ready_us)[second] == pytest.approx([51, 51], abs=5)
+    assert path_of(found) == [
+        ("compute", 0, ""),
+        ("communication", -1, "bucket 0"),
+        ("communication", -1, "bucket 1"),
+        ("compute", 0, ""),
+    ]
+
+
+@settings(max_examples=100)
+@given(programs())
+def test_the_path_of_any_program_ends_with_its_iteration(found):
+    ops = ops_of(found)
+    segments = critical_path(found, ops)
+    assert sum(segment.duration_us for segment in segments) == pytest.approx(ops.makespan_us - segments[0].start_us)
+    assert segments[0].start_us >= 0
 
 
 def test_findings_name_the_rank_and_the_bucket_and_the_knob():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import state_machine
-from ddp_jobs import FREE, NONE, POST, WAIT, job
+from ddp_jobs import FREE, NONE, POST, WAIT, job, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,37 +98,6 @@ def test_collectives_have_a_start_and_an_end_in_the_order_of_posting():
 def test_a_wait_for_what_nobody_posts_is_an_error():
     with pytest.raises(GraphError, match="never posts"):
         replay_ddp(job([(100, WAIT, 0)], [50]))
-
-
-@st.composite
-def programs(draw):
-    """A job of random segments, costs, cores and threads; every collective is enqueued, and some are waited for later."""
-    ranks, collectives = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    work = st.sampled_from([0.0, 0.0, 1.0, 10.0, 37.0, 100.0])
-    actions = [(POST, number) for number in range(collectives)]
-    for number in draw(st.lists(st.integers(0, collectives - 1), unique=True)):
-        actions.insert(draw(st.integers(actions.index((POST, number)) + 1, len(actions))), (WAIT, number))
-    end = draw(st.sampled_from([[], [(NONE, -1)]]))
-    program = [(draw(work), *action) for action in (*actions, *end)]
-    number = st.sampled_from([0.0, 0.3, 2.0, 17.0])
-    costs = replace(
-        FREE,
-        **{name: draw(number) for name in ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "collective_cpu_us")},
-        **{name: draw(st.sampled_from([0.05, 0.5, 1.0])) for name in ("beta_busy_us", "beta_tail_us")},
-        cpu_us=draw(st.sampled_from([0.0, 0.1, 0.7])),
-    )
-    found = job(
-        program,
-        draw(st.lists(st.sampled_from([0.0, 5.0, 80.0]), min_size=collectives, max_size=collectives)),
-        ranks=ranks,
-        broadcast={c for c in range(collectives) if draw(st.booleans())},
-        threads=draw(st.integers(1, 3)),
-        costs=costs,
-        core=draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)),
-        scale=draw(st.lists(st.sampled_from([1.0, 1.0, 1.3]), min_size=ranks, max_size=ranks)),
-        finish=draw(st.lists(st.sampled_from([0.0, 6.0]), min_size=collectives, max_size=collectives)),
-    )
-    return replace(found, work_us=np.concatenate((found.work_us, found.work_us * 1.1)))
 
 
 def of_state_machine(found, timeline, seed):

@@ -29,13 +29,13 @@ def test_the_path_has_no_gap_and_is_as_long_as_the_iteration():
 def test_a_slow_link_makes_collectives_the_path():
     slow = predictor().at(cluster=ClusterSpec(cores=predictor().cluster.cores, rate_bps=2e8))
     path = path_of(slow)
-    collective = sum(segment.duration_us for segment in path if segment.kind == "collective")
+    collective = sum(segment.duration_us for segment in path if segment.kind == "communication")
     assert collective > 0.8 * sum(segment.duration_us for segment in path)
 
 
 def test_free_communication_makes_compute_the_path():
     path = path_of(scaled(predictor(), Scale.parse("communication=0")))
-    compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "update"))
+    compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "late_rank"))
     assert compute > 0.95 * sum(segment.duration_us for segment in path)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.fixed import simulate
-from dpro_search.replay.kernels.flows import simulate_flows
 from dpro_search.replay.kernels.fluid import simulate_fluid
 from dpro_search.replay.layout import Layout
 from dpro_search.replay.stuck import stuck_error
@@ -37,10 +36,7 @@ def kernel_of(graph: ReplayGraph, layout: Layout) -> Kernel:
     """The fastest that can replay a graph."""
     if not graph.is_fluid:
         return Kernel(simulate, ())
-    flows = _flows(graph, layout.op_of)
-    if graph.cores is None and not (graph.slowdown > 1).any() and not (graph.servers > 1).any():
-        return Kernel(simulate_flows, flows)
-    return fluid_kernel(graph.op_kind[layout.op_of], graph, flows, layout.op_of)
+    return fluid_kernel(graph.op_kind[layout.op_of], graph, _flows(graph, layout.op_of), layout.op_of)
 
 
 def fluid_kernel(kind: Any, graph: ReplayGraph, flows: tuple[Any, ...], row: Int32s) -> Kernel:

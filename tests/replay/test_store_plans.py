@@ -129,7 +129,6 @@ def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data)
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("number", range(4))
 def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, number):
-    """Graphs with slow-downs are replayed by another kernel, op by op at every instant."""
     graph = kind([4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000], 125.0).graph(PLANS[kind][number])
     slowdown = np.ones((len(OpKind), len(OpKind)))
     assert not (graph.op_kind == OpKind.IO).any()

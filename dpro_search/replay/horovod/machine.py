@@ -80,6 +80,14 @@ def _drawn(samples: Floats, draws: Floats, number: int) -> float:
 
 
 @njit(cache=True)
+def _least(values: Ints) -> int:
+    least = values[0]
+    for value in values:
+        least = min(least, value)
+    return int(least)
+
+
+@njit(cache=True)
 def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
     """Pairs (owner, value) as CSR rows, each row in the order of the pairs."""
     ptr = np.zeros(rows + 1, np.int64)
@@ -159,11 +167,15 @@ def simulate(
     end_us = np.zeros((iterations, ranks))
     breakdown = np.zeros((3, ranks))
     logged = 0
-    cores = core.max() + 1
+    cores = 0  # NumPy's reductions would take numba a second to compile
+    for r in range(ranks):
+        cores = max(cores, core[r] + 1)
     on_core = np.zeros(cores)
     for r in range(ranks):
         on_core[core[r]] += alike[r]
-    crowd = on_core.max()
+    crowd = 0.0
+    for c in range(cores):
+        crowd = max(crowd, on_core[c])
 
     releases = len(release_class)
     release_waits = release_ptr[1:] - release_ptr[:-1]
@@ -261,7 +273,7 @@ def simulate(
                         main_runs |= main_left[r] > 0
             settled = False
             if state != SLEEP and logged < len(log) and size > 0 and state != NEGOTIATE:
-                _write(log[logged], state, -1, tensors, collective, iteration.min(), state_start, now)
+                _write(log[logged], state, -1, tensors, collective, _least(iteration), state_start, now)
                 logged += 1
             state_start_old = state_start
             state_start = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from dpro_search.report import units
@@ -11,6 +12,7 @@ from dpro_search.report.html import Element, Section, bullets, element, figure, 
 from dpro_search.report.timeline import Lane, StepTimeline
 
 _TOP_GAINS, _TOP_OPS = 10, 10
+_SAME_US = 1.0  # instants closer than this are one
 _PARTS = {
     "compute": ("compute", "compute"),
     "contention": ("contention", "compute, slowed by contention"),
@@ -81,7 +83,7 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     """What nothing could have ended earlier than: its stretches, the ops on it with their reasons, and what changes would gain."""
     path = diagnosis["critical_path"]
     total_us = sum(row["duration_us"] for row in path) or 1.0
-    in_order = all("start_us" in row for row in path)
+    in_order = _follow_each_other(path)
     pieces = [
         Part(
             length=row["duration_us"],
@@ -195,6 +197,13 @@ def _lateness(row: Mapping[str, Any]) -> tuple[str, str]:
     if row.get("last_pct") is None:
         return "unknown", "unknown"
     return units.percent(row["last_pct"]), units.duration(row["waited_us"])
+
+
+def _follow_each_other(path: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether rows are stretches in order of time; others are sums by rank and kind."""
+    if not all("start_us" in row for row in path):
+        return False
+    return all(abs(after["start_us"] - before["start_us"] - before["duration_us"]) <= _SAME_US for before, after in pairwise(path))
 
 
 def _path_kind(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``apply_ddp(graph, ...) -> DdpJob``: a DistributedDataParallel job under a bucket size and on a cluster, as its machine eats it.
+"""``apply_ddp(graph, ...) -> DdpJob``: a DistributedDataParallel job under a bucket size and on a cluster, as a program.
 
 Buckets follow PyTorch's rule (``compute_bucket_assignment_by_size`` on gradients in the order in which they became ready): a bucket
 is closed by the gradient that brings it to its limit or above.

@@ -1,6 +1,6 @@
 """``apply_fsdp(graph, ...) -> LabelledJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
 
-The machine is that of DistributedDataParallel jobs (`space/ddp_job.py`): a program of core time, posts and waits on every rank.
+As with DistributedDataParallel (`space/ddp_job.py`), every rank runs a program of core time, posts and waits.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from dpro_search.space.transformations import PlanSpace
 class Objective(Protocol):
     """Prices plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
-    An objective may also be a `Guide` of samplers (have `exchanges`), and a `Judge` of the plans that a search lists.
+    An objective may also be a `Guide` of samplers (have `exchanges`, unless its attribute `guides` is False), and a `Judge` of the
+    plans that a search lists.
     """
 
     @property

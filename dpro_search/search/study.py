@@ -243,8 +243,8 @@ def _result(
 
 
 def _guide_of(objective: Objective) -> Guide | None:
-    """What replays plans for samplers: the objective, where it can tell collectives apart and plans can group them."""
-    guides = callable(getattr(objective, "exchanges", None)) and "tensor_groups" in objective.space.fields
+    """What replays plans for samplers: the objective, where it can tell collectives apart."""
+    guides = callable(getattr(objective, "exchanges", None)) and getattr(objective, "guides", True)
     return cast("Guide", objective) if guides else None
 
 

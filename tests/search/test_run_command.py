@@ -130,7 +130,7 @@ def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
     ("raw", "assemble", "fields"),
     [
         ("byteps_mlp", assemble_byteps, {"partition_bytes", "credit", "servers"}),
-        ("ddp_mlp", assemble_ddp, {"bucket_cap_bytes"}),
+        ("ddp_mlp", assemble_ddp, {"bucket_cap_bytes", "first_bucket_bytes"}),
     ],
 )
 def test_every_kind_of_job_is_searched_and_its_plan_replayed(

@@ -85,6 +85,7 @@ class Horovod(Job):
         self.tensors = predictor.tensors
         self.recorded = predictor.recorded
         self.unplaced = predictor.graph.unplaced
+        self.guides = exact_groups  # the collectives of an iteration tell samplers which tensors to group
         self._own, self._compute, self._exact_groups, self._changed = transformations, compute, exact_groups, False
         if predictor.all_reduces is not None:
             facts = horovod_facts(predictor.tensors, predictor.recorded)

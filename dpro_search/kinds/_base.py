@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Servers, Target
@@ -178,7 +179,7 @@ class Job(ABC):
     tensors: tuple[TensorInfo, ...]
     recorded: Any = None
     space: PlanSpace
-    askable: ClassVar[tuple[str, ...]] = ()
+    askable: tuple[str, ...] = ()
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})
     memory_limit_bytes: int | None = None
@@ -221,15 +222,19 @@ class Job(ABC):
         """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
         return measured_iteration_us(self.trace)
 
-    def under(self, scenario: Scenario) -> tuple[Self, Plan]:
+    def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
-        job, plan = self, scenario.plan
+        job: Job = self
+        plan = scenario.plan
         if scenario.groups is not None:
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = msgspec.structs.replace(plan, tensor_groups=contiguous_groups(self.tensors, scenario.groups))
-        if scenario.cluster != ClusterChange():
-            job = job.on(scenario.cluster.applied(job.cluster))
+        change = scenario.cluster
+        if change.machines is not None and any(group.host.device.kind != "cpu" for group in change.machines.groups):
+            job = job.at_scale(change.machines, change.ranks)
+        elif change != ClusterChange():
+            job = job.on(change.applied(job.cluster))
         for scale in scenario.scales:
             job = job.scaled(scale)
         return job, plan
@@ -243,11 +248,21 @@ class Job(ABC):
         """The same job on another cluster."""
         raise self.cannot("on", "be predicted on another cluster")
 
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        """The same job on the devices of a cluster of another kind, where what was measured of communication does not hold.
+
+        Parameters
+        ----------
+        ranks
+            On the first devices; None: one on each.
+        """
+        raise self.cannot("at_scale", "be predicted on a cluster of other devices")
+
     def scaled(self, scale: Scale) -> Self:
         """The same job with a part that takes another time."""
         raise self.cannot("scaled", "be predicted with other speeds")
 
-    def allowing(self, plan: Plan, options: PlanOptions) -> Self:
+    def allowing(self, plan: Plan, options: PlanOptions) -> Job:
         """The same job with a space that has the fields of a plan, priced with the models that the options name."""
         return self
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CommSettings, Floats, Trace
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
+from dpro_search.kinds._at_scale import AtScale, Steps
 from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table
 from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
 from dpro_search.kinds._terms import cost_terms
@@ -26,10 +28,12 @@ from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.data_parallel import rank_step_of
+from dpro_search.space.moves import threshold_groups
 from dpro_search.space.op_level import op_level, typical_step
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale
-from dpro_search.space.transformations import Transformation, horovod_facts, horovod_space
+from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
 from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
 from dpro_search.space.transformations.compression import Compression
@@ -99,6 +103,26 @@ class Horovod(Job):
 
     def on(self, cluster: ClusterSpec) -> Horovod:
         return self._with(self.predictor.at(cluster=cluster))
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        """Groups are a plan's, or neighbours up to the threshold: what a cycle finds enqueued is not known of another cluster."""
+        graph, recorded = self.predictor.graph, self.recorded
+        number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
+
+        def groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
+            named = plan.tensor_groups
+            if named is None and plan.fusion_threshold_bytes is None:
+                named = recorded.groups
+            if named is None:
+                threshold = plan.fusion_threshold_bytes
+                named = threshold_groups(self.tensors, recorded.fusion_threshold_bytes if threshold is None else threshold)
+            together = tuple(tuple(number[name] for name in group) for group in named)
+            alone = tuple((place,) for place in number.values() if not any(place in group for group in together))
+            return (*together, *alone)
+
+        fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
+        steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
+        return AtScale(self, Steps(steps=steps, groups=groups), PlanSpace(self.space.job, fusion), cluster, ranks)
 
     def scaled(self, scale: Scale) -> Horovod:
         return self._with(scaled(self.predictor, scale))

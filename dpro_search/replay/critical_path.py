@@ -133,7 +133,7 @@ def _walk(op, start, moved, end, previous, pred_ptr, pred_idx, carry_ptr, carry_
     until = end[op]
     while op >= 0:
         cause = -1
-        if start[op] < moved[op]:
+        if start[op] < moved[op] and last_posted[op] != op:
             reason, cause, begin = _COLLECTIVE, last_posted[op], moved[op]
         else:
             begin = start[op]

@@ -9,8 +9,7 @@ import numpy as np
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.device_time import Lateness, RankTime
 from dpro_search.replay.sensitivity import Gain
-
-_WORTH_PCT = 3.0  # of a step; less is not told
+from dpro_search.replay.sentences import WORTH_PCT
 
 
 def findings(
@@ -35,7 +34,7 @@ def findings(
     """
     found = [*_device(times), *_stragglers(late, times), *_slow_links(speeds, iteration_us)]
     found.sort(key=lambda finding: -finding[0])
-    sentences = [sentence for share_pct, sentence in found if share_pct >= _WORTH_PCT]
+    sentences = [sentence for share_pct, sentence in found if share_pct >= WORTH_PCT]
     best = max(gains, key=lambda gain: gain.gain_us, default=None)
     if best is not None and best.gain_us > 0:
         sentences.append(

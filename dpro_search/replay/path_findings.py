@@ -52,8 +52,13 @@ def path_findings(
         *_gained(gains, COMMON | dict(sentences or {}), iteration_us),
         *more,
     ]
-    found.sort(key=lambda finding: -finding[0])
-    return tuple(sentence for cost_us, sentence in found if cost_us >= WORTH_PCT / 100 * iteration_us)
+    return costliest(found, iteration_us)
+
+
+def costliest(found: Iterable[tuple[float, str]], iteration_us: float) -> tuple[str, ...]:
+    """Of (cost in us, sentence) those that are worth it, the costliest first."""
+    ordered = sorted(found, key=lambda finding: -finding[0])
+    return tuple(sentence for cost_us, sentence in ordered if cost_us >= WORTH_PCT / 100 * iteration_us)
 
 
 def best_gain(gains: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...], iteration_us: float, otherwise: str) -> str:

@@ -1,6 +1,7 @@
 """The critical path explains the makespan without a gap."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,3 +140,13 @@ def test_shares_are_all_of_the_path(timeline):
     assert sum(shares.by_op.values()) == pytest.approx(timeline.makespan_us)
     assert sum(shares.by_rank_and_kind.values()) == pytest.approx(timeline.makespan_us)
     assert {kind for _, kind in shares.by_rank_and_kind} <= {kind.name for kind in OpKind}
+
+
+def test_a_collective_that_waits_for_no_rank_is_on_the_path_with_its_wait():
+    timeline = timeline_of(data_parallel())
+    late = timeline.times._replace(moved_us=timeline.times.moved_us.copy(), end_us=timeline.times.end_us + 7.0)
+    parts = np.flatnonzero(timeline.graph.collective >= 0)
+    late.moved_us[parts] += 7.0  # as where something beside the graph held it up
+    path = critical_path(replace(timeline, times=late))
+    assert len(path) <= len(timeline.graph)
+    assert path[-1].end_us == timeline.makespan_us + 7.0

@@ -63,7 +63,7 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
     alone_us = duration_us[:, :own].reshape(of_rank).sum(axis=(0, 2))
     taken_us = (worked_us[..., 1] - worked_us[..., 0]).sum(axis=(0, 2))
     return DdpTimeline(
-        **iteration_times(ends_us, np.stack((alone_us, taken_us - alone_us, ends_us[-1] - taken_us))),
+        **iteration_times(ends_us, np.stack((alone_us, np.maximum(taken_us - alone_us, 0.0), ends_us[-1] - taken_us))),
         collective_us=np.stack((start[:, own:], end[:, own:]), axis=2),
         work_us=worked_us[:, :, :segments],
         sample_of=sample_of,

@@ -1,4 +1,4 @@
-"""What the machines of all kinds of jobs return: several iterations of a run, and the settled part of them."""
+"""What replays of several iterations return, and the settled part of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpro_search.replay.steady import halves_agree
 
 WARMUP = 2  # iterations before those that count
 DRAWS = 4096  # random numbers that a replay uses in turn
-_BREAKDOWN = ("compute", "contention", "exposed_communication")  # rows of the machines' breakdowns
+_BREAKDOWN = ("compute", "contention", "exposed_communication")  # rows of a breakdown
 
 
 @dataclass(frozen=True, kw_only=True)

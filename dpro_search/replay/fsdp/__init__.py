@@ -1,1 +1,1 @@
-"""Replay of jobs whose model ``fully_shard`` divided: the machine is that of `replay/ddp`."""
+"""Replay of jobs whose model ``fully_shard`` divided: their programs are replayed by `replay/ddp`."""

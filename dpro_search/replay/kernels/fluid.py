@@ -1,10 +1,10 @@
 """Replay of a graph with everything: slow-downs, flows that share links, shared cores, devices of several servers.
 
-The same rules as `fixed.py`, which is two to three times faster; `replay/reference.py` says what must come out. An op keeps what is
+The same rules as `fixed.py`, which is about twice as fast; `replay/reference.py` says what must come out. An op keeps what is
 left of its work, its speed and since when; only a changed speed touches them, so that all implementations round alike.
 
 The loop calls a function with arrays only where flows change: numba counts references to each array that a call takes, and a helper
-for the start of an op took three quarters of the time.
+for the start of an op took more than half of the time.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpro_search._text import shortened
@@ -15,6 +16,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._base import Table
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.sensitivity import BandwidthScaled, Change, CommunicationScaled, ComputeScaled, Gain
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.scenario import Scale
@@ -64,12 +66,8 @@ def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
 
 def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
     """Shares of the critical path by rank and kind of op."""
-    shares = path_shares(timeline, critical_path(timeline)).by_rank_and_kind
-    total_us = sum(shares.values()) or 1.0
-    return [
-        {"rank": rank, "kind": kind, "duration_us": us / timeline.iterations, "share_pct": us / total_us * 100}
-        for (rank, kind), us in shares.items()
-    ]
+    found: list[dict[str, Any]] = msgspec.to_builtins(path_totals(timeline))
+    return found
 
 
 def gain_rows(gains: Sequence[Gain]) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_
 from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.kinds._terms import cost_terms
 from dpro_search.quantities import time_text
-from dpro_search.replay.ddp.critical_path import Segment, critical_path
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
+from dpro_search.replay.path_segments import Segment, path_segments
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.quality import Term
 from dpro_search.space.cluster import ClusterSpec
@@ -124,7 +124,7 @@ def diagnosis(
     """The facts of `Job.diagnose` that any such job has."""
     job, timeline = predictor.job(Plan()), predictor.timeline(Plan())
     ops = iteration_ops(job, timeline)
-    path = critical_path(job, ops)
+    path = path_segments(ops)
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),

@@ -8,10 +8,10 @@ from typing import Any
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _program_job
 from dpro_search.kinds._base import Table
+from dpro_search.kinds.ddp.findings import findings
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.kinds.ddp.what_if import gains
 from dpro_search.quantities import percent_text, size_text, time_text
-from dpro_search.replay.ddp.findings import findings
 from dpro_search.space.plan import Plan
 
 

@@ -13,12 +13,13 @@ from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, rank_facts, rank_table
+from dpro_search.kinds.horovod.findings import findings
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import gains
 from dpro_search.quantities import percent_text, size_text, time_text
-from dpro_search.replay.horovod.critical_path import critical_path
-from dpro_search.replay.horovod.findings import findings
+from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.memory import memory
+from dpro_search.replay.path_segments import path_segments
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.slack import slack_us
 from dpro_search.replay.timeline import Timeline
@@ -31,7 +32,7 @@ _TOP_BUFFERS = 5
 def diagnosis(trace: Trace, predictor: Predictor) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``op_level_iteration_us``, ``slack`` and ``memory``, of the replay of single ops."""
     timeline, gained = predictor.timeline(Plan(), log=True), gains(predictor)
-    path = critical_path(timeline)
+    path = path_segments(iteration_ops(timeline))
     return {
         "iteration_us": timeline.iteration_us,
         "measured_iteration_us": measured_iteration_us(trace),

@@ -8,12 +8,12 @@ import pytest
 from ddp_jobs import NONE, POST, WAIT, job, programs
 from hypothesis import given, settings
 
+from dpro_search.kinds.ddp.findings import findings
 from dpro_search.replay import replay
-from dpro_search.replay.ddp.critical_path import critical_path
-from dpro_search.replay.ddp.findings import findings
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.replay.outputs import perfetto_json, write_csv
+from dpro_search.replay.path_segments import path_segments
 
 # Buffers are synchronised, then two buckets are filled; the second is exposed.
 PROGRAM = [(10, POST, 0), (0, WAIT, 0), (100, POST, 1), (60, POST, 2), (20, WAIT, 1), (5, WAIT, 2), (7, NONE, -1)]
@@ -25,7 +25,7 @@ def ops_of(found):
 
 
 def path_of(found):
-    return [(segment.kind, segment.rank, segment.name) for segment in critical_path(found, ops_of(found))]
+    return [(segment.kind, segment.rank, segment.name) for segment in path_segments(ops_of(found))]
 
 
 def test_the_graph_of_an_iteration_can_be_replayed_and_has_the_times_of_the_machine():
@@ -42,7 +42,7 @@ def test_collectives_of_the_forward_pass_are_told_from_buckets():
 
 
 def test_the_path_leads_through_what_was_exposed_and_not_through_what_was_hidden():
-    segments = critical_path(found := job(PROGRAM, SIZES, broadcast={0}), ops_of(found))
+    segments = path_segments(ops_of(job(PROGRAM, SIZES, broadcast={0})))
     named = {segment.name for segment in segments if segment.kind == "communication"}
     assert "bucket 1" in named
     assert "bucket 0" not in named
@@ -53,7 +53,7 @@ def test_the_path_leads_through_what_was_exposed_and_not_through_what_was_hidden
 
 def test_a_late_rank_is_named_with_the_time_that_the_others_waited_for_it():
     found = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
-    segments = critical_path(found, ops_of(found))
+    segments = path_segments(ops_of(found))
     assert path_of(found) == [("compute", 1, ""), ("late_rank", 1, "bucket 0"), ("communication", -1, "bucket 0")]
     assert [segment.duration_us for segment in segments] == pytest.approx([100, 50, 51], abs=5)  # a latency of 1 us on average
 
@@ -75,7 +75,7 @@ def test_a_collective_that_waits_for_a_thread_follows_the_one_that_it_waited_for
 @given(programs())
 def test_the_path_of_any_program_ends_with_its_iteration(found):
     ops = ops_of(found)
-    segments = critical_path(found, ops)
+    segments = path_segments(ops)
     assert sum(segment.duration_us for segment in segments) == pytest.approx(ops.makespan_us - segments[0].start_us)
     assert segments[0].start_us >= 0
 
@@ -87,7 +87,7 @@ def test_findings_name_the_rank_and_the_bucket_and_the_knob():
         {"what_if": "bandwidth=2", "predicted_iteration_us": 176.0, "gain_us": 25.0},
         {"what_if": "compute=0.9", "predicted_iteration_us": 200.0, "gain_us": 1.0},
     ]
-    exposed, late, link = findings(critical_path(found, ops_of(found)), gains, 201.0)
+    exposed, late, link = findings(path_segments(ops_of(found)), gains, 201.0)
     assert "bucket 0 most" in exposed
     assert "'bucket_cap_bytes=1MiB' would gain" in exposed
     assert "for rank 1" in late

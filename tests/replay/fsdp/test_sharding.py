@@ -5,12 +5,12 @@ from ddp_jobs import FREE
 from fsdp_graphs import two_units
 
 from dpro_search.errors import InputError
+from dpro_search.kinds.fsdp.findings import findings
 from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.kinds.fsdp.what_if import gains
 from dpro_search.replay import replay
-from dpro_search.replay.ddp.critical_path import critical_path
 from dpro_search.replay.ddp.ops import iteration_ops
-from dpro_search.replay.fsdp.findings import findings
+from dpro_search.replay.path_segments import path_segments
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 
@@ -71,7 +71,7 @@ def test_an_iteration_is_a_graph_with_the_times_of_the_machine():
 def test_findings_name_gathers_and_the_knobs():
     job = predictor(size=400.0)
     found, timeline = job.job(Plan()), job.timeline(Plan())
-    path = critical_path(found, iteration_ops(found, timeline))
+    path = path_segments(iteration_ops(found, timeline))
     sentences = findings(path, gains(job), timeline.iteration_us, job.regathered_bytes)
     assert f"all-gathers {4 * 201 / 1e3:.1f} ms of it, reduce-scatter of " in sentences[0]
     assert any("reshard_after_forward=False) would gain" in sentence for sentence in sentences)

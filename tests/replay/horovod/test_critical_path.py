@@ -7,19 +7,20 @@ from sample import predictor, sample
 
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.kinds.horovod.what_if import scaled
-from dpro_search.replay.horovod.critical_path import critical_path
+from dpro_search.replay.horovod.ops import iteration_ops
+from dpro_search.replay.path_segments import path_segments
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
 
 
 def path_of(source):
-    return critical_path(source.timeline(Plan(), log=True))
+    return path_segments(iteration_ops(source.timeline(Plan(), log=True)))
 
 
 def test_the_path_has_no_gap_and_is_as_long_as_the_iteration():
     timeline = predictor().timeline(Plan(), log=True)
-    path = critical_path(timeline)
+    path = path_segments(iteration_ops(timeline))
     assert path[0].start_us == 0
     for before, after in itertools.pairwise(path):
         assert after.start_us == pytest.approx(before.start_us + before.duration_us, abs=2)

@@ -15,7 +15,7 @@ from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import PlanOptions, byteps, ddp, fsdp, horovod, imported, kinds
+from dpro_search.kinds import PlanOptions, byteps, ddp, fsdp, horovod, imported, kinds, kvstore
 from tests.kinds.conformance import KindConformance
 
 DATA = Path(__file__).parents[1] / "data"
@@ -58,6 +58,14 @@ class TestFsdp(KindConformance):
     @classmethod
     def recording(cls) -> Trace:
         return assemble_torch(DATA / "fsdp_mlp")
+
+
+class TestKvstore(KindConformance):
+    kind = kvstore.KIND
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return Trace.load(DATA / "kvstore_mlp")
 
 
 class TestByteps(KindConformance):

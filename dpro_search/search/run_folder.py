@@ -199,11 +199,19 @@ def read_run(folder: Path) -> RunInfo:
     """What a run folder was made with; raises `InputError` if it is none."""
     path = folder / "run.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        raw = path.read_bytes()
+        version = msgspec.json.decode(raw, type=_Version).version
+        if version != RUN_VERSION:
+            raise InputError(f"{path}: version {version} of run folders, this program reads {RUN_VERSION}; update dpro-search")
+        return msgspec.json.decode(raw, type=RunInfo)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
     except DAMAGED as error:
         raise InputError(f"{path}: damaged ({error}); search again with 'dpro-search run'") from error
+
+
+class _Version(msgspec.Struct):
+    version: int
 
 
 def open_run(folder: Path, info: RunInfo) -> RunInfo:

@@ -37,6 +37,7 @@ import shortcuts
 from measure import in_turn, machine, wall_apart_s
 from search_bert import bert_plans
 
+from benchmarks.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
@@ -45,7 +46,6 @@ from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.grouping import Shortcuts
 from dpro_search.search import Objective, run_search
-from dpro_search.search.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
 from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
 from dpro_search.search.samplers._base import as_change
 from dpro_search.space.moves import canonical, contiguous_groups

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.integration
 
 WORKLOADS = Path(__file__).parents[2] / "experiments" / "workloads"
 TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
+FSDP_JOB = Path(__file__).with_name("planned_fsdp_job.py")
 KVSTORE_JOB = Path(__file__).with_name("kvstore_job.py")
 HOROVOD_JOB = Path(__file__).with_name("planned_horovod_job.py")
 GROUPED = (("left", 0, 0), ("right", 3, 18))  # layers of that job, and the numbers of their kernels
@@ -124,6 +125,23 @@ def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay
     plain = replace(torch_job, spec=spec).run(Plan(), warmup=2)
     fell = [losses[0].value - losses[-1].value for losses in (run.losses, plain.losses)]
     assert fell[0] > 0.5 * fell[1] > 0
+
+
+@pytest.fixture(scope="module")
+def fsdp_job(torch_python):
+    return job("pytorch-fsdp", (torch_python, FSDP_JOB), "pytorch")
+
+
+@pytest.mark.parametrize(
+    ("plan", "gathers"), [(Plan(prefetch=True), 7), (Plan(reshard_after_forward=False), 4)], ids=["prefetch", "keep"]
+)
+def test_a_fully_sharded_job_trains_the_same_and_gathers_what_its_plan_says(fsdp_job, tmp_path, plan, gathers):
+    """Of four units the root keeps its parameters until the backward pass: as recorded, the three layers are gathered again."""
+    base = fsdp_job.run(Plan(), warmup=2)
+    spec = replace(fsdp_job.spec, env={**fsdp_job.spec.env, "GATHERS_TO": str(tmp_path / "gathers")})
+    found = verdict(replace(fsdp_job, spec=spec), plan, base)
+    assert found.verdict == "same", found.reason
+    assert int((tmp_path / "gathers").read_text()) == gathers
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from bus_objective import BusObjective, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
 from dpro_search.errors import InputError
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
-from dpro_search.search.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
 from dpro_search.space.data_parallel import DataParallelJob, Network, Rendezvous, Ring, layered_step, replicated
 from dpro_search.space.moves import canonical
 from dpro_search.space.plan import Plan

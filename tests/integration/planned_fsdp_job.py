@@ -32,7 +32,7 @@ loss_of = nn.CrossEntropyLoss()
 inputs, labels = torch.randn(16, 64), torch.randint(10, (16,))
 
 
-def step():
+def step(model, optimizer):
     optimizer.zero_grad()
     loss = loss_of(model(inputs), labels)
     loss.backward()
@@ -41,10 +41,10 @@ def step():
 
 
 for _ in range(12):
-    step()
+    step(model, optimizer)
 if "GATHERS_TO" in os.environ:
     with torch.profiler.profile() as recorded:
-        step()
+        step(model, optimizer)
     gathers = sum(event.name == "c10d::_allgather_base_" for event in recorded.events())
     if dist.get_rank() == 0:
         Path(os.environ["GATHERS_TO"]).write_text(str(gathers))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dpro_search.deploy.parts.part import Servers
+    from dpro_search.machine import Calibration
     from dpro_search.search import FinishedTrial, SearchResult
     from dpro_search.space.plan import Plan, Prediction
 
@@ -171,11 +172,11 @@ def run(
             until_settled=until_settled,
             quantile=quantile,
         )
-    servers = kind_of(recording).servers(recording)
+    servers, calibration = kind_of(recording).servers(recording), job.calibration
     if as_json:
-        print_json(result_facts(result, servers))
+        print_json(result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts})
     else:
-        print_result(stdout_console(), result, servers)
+        print_result(stdout_console(), result, servers, calibration)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
 
@@ -260,13 +261,17 @@ def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
     return f"More servers than the {servers.count} recorded: {told}. Each needs a host with a link like theirs."
 
 
-def print_result(console: Console, result: SearchResult, servers: Servers | None = None) -> None:
+def print_result(
+    console: Console, result: SearchResult, servers: Servers | None = None, calibration: Calibration | None = None
+) -> None:
     """The best plans as a table, what they are worth, what they need, and where they are.
 
     Parameters
     ----------
     servers
         Parameter servers of the recorded job; None: it had none.
+    calibration
+        What the intervals were calibrated on; None: not known.
     """
     from dpro_search.cli._output import microseconds
 
@@ -300,6 +305,8 @@ def print_result(console: Console, result: SearchResult, servers: Servers | None
             f"Ranked by a quantile over other luck: {microseconds(best.quantile_us)};"
             f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
         )
+    if calibration is not None and not calibration.calibrated:
+        console.print(f"Intervals: {calibration.text}.", style="yellow")
     if servers is not None and (note := servers_note([ranked.plan for ranked in result.plans], servers)):
         console.print(note, style="yellow")
     if result.front:

@@ -16,15 +16,10 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph, moved_share
 from dpro_search.graph.main_thread import communication_cpu_us, covered, main_waits_us
+from dpro_search.machine import machine_constants
 
-COLLECTIVE_CPU_US = 600.0  # core time of an all-reduce beside its bytes: what recordings with 2 and with 40 buckets agree on
 _LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
 _GRID = 200  # instants at which a transfer's surroundings are looked at
-_BEGINNING_US = 3000.0  # of a transfer: its latency lies there
-# Latencies on one-core ranks under Linux with 250 ticks a second (means over recordings of three models), and for how many
-# observations they stand where a recording shows few small or few exposed transfers.
-_USUAL_ALPHA_US, _USUAL_WEIGHT = (2000.0, 1000.0, 500.0), 6
-_LATENCY_SPREAD_US, _TRANSFER_SPREAD = 3000.0, 0.05  # standard deviations: absolute, and relative to the transfer's time
 
 
 def fit_ddp_costs(trace: Trace, graph: DdpGraph) -> CommCosts:
@@ -70,17 +65,18 @@ def _costs(trace: Trace, steps: Ints, moved_bytes: float, collectives: int) -> C
         copy_out_us=0.0,
         cpu_us=cpu,
         cycle_cpu_us=0.0,
-        collective_cpu_us=COLLECTIVE_CPU_US,
+        collective_cpu_us=machine_constants().torch.collective_cpu_us,
         residual_pct=float(np.std(duration / fitted)) * 100,
     )
 
 
 def _fitted(design: Floats, duration: Floats, floor: float) -> Floats:
     """(alpha busy, alpha more, alpha tail, beta busy, beta tail); no byte is faster than wire and processors allow."""
-    weight = 1 / np.hypot(_LATENCY_SPREAD_US, _TRANSFER_SPREAD * duration)
-    usual = np.array([*_USUAL_ALPHA_US, 1.2 * floor, 1.05 * floor])
+    known = machine_constants().torch
+    weight = 1 / np.hypot(known.latency_spread_us, known.transfer_spread * duration)
+    usual = np.array([*known.alpha_us, 1.2 * floor, 1.05 * floor])
     # A recording may hold nothing of a kind: latencies lean to their usual values, and the times per byte, barely, to the floor.
-    spread = np.array([_LATENCY_SPREAD_US / np.sqrt(_USUAL_WEIGHT)] * 3 + [floor] * 2)
+    spread = np.array([known.latency_spread_us / np.sqrt(known.alpha_observations)] * 3 + [floor] * 2)
     rows = np.vstack([design * weight[:, None], np.diag(1 / spread)])
     target = np.concatenate((duration * weight, usual / spread))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
@@ -110,7 +106,7 @@ def _periods(trace: Trace, step: int) -> Floats:
         begin, until = float(start[own].min()), float(end[own].max())
         instants = np.linspace(begin, until, _GRID)
         computing = ~np.all([covered(instants, rows) for rows in waits], axis=0)
-        beginning = computing[instants <= begin + _BEGINNING_US]
+        beginning = computing[instants <= begin + machine_constants().torch.beginning_us]
         found.append((float(size[own].sum()), until - begin, float(beginning.mean()), float(computing.mean())))
     return np.array(found)
 
@@ -126,4 +122,4 @@ def _over_ranks(trace: Trace, transfers: Events) -> tuple[Floats, Floats, Floats
 
 def _cpu_us_per_byte(trace: Trace, moved_bytes: float, collectives: int) -> float:
     spent = float(communication_cpu_us(trace).mean())
-    return max(spent - collectives * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * spent) / max(moved_bytes, 1.0)
+    return max(spent - collectives * machine_constants().torch.collective_cpu_us, _LEAST_FOR_BYTES * spent) / max(moved_bytes, 1.0)

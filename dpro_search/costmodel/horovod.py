@@ -23,26 +23,13 @@ from dpro_search.costmodel.shaped_link import rested_us, spared_us
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import active_count
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.graph.share import COLLECTIVE_CPU_US, collective_spans, comm_cpu_us_per_byte, polling_share, polls
+from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte, polling_share, polls
+from dpro_search.machine import machine_constants
 
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
-_QUIET_US = 50.0  # no agreement between two processes on one machine is faster
-_LATENCY_SPREAD_US, _TRANSFER_SPREAD = 4000.0, 0.1  # standard deviations: absolute, and relative to the wire's time
-_TURNS_SPREAD = 0.5  # the latter where a transfer takes the wire's time once or twice (`CommCosts.turns_busy`)
-# alpha_busy, alpha_more and alpha_tail on one-core ranks under Linux with 250 ticks a second, by the links' rate, and for how many
-# observations each stands. Means over recordings: of four models at 2 Gbit/s, one of them without fusion; of BERT, with three
-# thresholds, and VGG-16 at 500 Mbit/s, where the sockets' buffers last while a thread waits for the core.
-_USUAL_ALPHA_US, _USUAL_WEIGHT = {5e8: (4200.0, 0.0, 1400.0), 2e9: (4200.0, 2000.0, 2700.0)}, 10
-_USUAL_DISPATCH_US = 300.0
-_USUAL_COPY_US, _ENOUGH_COPIED_BYTES = 0.17e-3, 1e6  # per byte, and how much must have been copied to know better
-# MPI's transfers on a limited link take from once to twice their wire's time, as if one direction sometimes waited for the other.
-# What they take where no recording tells (means over recordings of four models at two rates):
-_USUAL_TURNS = (1.6, 1.15)  # while main streams run, and in the tail; as good as so many observations:
-_TURNS_WEIGHT = 10
-SATURATION_BYTES = 300e3  # of TCP's buffers on both ends
+_ENOUGH_COPIED_BYTES = 1e6  # so much must have been copied to know the time per byte
 _FEW = 5  # fewer samples than this say nothing
-_LEAST_US_PER_BYTE = 1e-5  # no memory is faster
 _LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know its time per byte
 
 
@@ -118,6 +105,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     spans = {key: column[keep] for key, column in spans.items()}
     if not len(spans["start_us"]):
         raise GraphError("the trace has no all-reduce in its profiled steps; record with a Horovod timeline")
+    known = machine_constants()
     busy = _BusyTime(trace, graph)
     size, duration = spans["size_bytes"], spans["end_us"] - spans["start_us"]
     cpu = comm_cpu_us_per_byte(trace, graph.steps)
@@ -132,7 +120,15 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
     rested = rested_us(spans["start_us"], spans["end_us"], size * wire, ahead)
     unspared = duration + spared_us(size * wire, duration, rested, most_us)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit_transfer(
-        size, unspared, begun_busy, share, wire, cpu, concurrency, usual_us, _TURNS_SPREAD if polls(trace) else _TRANSFER_SPREAD
+        size,
+        unspared,
+        begun_busy,
+        share,
+        wire,
+        cpu,
+        concurrency,
+        usual_us,
+        known.mpi.wire_times_spread if polls(trace) else known.horovod.transfer_spread,
     )
     turns = (1.0, 1.0)
     if polls(trace):
@@ -156,8 +152,8 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         copy_in_us=_copy_us(spans, spans["start_us"] - spans["copy_in_us"]),
         copy_out_us=_copy_us(spans, spans["done_us"] - spans["end_us"]),
         cpu_us=cpu,
-        cycle_cpu_us=trace.meta.idle_cycle_cpu_us or 100.0,
-        collective_cpu_us=COLLECTIVE_CPU_US,
+        cycle_cpu_us=trace.meta.idle_cycle_cpu_us or known.horovod.cycle_cpu_us,
+        collective_cpu_us=known.horovod.collective_cpu_us,
         residual_pct=float(np.std(by_step)) * 100,
         poll_share=polling_share(trace, graph.steps),
         burst_us=ahead,
@@ -181,7 +177,7 @@ def at_cluster(
     messages = max(wanted[1] - 1, 1) / max(recorded[1] - 1, 1)
     cpu = costs.cpu_us * volume
     old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
-    old_floor, new_floor = costs.cpu_us, max(cpu, _LEAST_US_PER_BYTE)
+    old_floor, new_floor = costs.cpu_us, max(cpu, machine_constants().host.least_us_per_byte)
     extra_tail, extra_busy = 0.0, 0.0
     if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the turns
         extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
@@ -208,14 +204,15 @@ def at_cluster(
 
 def usual_alpha_us(rate_bps: float | None) -> Floats:
     """(alpha busy, alpha more, alpha tail) where a recording does not tell, [3]; between known rates by the rate's logarithm."""
-    rates, known = np.log(list(_USUAL_ALPHA_US)), np.array(list(_USUAL_ALPHA_US.values()))
+    rows = np.array(machine_constants().horovod.alpha_us_by_rate)
+    rates, known = np.log(rows[:, 0]), rows[:, 1:]
     at = np.inf if rate_bps is None else np.log(rate_bps)
     return np.array([np.interp(at, rates, column) for column in known.T])
 
 
 def saturation(size_bytes: Floats) -> Floats:
     """How much of the large all-reduces' latency one of a size has: 0 for a few bytes, 1 for many."""
-    return 1 - np.exp(-size_bytes / SATURATION_BYTES)
+    return 1 - np.exp(-size_bytes / machine_constants().host.saturation_bytes)
 
 
 def _volume(ranks: int) -> float:
@@ -232,7 +229,7 @@ def fit_transfer(
     cpu: float,
     concurrency: float,
     usual_us: Floats,
-    spread: float = _TRANSFER_SPREAD,
+    spread: float | None = None,
 ) -> tuple[float, float, float, float, float]:
     """(alpha busy, alpha more, alpha tail, beta busy, beta tail); beta cannot be below what wire and processors need.
 
@@ -251,16 +248,18 @@ def fit_transfer(
     usual_us
         Towards which the latencies lean (`usual_alpha_us`), [3].
     spread
-        Standard deviation of a transfer, of what `wire` or `cpu` need.
+        Standard deviation of a transfer, of what `wire` or `cpu` need; None: `HorovodConstants.transfer_spread`.
     """
-    floor = max(wire, cpu, _LEAST_US_PER_BYTE)
+    usual, least = machine_constants().horovod, machine_constants().host.least_us_per_byte
+    spread = usual.transfer_spread if spread is None else spread
+    floor = max(wire, cpu, least)
     columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
     # What varies is the waiting for the core (about as much as its mean) and the transfer (a few per cent).
-    weight = 1 / np.hypot(_LATENCY_SPREAD_US, spread * floor * size)
+    weight = 1 / np.hypot(usual.latency_spread_us, spread * floor * size)
     design = np.stack(columns, axis=1) * weight[:, None]
     target = duration * weight
     # A trace of fused transfers holds few small ones, so that the latencies lean to their usual values.
-    lean = np.eye(5)[:3] * np.sqrt(_USUAL_WEIGHT) / _LATENCY_SPREAD_US
+    lean = np.eye(5)[:3] * np.sqrt(usual.alpha_observations) / usual.latency_spread_us
     design, target = np.vstack([design, lean]), np.append(target, lean @ np.append(usual_us, (0.0, 0.0)))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
     start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
@@ -270,7 +269,7 @@ def fit_transfer(
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
     large = saturation(size)  # a few bytes say nothing of the time per byte
     if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known, if there is a limit
-        beta_tail = floor if floor > _LEAST_US_PER_BYTE else beta_busy
+        beta_tail = floor if floor > least else beta_busy
     if (busy * large).sum() < _FEW / 2:
         beta_busy = max(beta_tail, wire, cpu * (1 + concurrency))
     return alpha_busy, alpha_more, alpha_tail, max(beta_busy, beta_tail), beta_tail
@@ -294,11 +293,13 @@ def _mean_betas(size: Floats, moving_us: Floats, busy: Floats, floor: float) -> 
 
 def _turns(beta_busy: float, beta_tail: float, wire: float, large: Floats, busy: Floats) -> tuple[float, float]:
     """Wire times per transfer, (busy, tail): as observed, leaning to usual values where few large transfers were."""
+    usual = machine_constants().mpi
     if wire <= 0:
-        return _USUAL_TURNS
+        return usual.wire_times
+    weight = usual.wire_times_observations
     counts = (float((large * busy).sum()), float((large * (1 - busy)).sum()))
-    found = zip((beta_busy, beta_tail), counts, _USUAL_TURNS, strict=True)
-    turns_busy, turns_tail = ((beta / wire * n + usual * _TURNS_WEIGHT) / (n + _TURNS_WEIGHT) for beta, n, usual in found)
+    found = zip((beta_busy, beta_tail), counts, usual.wire_times, strict=True)
+    turns_busy, turns_tail = ((beta / wire * n + times * weight) / (n + weight) for beta, n, times in found)
     return turns_busy, turns_tail
 
 
@@ -315,7 +316,7 @@ def _copy_us(spans: dict[str, Floats], duration: Floats) -> float:
     """Time per byte of the copies, from the collectives of several tensors; the others have none on the timeline."""
     fused = spans["count"] > 1
     moved = float(spans["size_bytes"][fused].sum())
-    return float(duration[fused].sum()) / moved if moved >= _ENOUGH_COPIED_BYTES else _USUAL_COPY_US
+    return float(duration[fused].sum()) / moved if moved >= _ENOUGH_COPIED_BYTES else machine_constants().horovod.copy_us_per_byte
 
 
 def _dispatch_us(trace: Trace, spans: dict[str, Floats]) -> float:
@@ -325,7 +326,7 @@ def _dispatch_us(trace: Trace, spans: dict[str, Floats]) -> float:
     together = np.searchsorted(cycles, done) == np.searchsorted(cycles, begun)
     together &= spans["step"][:-1] == spans["step"][1:]
     pauses = (begun - done)[together]
-    return float(np.mean(pauses)) if len(pauses) >= _FEW else _USUAL_DISPATCH_US
+    return float(np.mean(pauses)) if len(pauses) >= _FEW else machine_constants().horovod.dispatch_us
 
 
 class _BusyTime:
@@ -360,16 +361,17 @@ def _negotiations(trace: Trace, spans: dict[str, Floats], busy: _BusyTime) -> tu
     It ends with the first copy where something is sent. A cycle that sends nothing and outlasts the cycle time was as long as its
     distance to the next; one that does not is taken as quiet, for its end cannot be seen.
     """
+    known = machine_constants().horovod
     cycle_us = trace.horovod_settings.cycle_time_us
     marks = trace.events.select(trace.events.kind == EventKind.CYCLE)
     order = np.argsort(marks.start_us, kind="stable")
     start, step = marks.start_us[order], marks.step[order].astype(np.float64)
     if len(start) < 2:
-        return np.array([1000.0]), np.array([100.0])
+        return np.array([known.negotiation_busy_us]), np.array([known.negotiation_idle_us])
     distance = np.diff(start)
     sends_at = np.searchsorted(spans["copy_in_us"], start[:-1])
     first_copy = np.append(spans["copy_in_us"], np.inf)[sends_at]
-    quiet = max(float(np.percentile(distance, 5)) - cycle_us, _QUIET_US)
+    quiet = max(float(np.percentile(distance, 5)) - cycle_us, known.negotiation_floor_us)
     duration = np.where(distance > 1.3 * cycle_us, distance, quiet)
     duration = np.where(first_copy < start[1:], first_copy - start[:-1], duration)
     sampled = np.isin(step[:-1], np.unique(spans["step"])) & (step[:-1] == step[1:])

@@ -16,37 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints, TensorInfo
+from dpro_search.machine import machine_constants
 
 RANKS = (4, 2, 1)  # r of the plans; what the hook takes for others was not measured
 COMPRESSIONS = {f"powersgd-{rank}": rank for rank in RANKS}
-# Of the core time: inside a job (VGG-16) the hook took twice what the table says, as glibc had given back the memory of its copies.
-COMPUTE_DOUBT = 1.0
 _MIN_COMPRESSION_RATE = 2  # the hook's own
 _MAPPED_BYTES = 32 * 2**20  # memory that glibc maps and unmaps: fresh at each call
-_TALL_ROWS = 600
 _ALIASED_BYTES = 4096  # rows that are multiples of it compete for the same lines of a cache
-# Core time of each stage per unit of each of the `features`, fitted to the hook on 25 buckets of made-up gradients, 30 times
-# each, on one core of an AMD EPYC: PyTorch 2.13, `python -m experiments.costmodel.powersgd`.
-_STAGES_US = {
-    1: (
-        (28.7, 33.6, 7.1, 0.289e-3, 0.333e-3, 0.361e-3, 0, 0),
-        (74.6, 0.115, 6.17, 0.00202e-3, 0.115e-3, 0, 0, 0),
-        (0, 22.6, 0.254, 0.0441e-3, 0.0124e-3, 0, 0.022e-3, 0),
-        (0, 6.86, 0.767, 0.182e-3, 0.156e-3, 0.571e-3, 0, 0),
-    ),
-    2: (
-        (382, 62.7, 2.9, 0.517e-3, 0.248e-3, 0.373e-3, 0, 0),
-        (116, 0, 5.6, 0.00206e-3, 0.0957e-3, 0, 0, 0),
-        (0, 51, 0.226, 0.4e-3, 0.00804e-3, 0.742e-3, 0.111e-3, 0.561e-3),
-        (0, 7.33, 0.745, 0.342e-3, 0.141e-3, 0.603e-3, 0, 0),
-    ),
-    4: (
-        (0, 30.7, 6.31, 0.541e-3, 0.325e-3, 0.392e-3, 0, 0),
-        (136, 0, 5.3, 0.00143e-3, 0.104e-3, 0, 0, 0),
-        (0, 17.8, 0.236, 0.371e-3, 0.00787e-3, 0.789e-3, 0.15e-3, 0.538e-3),
-        (0, 6.03, 0.648, 0.341e-3, 0.161e-3, 0.661e-3, 0, 0),
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +49,8 @@ def low_rank(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> LowRa
     is_left = np.array([factor is None for factor in factors])
     parts = np.array([factor or (0, 0) for factor in factors], dtype=np.float64) * (size / elements)[:, None]
     sent = np.stack([_by_bucket(column, bucket_of) for column in (size * is_left, *parts.T)], axis=1)
-    return LowRankBuckets(sent_bytes=sent, stages_us=features(tensors, bucket_of, rank) @ np.array(_STAGES_US[rank]).T)
+    stages_us = machine_constants().powersgd.stages_us(rank)
+    return LowRankBuckets(sent_bytes=sent, stages_us=features(tensors, bucket_of, rank) @ np.array(stages_us).T)
 
 
 def factor_elements(tensor: TensorInfo, rank: int) -> tuple[int, int] | None:
@@ -109,7 +86,7 @@ def features(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> Float
     is_aliased = np.where(rows > 0, size / np.maximum(rows, 1), 1) % _ALIASED_BYTES == 0
     bucket_bytes = _by_bucket(size, bucket_of)
     columns = (is_matrix, ~is_matrix, size * is_matrix, size * ~is_matrix)
-    shaped = (size * is_matrix * (rows >= _TALL_ROWS), size * is_matrix * is_aliased)
+    shaped = (size * is_matrix * (rows >= machine_constants().powersgd.tall_rows), size * is_matrix * is_aliased)
     return np.stack(
         [
             np.ones(len(bucket_bytes)),

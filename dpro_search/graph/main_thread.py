@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Trace
 from dpro_search.errors import GraphError
+from dpro_search.machine import machine_constants
 
 _LARGEST_SHARE = 0.9  # of a core that Gloo's threads can have taken while the main thread ran
 _LEAST_OF_OP = 0.3  # part of an op's time that is its own in any case, not the profiler's
-_LATE_END_US = 10_000.0  # two turns of the scheduler
 _PLAUSIBLE = (0.6, 1.3)  # counted over passed core time of a step
 
 
@@ -70,7 +70,8 @@ def main_waits_us(trace: Trace, rank: int, step: int) -> Floats:
     order = np.argsort(ops.start_us, kind="stable")
     ends = np.sort(mine.end_us[mine.kind == EventKind.COLLECTIVE])
     gap_start, gap_end = np.maximum.accumulate(ops.end_us[order])[:-1], ops.start_us[order][1:]
-    latest = gap_end + np.where(gap_end - gap_start > _LATE_END_US, _LATE_END_US, 0.0)
+    late_us = machine_constants().host.late_end_us
+    latest = gap_end + np.where(gap_end - gap_start > late_us, late_us, 0.0)
     until = np.searchsorted(ends, latest, side="right")
     waited = (until > np.searchsorted(ends, gap_start, side="left")) & (gap_end > gap_start)
     return np.stack((gap_start[waited], np.minimum(ends[until[waited] - 1], gap_end[waited])), axis=1)

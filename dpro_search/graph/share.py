@@ -15,14 +15,10 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.graph.core_time import ShareProfile, active_count
+from dpro_search.machine import machine_constants
 
 _SLEEPS_WITHIN = 1.3  # a cycle of up to so many cycle times had little to wait for, and slept
-_POLLING_BOUNDS = (0.02, 0.9)
-_DEFAULT_CYCLE_CPU_US = 100.0  # where the recording did not measure it
-# CPU time of an all-reduce beside its bytes: what makes recordings of one job with 8 and with 69 collectives a step agree.
-COLLECTIVE_CPU_US = 1200.0
 _LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
-_DEFAULT_CPU_US_PER_BYTE = 0.7e-3  # likewise: TCP send, receive and the sum of 4-byte floats
 
 
 def collective_spans(events: Events) -> dict[str, Floats]:
@@ -58,7 +54,7 @@ def collective_spans(events: Events) -> dict[str, Floats]:
 def communication_shares(trace: Trace, steps: tuple[int, ...]) -> dict[tuple[int, int], ShareProfile]:
     """The share on every rank in every step, by (rank, step)."""
     spans = collective_spans(trace.events)
-    cycle_cpu = trace.meta.idle_cycle_cpu_us or _DEFAULT_CYCLE_CPU_US
+    cycle_cpu = trace.meta.idle_cycle_cpu_us or machine_constants().horovod.cycle_cpu_us
     cycles = trace.events.start_us[trace.events.kind == EventKind.CYCLE]
     found = {}
     for rank in range(trace.meta.ranks):
@@ -126,7 +122,7 @@ class _Polling:
         """The communication's share over time, and what waiting takes beside the ops, given its CPU time in the step."""
         length = np.diff(self._edges)
         alone, beside = (float(length[self._waits & which].sum()) for which in (~self._computes, self._computes))
-        least, most = _POLLING_BOUNDS
+        least, most = machine_constants().mpi.polling_bounds
         left = cpu_us - float(length[self._copies].sum()) - alone
         share = min(max(left / beside, least), most) if beside > 0 else least
         shares = np.where(self._copies, 1.0, np.where(self._waits, np.where(self._computes, share, 1.0), 0.0))
@@ -145,9 +141,9 @@ def _inside(time_us: Floats, start_us: Floats, end_us: Floats) -> npt.NDArray[np
 def comm_cpu_us_per_byte(trace: Trace, steps: Ints) -> float:
     """Core time of the transfers alone per byte, median over ranks and steps; a usual value where waiting is in it too."""
     if polls(trace):
-        return _DEFAULT_CPU_US_PER_BYTE
+        return machine_constants().horovod.cpu_us_per_byte
     spans = collective_spans(trace.events)
-    cycle_cpu = trace.meta.idle_cycle_cpu_us or _DEFAULT_CYCLE_CPU_US
+    cycle_cpu = trace.meta.idle_cycle_cpu_us or machine_constants().horovod.cycle_cpu_us
     cycle_step = trace.events.step[trace.events.kind == EventKind.CYCLE]
     found = []
     for rank in range(trace.meta.ranks):
@@ -163,9 +159,10 @@ def comm_cpu_us_per_byte(trace: Trace, steps: Ints) -> float:
 def _cpu_us_per_byte(spans: dict[str, Floats], cycles_cpu_us: float, cpu_us: float) -> float:
     moved = float(spans["size_bytes"].sum())
     if cpu_us <= 0 or moved <= 0:
-        return _DEFAULT_CPU_US_PER_BYTE
+        return machine_constants().horovod.cpu_us_per_byte
     transfers = max(cpu_us - _copying_us(spans) - cycles_cpu_us, 0.0)
-    return max(transfers - len(spans["size_bytes"]) * COLLECTIVE_CPU_US, _LEAST_FOR_BYTES * transfers) / moved
+    beside = len(spans["size_bytes"]) * machine_constants().horovod.collective_cpu_us
+    return max(transfers - beside, _LEAST_FOR_BYTES * transfers) / moved
 
 
 def _copying_us(spans: dict[str, Floats]) -> float:
@@ -185,9 +182,10 @@ def _profile(spans: dict[str, Floats], begin: float, end: float, cycles_cpu_us: 
     transfer = spans["end_us"] - spans["start_us"]
     idle = max(end - begin - transfer.sum() - copying, 1.0)
     waking = min(cycles_cpu_us / idle, 0.9)
+    collective_cpu_us = machine_constants().horovod.collective_cpu_us
     edges, share = [begin], []
     for i in range(len(transfer)):
-        of_transfer = min((per_byte * spans["size_bytes"][i] + COLLECTIVE_CPU_US) / max(transfer[i], 1.0), 0.95)
+        of_transfer = min((per_byte * spans["size_bytes"][i] + collective_cpu_us) / max(transfer[i], 1.0), 0.95)
         for edge, value in (
             (spans["copy_in_us"][i], waking),
             (spans["start_us"][i], 1.0),

@@ -14,6 +14,7 @@ that names the kinds that can. ``tests/kinds/conformance.py`` holds what every k
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from dpro_search.deploy.parts.part import Servers, Target
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._names import registered
+from dpro_search.machine import VARIABLE, Calibration
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
@@ -103,6 +105,8 @@ class PlanOptions:
             path: Path | None = getattr(self, name)
             if path is not None:
                 found[name] = path
+        if machine := os.environ.get(VARIABLE):
+            found["machine"] = Path(machine)
         return found
 
     def allowing(self, plan: Plan) -> PlanOptions:
@@ -183,6 +187,11 @@ class Job(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})
     memory_limit_bytes: int | None = None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the model error of predictions was calibrated on; None: intervals are the spread of recorded steps alone."""
+        return None
 
     # What a plan costs.
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds._calibration import device_of
+from dpro_search.machine import Calibration, Device, calibration, machine_constants
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
@@ -20,11 +22,11 @@ from dpro_search.space.plan import Plan, Prediction
 class JobPredictor(ABC):
     """Prices of plans, deterministic by seed.
 
-    A kind of job says how it becomes what its machine eats (`job`), how that is replayed (`_replayed`), and how far off its
-    predictions are beside the noise of the steps (`_model_error`).
+    A kind of job defines how it becomes what its engine replays (`job`), how that is replayed (`_replayed`), and the name of its
+    model error in the constants of a machine (`error_bar`).
     """
 
-    _model_error: tuple[float, float]  # half-width of the interval: as recorded, changed
+    _device: Device = "cpu"  # on which the recorded ranks compute
     graph: Any
     tensors: tuple[TensorInfo, ...]
 
@@ -59,7 +61,8 @@ class JobPredictor(ABC):
         centre = times.iteration_us
         # The median of a run varies with its steps; the model's own error comes on top.
         noise = 1.64 * 1.2533 * float(np.std(times.iterations_us)) / np.sqrt(len(times.iterations_us))
-        half = float(np.hypot(np.hypot(noise, self._model_error[0 if as_recorded else 1] * centre), self._doubt_us(plan)))
+        model_error = self.calibration.model_error[0 if as_recorded else 1]
+        half = float(np.hypot(np.hypot(noise, model_error * centre), self._doubt_us(plan)))
         return Prediction(
             iteration_us=centre,
             interval_us=(centre - half, centre + half),
@@ -105,6 +108,21 @@ class JobPredictor(ABC):
                 found[number] = times.iteration_us
                 on_sample()
         return found
+
+    @property
+    @abstractmethod
+    def error_bar(self) -> str:
+        """Name of the kind's model error in `machine.ErrorBars`."""
+
+    @property
+    def calibration(self) -> Calibration:
+        """The model error of predictions, and what it was calibrated on."""
+        return calibration(machine_constants(), self.error_bar, self._device)
+
+    def of_recording(self, trace: Trace) -> Self:
+        """This predictor, for ranks that compute on the recorded device."""
+        self._device = device_of(trace)
+        return self
 
     @property
     def wanted_cluster(self) -> ClusterSpec:

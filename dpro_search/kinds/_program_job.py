@@ -17,6 +17,7 @@ from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
 from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
 from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.kinds._terms import cost_terms
+from dpro_search.machine import Calibration
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
@@ -48,6 +49,10 @@ class ProgramJob(Job, Generic[_Predictor]):
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         return self.predictor.sampled(plan, samples=samples, seed=seed, on_sample=on_sample)
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.predictor.calibration
 
     @property
     def cluster(self) -> ClusterSpec:

@@ -13,7 +13,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._base import Job, PlanOptions, Table
 from dpro_search.kinds._facts import critical_table, gain_table, graph_change
+from dpro_search.machine import Calibration, calibration, machine_constants
+from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import critical_path, path_shares
 from dpro_search.replay.replayer import replay, settled_us, varied_us
@@ -63,8 +65,7 @@ class StoreJob(Job, Generic[_Job]):
         The job as it was recorded, or on another link.
     """
 
-    model_error: float  # half the width of the interval, relative to the prediction
-    cost_spread: CostSpread  # between recordings of one job, docs/search_figures.md
+    error_bar: ClassVar[Literal["kvstore", "byteps"]]  # name of the kind's constants and of its model error
 
     settings = ("rate", *SCALES)
 
@@ -88,6 +89,22 @@ class StoreJob(Job, Generic[_Job]):
     @abstractmethod
     def at_rate(self, rate_bps: float | None) -> Self:
         """Prices on links of another rate; None: without limit."""
+
+    @property
+    def cost_spread(self) -> CostSpread:
+        """Between recordings of one job, and between iterations."""
+        known: KvstoreConstants | BytepsConstants = getattr(machine_constants(), self.error_bar)
+        return CostSpread(
+            common=known.spread_common,
+            worker=known.spread_worker,
+            message=known.spread_message,
+            server=known.spread_server,
+            step=known.spread_step,
+        )
+
+    @property
+    def calibration(self) -> Calibration:
+        return calibration(machine_constants(), self.error_bar)
 
     @property
     def cluster(self) -> ClusterSpec:
@@ -157,7 +174,8 @@ class StoreJob(Job, Generic[_Job]):
         """The price of a plan at costs that other recordings might have told: the mean, in an interval that knows the spread."""
         found, times_us = self.predict(plan), self.sampled(plan, samples=_JUDGED)
         centre = float(times_us.mean())
-        half = float(np.hypot(self.model_error * centre, _Z_90 * times_us.std()))
+        model_error = self.calibration.model_error[0 if found.source == "recorded" else 1]
+        half = float(np.hypot(model_error * centre, _Z_90 * times_us.std()))
         return msgspec.structs.replace(found, iteration_us=centre, interval_us=(centre - half, centre + half))
 
     def _asked_graph(self, job: _Job) -> ReplayGraph:
@@ -175,12 +193,14 @@ class StoreJob(Job, Generic[_Job]):
         return self._price(*settled_us(self.graph(plan)), plan, {})
 
     def _price(self, centre: float, settled: bool, plan: Plan, breakdown: dict[str, float]) -> Prediction:
+        as_recorded = plan == Plan() and not self._changed
+        model_error = self.calibration.model_error[0 if as_recorded else 1]
         return Prediction(
             iteration_us=centre,
-            interval_us=(centre * (1 - self.model_error), centre * (1 + self.model_error)),
+            interval_us=(centre * (1 - model_error), centre * (1 + model_error)),
             breakdown_us=breakdown,
             peak_memory_bytes=None,
-            source="recorded" if plan == Plan() and not self._changed else "extrapolated",
+            source="recorded" if as_recorded else "extrapolated",
             settled=settled,
         )
 

@@ -6,14 +6,13 @@ import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Ints, TensorInfo
 from dpro_search.errors import InputError
+from dpro_search.machine import calibration, machine_constants
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.grouping import GroupingReplay, Shortcuts
 from dpro_search.space.data_parallel import DataParallelJob, buckets
 from dpro_search.space.plan import Plan, Prediction, refuse_unknown
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.tensor_fusion import TensorFusion
-
-_MODEL_ERROR = 0.08  # as a recorded job's under another plan: a job that was made up has never been measured
 
 
 class DataParallelPredictor:
@@ -47,6 +46,7 @@ class DataParallelPredictor:
         fusion = TensorFusion(JobFacts(name="a data-parallel job", tensors=self.tensors, values=facts))
         self.space = PlanSpace(fusion.job, [fusion])
         works = [float(step.duration_us.sum()) for step in job.steps]
+        self._model_error = calibration(machine_constants(), "data_parallel").model_error[1]
         self._compute_us = float((np.array(works)[job.step_of_rank] * job.compute_factor).max())
 
     def predict(self, plan: Plan) -> Prediction:
@@ -54,7 +54,7 @@ class DataParallelPredictor:
         iteration_us = self.iteration_us(self.group_of(plan))
         return Prediction(
             iteration_us=iteration_us,
-            interval_us=(iteration_us * (1 - _MODEL_ERROR), iteration_us * (1 + _MODEL_ERROR)),
+            interval_us=(iteration_us * (1 - self._model_error), iteration_us * (1 + self._model_error)),
             breakdown_us={"compute": self._compute_us, "exposed_communication": max(iteration_us - self._compute_us, 0.0)},
             peak_memory_bytes=None,
             source="extrapolated",

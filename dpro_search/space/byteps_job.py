@@ -26,6 +26,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.machine import machine_constants
 from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.kvstore_job import Segment
@@ -35,11 +36,6 @@ from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 DEFAULT_PARTITION_BYTES = 4_096_000
 PAGE_BYTES = 4096
-# Core time of a message whatever its size: queues, hand-over between threads, system calls. One number for all processes: in six
-# recordings of a job with 38 to 641 partitions, servers needed 72 us more for each further message, workers 33.
-MESSAGE_US = 60.0
-_QUANTUM_US = 1_000.0  # for so long an operator keeps a core that others want
-_MAX_POLLING = 0.9
 _HASHES = ("naive", "djb2", "sdbm")
 
 
@@ -209,7 +205,8 @@ class _BytepsGraph:
         polling = dict.fromkeys(cores, 0.0)
         for process, core in enumerate(process_core):
             polling[core] += job.worker_polling if process < len(job.worker_core) else job.server_polling
-        self._stretch = np.array([1 / (1 - min(polling[core], _MAX_POLLING)) for core in process_core])
+        most = machine_constants().byteps.most_polling
+        self._stretch = np.array([1 / (1 - min(polling[core], most)) for core in process_core])
         processes = range(len(process_core))
         rank = np.array([cores.index(core) for core in process_core])
         pairs = np.broadcast_to(rank[:, None], (len(processes), len(processes)))
@@ -336,7 +333,7 @@ class _BytepsGraph:
         kind: OpKind = OpKind.COMM,
     ) -> Ints:
         """As `_work`, for each partition; returns the places of their last pieces."""
-        pieces = np.maximum(np.ceil(work_us / _QUANTUM_US), 1).astype(np.int64)
+        pieces = np.maximum(np.ceil(work_us / machine_constants().byteps.quantum_us), 1).astype(np.int64)
         most = int(pieces.max())
         last = np.zeros(len(pieces), np.int64)
         for piece in range(-1, most if most > 1 else 0):  # before the pieces, the ops that are of one piece
@@ -380,4 +377,4 @@ class _BytepsGraph:
 
 def _pieces_of(work_us: float) -> int:
     """Of an operator's core time."""
-    return max(math.ceil(work_us / _QUANTUM_US), 1)
+    return max(math.ceil(work_us / machine_constants().byteps.quantum_us), 1)

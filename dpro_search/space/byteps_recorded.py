@@ -11,7 +11,8 @@ import numpy.typing as npt
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, MESSAGE_US, BytepsJob, HalfGradients
+from dpro_search.machine import machine_constants
+from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
 from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us
 
@@ -62,7 +63,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         hash_name=knobs.get("BYTEPS_KEY_HASH_FN", "djb2"),
         bytes_per_us=goodput_bytes_per_us(trace.meta.rate_bps),
         cpu_us_per_byte=cpu_us_per_byte,
-        message_us=MESSAGE_US,
+        message_us=machine_constants().byteps.message_us,
         server_host=server_hosts(trace, workers),
         halves=halves,
         recorded_compression=compression,
@@ -178,10 +179,10 @@ def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float
     iteration_us = float(np.median(trace.iterations_us())) if len(trace.iterations_us()) else 0.0
     busy_us = sum(untraced_us(trace, rank, trace.steps.compute_cpu_us) for rank in servers)
     looking_us = float(np.mean([untraced_us(trace, rank, trace.steps.comm_cpu_us) for rank in servers]))
-    messages_us = 2 * workers * parts * MESSAGE_US
+    messages_us = 2 * workers * parts * machine_constants().byteps.message_us
     per_byte = max(busy_us - messages_us, 0.0) / (3 * workers * total)
     comm_us = float(np.mean([untraced_us(trace, rank, trace.steps.comm_cpu_us) for rank in range(workers)]))
-    rest_us = max(comm_us - 2 * total * per_byte - 2 * parts * MESSAGE_US, 0.0)
+    rest_us = max(comm_us - 2 * total * per_byte - 2 * parts * machine_constants().byteps.message_us, 0.0)
     if not iteration_us:
         return per_byte, 0.0, 0.0
     return per_byte, rest_us / iteration_us, looking_us / iteration_us

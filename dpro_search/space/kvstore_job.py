@@ -26,6 +26,7 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.machine import machine_constants
 from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.op_pattern import OpPattern
@@ -33,10 +34,6 @@ from dpro_search.space.placement import process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
-# Plain sockets between 2 and 2 hosts with links of 500 Mbit/s carry 0.90 of the rate both ways at once: the share of that in the
-# goodput of a lone sender.
-_BOTH_WAYS = 0.94
-_QUANTUM_US = 4_000.0  # for so long an operator keeps a core that others want: the tick of a scheduler at 250 Hz
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +205,7 @@ def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
 def store_bytes_per_us(rate_bps: float | None) -> float | None:
     """What a link of a rate carries while pushes and pulls fill it in both directions, each from several senders."""
     goodput = goodput_bytes_per_us(rate_bps)
-    return None if goodput is None else goodput * _BOTH_WAYS
+    return None if goodput is None else goodput * machine_constants().kvstore.both_ways_share
 
 
 def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
@@ -431,7 +428,7 @@ class _KvstoreGraph:
         ready, wanted = ([[-1] * len(job.tensor_bytes) for _ in job.workers] for _ in range(2))
         for worker, segments in enumerate(job.workers):
             work_us = np.array([segment.work_us for segment in segments])
-            pieces = np.maximum(np.ceil(work_us / _QUANTUM_US), 1).astype(np.int64)
+            pieces = np.maximum(np.ceil(work_us / machine_constants().kvstore.quantum_us), 1).astype(np.int64)
             number = np.repeat(np.arange(len(segments)), pieces)
             ends = np.cumsum(pieces)
             ops = self._builder.add_ops(

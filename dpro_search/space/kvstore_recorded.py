@@ -16,13 +16,11 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import EventKind, Events, Floats, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.machine import machine_constants
 from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
 from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us
 
 _OF_STORE = (Role.COPY, Role.UPDATE)  # of operators that serve the store, not the model
-# Core time of a server for a slice's messages and for a call of the optimizer, where a recording holds their sum or one of them,
-# and what share of a call a worker takes that spares it a server (BERT and ResNet-50, with and without priority slices).
-_USUAL_SLICE_US, _USUAL_UPDATE_CALL_US, _WORKER_CALLS = 200.0, 800.0, 0.3
 _AT_ONCE = 4  # tensors that an optimizer of MXNet updates at once (MXNET_OPTIMIZER_AGGREGATION_SIZE)
 _BACKWARD = " backward"  # the reader adds it to a node's name for its backward operator
 _OPS = (EventKind.OP, EventKind.KERNEL)
@@ -73,12 +71,13 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         slowest=slowest_worker(trace, workers),
         server_host=server_hosts(trace, workers),
     )
-    served_us = _served_slice_us(trace, job)
+    # A recording holds the sum of what a slice and a call of the optimizer take, or one of them.
+    served_us, usual = _served_slice_us(trace, job), machine_constants().kvstore
     if slicing.priority:
-        return replace(job, slice_us=served_us, update_call_us=_USUAL_UPDATE_CALL_US)
-    slice_us = min(served_us, _USUAL_SLICE_US)
+        return replace(job, slice_us=served_us, update_call_us=usual.update_call_us)
+    slice_us = min(served_us, usual.slice_us)
     call_us = served_us - slice_us
-    return replace(job, slice_us=slice_us, update_call_us=call_us, worker_call_us=_WORKER_CALLS * call_us)
+    return replace(job, slice_us=slice_us, update_call_us=call_us, worker_call_us=usual.worker_call_share * call_us)
 
 
 def _workers(trace: Trace) -> int:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import DependencyKind, Floats, Ints, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.machine import machine_constants
 from dpro_search.space.recorded_events import (
     CALL_KINDS,
     DEVICE_KINDS,
@@ -47,7 +48,6 @@ from dpro_search.space.recorded_events import (
 )
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
-_LAUNCH_US = 6.0  # where no launch of a rank met an idle stream
 _ROLES = {ENDS: "host until the end of", LAUNCHES: "host until the launch of", WAITS: "host until the wait in"}
 
 
@@ -339,4 +339,4 @@ class _Builder:
             for op in ops.tolist()
             if launch[op] >= 0 and max(free_us[op], before_us[op]) <= events.start_us[launch[op]]
         ]
-        return max(float(np.median(found)), 0.0) if found else _LAUNCH_US
+        return max(float(np.median(found)), 0.0) if found else machine_constants().gpu.launch_us

@@ -19,11 +19,11 @@ import numpy as np
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launchers import MXNET_BYTEPS
 from dpro_search.collect.step_times import Schedule
-from dpro_search.costmodel.compressed_gradients import BYTEPS_CAST_CALL_US, BYTEPS_CAST_US_PER_BYTE
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.stores import BYTEPS
+from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_stores import untraced_us
 from experiments.search.testbed_jobs import SCHEMES
@@ -68,10 +68,11 @@ def table(rows: list[Used]) -> str:
         "| workload | gradients | MB | worker, ms: whole | half | more by halves | said |",
         "|---|---:|---:|---|---|---:|---:|",
     ]
+    known = machine_constants().byteps
     for workload in dict.fromkeys(row.workload for row in rows):
         whole, half = ([row for row in rows if (row.workload, row.kind) == (workload, kind)] for kind in _KINDS)
         more_us = np.mean([one.worker_us - other.worker_us for one, other in zip(half, whole, strict=True)])
-        said_us = half[0].tensors * BYTEPS_CAST_CALL_US + half[0].gradient_bytes * BYTEPS_CAST_US_PER_BYTE
+        said_us = half[0].tensors * known.cast_call_us + half[0].gradient_bytes * known.cast_us_per_byte
         times = (", ".join(f"{row.worker_us / 1e3:.0f}" for row in ran) for ran in (whole, half))
         size = f"{half[0].gradient_bytes / 1e6:.1f}"
         cells = (workload, str(half[0].tensors), size, *times, f"{more_us / 1e3:.0f}", f"{said_us / 1e3:.0f}")

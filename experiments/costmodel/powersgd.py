@@ -1,4 +1,4 @@
-"""Core time of PyTorch's PowerSGD hook: measures its stages on made-up gradients, and fits the table of `costmodel/powersgd.py`.
+"""Core time of PyTorch's PowerSGD hook: measures its stages on synthetic gradients, and fits the table of a machine file.
 
     python -m experiments.costmodel.powersgd measure --python ENV/bin/python --out ROWS [--core 0]
     python -m experiments.costmodel.powersgd fit ROWS...
@@ -45,9 +45,9 @@ def main() -> None:
 
 
 def report(paths: list[Path]) -> str:
-    """The table as `costmodel/powersgd.py` has it, and what it says of the measured buckets."""
+    """The lines of a machine file, and how far they are from the measured buckets."""
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    table, lines, off = ["_STAGES_US = {"], [], []
+    table, lines, off = ["[powersgd]"], [], []
     for rank in sorted(RANKS):
         own: dict[str, list[list[float]]] = {}
         for row in rows:
@@ -56,7 +56,8 @@ def report(paths: list[Path]) -> str:
         design = np.concatenate([_features(json.loads(shapes), rank) for shapes in own])
         measured = np.array([np.mean(found, axis=0) for found in own.values()])
         weights = _fitted(design, measured)
-        table += [f"    {rank}: (", *(f"        ({', '.join(_number(value) for value in stage)})," for stage in weights), "    ),"]
+        stages = ", ".join(f"[{', '.join(_number(value) for value in stage)}]" for stage in weights)
+        table.append(f'stages_us_rank{rank} = {{ value = [{stages}], source = "powersgd" }}')
         said = design @ weights.T
         off += (said.sum(axis=1) / measured.sum(axis=1) - 1).tolist()
         for shapes, us, fitted in zip(own, measured, said, strict=True):
@@ -67,7 +68,7 @@ def report(paths: list[Path]) -> str:
             )
     middle, most = np.quantile(np.abs(off), (0.5, 0.9))
     lines.append(f"whole buckets are off by {middle:.0%} (median), {most:.0%} (nine in ten)")
-    return "\n".join([*table, "}", *lines])
+    return "\n".join([*table, *lines])
 
 
 def _features(shapes: list[list[int]], rank: int) -> Floats:

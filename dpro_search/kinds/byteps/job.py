@@ -15,7 +15,6 @@ from dpro_search.report.quality import Term
 from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.cost_spread import CostSpread
 from dpro_search.space.kvstore_job import goodput_bytes_per_us
 from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
@@ -38,8 +37,7 @@ class Byteps(StoreJob[BytepsJob]):
 
     title = "a job with BytePS"
     askable = ("servers", "servers_on_workers", "partition_bytes", "credit", "compression")
-    model_error = 0.16  # of docs/validation.md: nine in ten errors were smaller
-    cost_spread = CostSpread(common=0.08, worker=0.07, message=0.30, server=0.0, step=0.16)
+    error_bar = "byteps"
 
     @classmethod
     def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:

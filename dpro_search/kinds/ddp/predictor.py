@@ -10,11 +10,12 @@ from dpro_search.collect.trace import Ints, Trace
 from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
-from dpro_search.costmodel.powersgd import COMPUTE_DOUBT, kept_bytes, low_rank
+from dpro_search.costmodel.powersgd import kept_bytes, low_rank
 from dpro_search.costmodel.precision import no_table
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.kinds._program import ProgramPredictor
+from dpro_search.machine import machine_constants
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.plan import Plan, refuse_unknown
@@ -47,7 +48,7 @@ class DdpPredictor(ProgramPredictor):
         *("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us"),
         *("forward_from_us", "forward_us", "again_us", "backward_from_us", "backward_until_us"),
     )
-    _model_error = (0.05, 0.09)  # of docs/validation.md: nine in ten errors were smaller
+    error_bar = "ddp"
     graph: DdpGraph
 
     def __init__(
@@ -78,7 +79,8 @@ class DdpPredictor(ProgramPredictor):
         """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
         graph = build_ddp_graph(trace, steps, with_profiler=with_profiler)
         cap = round(trace.meta.number_knob("bucket_cap_mb", DEFAULT_CAP_BYTES / 2**20) * 2**20)
-        return DdpPredictor(graph, fit_ddp_costs(trace, graph), ClusterSpec.of(trace.meta), trace.meta.peak_rss_bytes, seed, cap)
+        costs = fit_ddp_costs(trace, graph)
+        return DdpPredictor(graph, costs, ClusterSpec.of(trace.meta), trace.meta.peak_rss_bytes, seed, cap).of_recording(trace)
 
     def at(
         self,
@@ -154,5 +156,5 @@ class DdpPredictor(ProgramPredictor):
         doubts = [doubt_us(self.graph, names, self.ratios)] if names else []
         if plan.compression in POWERSGD:
             found = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
-            doubts.append(COMPUTE_DOUBT * float(found.stages_us.sum()))
+            doubts.append(machine_constants().powersgd.uncertainty * float(found.stages_us.sum()))
         return float(np.linalg.norm(doubts))

@@ -22,7 +22,7 @@ class FsdpPredictor(ProgramPredictor):
     """Prices of plans, deterministic by seed: of `prefetch` and `reshard_after_forward`."""
 
     core_times = ("work_us", "after_us")
-    _model_error = (0.05, 0.09)  # of DistributedDataParallel jobs, whose machine it is
+    error_bar = "fsdp"
     graph: FsdpGraph
 
     @classmethod
@@ -31,7 +31,8 @@ class FsdpPredictor(ProgramPredictor):
     ) -> FsdpPredictor:
         """Build graph and costs from a trace: from the traced steps named, and with what the profiler added if asked."""
         graph = build_fsdp_graph(trace, steps, with_profiler=with_profiler)
-        return FsdpPredictor(graph, fit_fsdp_costs(trace, graph), ClusterSpec.of(trace.meta), trace.meta.peak_rss_bytes, seed)
+        costs = fit_fsdp_costs(trace, graph)
+        return FsdpPredictor(graph, costs, ClusterSpec.of(trace.meta), trace.meta.peak_rss_bytes, seed).of_recording(trace)
 
     @cached_property
     def space(self) -> PlanSpace:

@@ -22,6 +22,7 @@ from dpro_search.kinds._terms import cost_terms
 from dpro_search.kinds.horovod.exchanges import horovod_exchanges
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import scaled
+from dpro_search.machine import Calibration
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
@@ -96,6 +97,10 @@ class Horovod(Job):
             transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
         self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations, exact_groups=exact_groups)
         self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.predictor.calibration
 
     @property
     def cluster(self) -> ClusterSpec:

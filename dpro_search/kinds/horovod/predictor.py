@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
     from dpro_search.costmodel.communication_model import CommunicationModel
 
-_POLLING_ERROR = (0.13, 0.15)  # of jobs on MPI, likewise
-
 
 class Predictor(JobPredictor):
     """Prices of plans, deterministic by seed.
@@ -40,8 +38,6 @@ class Predictor(JobPredictor):
         What all-reduces by other algorithms take, for plans that name some; None: not known.
     """
 
-    _model_error = (0.05, 0.08)  # of docs/validation.md: nine in ten errors were smaller
-
     def __init__(
         self,
         graph: DataflowGraph,
@@ -54,8 +50,6 @@ class Predictor(JobPredictor):
     ) -> None:
         super().__init__(cluster, peak_rss_bytes, seed)
         self.all_reduces = all_reduces
-        if costs.poll_share:
-            self._model_error = _POLLING_ERROR
         self.graph = graph
         self.costs = costs
         self.recorded = recorded
@@ -77,7 +71,11 @@ class Predictor(JobPredictor):
             ClusterSpec.of(trace.meta),
             trace.meta.peak_rss_bytes,
             seed,
-        )
+        ).of_recording(trace)
+
+    @property
+    def error_bar(self) -> str:
+        return "horovod_mpi" if self.costs.poll_share else "horovod"
 
     def at(
         self,
@@ -98,6 +96,7 @@ class Predictor(JobPredictor):
             all_reduces or self.all_reduces,
         )
         changed._wanted = cluster or self._wanted
+        changed._device = self._device
         changed._changed = self._changed or graph is not None or costs is not None
         return changed
 

@@ -15,7 +15,6 @@ from dpro_search.kinds._terms import link_term, per_byte
 from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.report.quality import Term
 from dpro_search.report.units import duration
-from dpro_search.space.cost_spread import CostSpread
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.placement import on_workers
@@ -38,9 +37,7 @@ class Kvstore(StoreJob[KvstoreJob]):
 
     title = "a job with parameter servers"
     askable = ("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression")
-    model_error = 0.12  # of docs/validation.md: nine in ten errors were smaller
-    # Core time is already of a step's slowest worker (`KvstoreJob.slowest`), so that none varies from step to step.
-    cost_spread = CostSpread(common=0.08, worker=0.04, message=0.08, server=0.45, step=0.0)
+    error_bar = "kvstore"
 
     @classmethod
     def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:

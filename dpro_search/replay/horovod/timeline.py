@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import SATURATION_BYTES
+from dpro_search.machine import machine_constants
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
 from dpro_search.space.horovod_job import HorovodJob
@@ -81,7 +81,7 @@ def replay_horovod(
                 costs.cpu_us,
                 costs.cycle_cpu_us,
                 costs.collective_cpu_us,
-                SATURATION_BYTES,
+                machine_constants().host.saturation_bytes,
                 graph.fusion_threshold_bytes,
                 graph.cycle_us,
                 costs.poll_share,

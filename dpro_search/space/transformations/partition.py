@@ -6,14 +6,13 @@ import math
 from dataclasses import replace
 from functools import cached_property
 
-from dpro_search.costmodel.compressed_gradients import BYTEPS_CAST_CALL_US, BYTEPS_CAST_US_PER_BYTE
+from dpro_search.machine import machine_constants
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, ladder
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_PARTS = 20_000
-HALVES = HalfGradients(call_us=BYTEPS_CAST_CALL_US, us_per_byte=BYTEPS_CAST_US_PER_BYTE)
 _MOST_TRIED = 4_000  # parts of what samplers try: a replay takes as long as there are
 
 
@@ -64,5 +63,10 @@ def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:
         credit=job.credit if plan.credit is None else plan.credit,
         server_core=core,
         server_host=host,
-        halves=job.halves if plan.compression is None else HALVES,
+        halves=job.halves if plan.compression is None else _halves(),
     )
+
+
+def _halves() -> HalfGradients:
+    known = machine_constants().byteps
+    return HalfGradients(call_us=known.cast_call_us, us_per_byte=known.cast_us_per_byte)

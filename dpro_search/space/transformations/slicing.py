@@ -10,18 +10,13 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from dpro_search.costmodel.compressed_gradients import TWO_BIT_DEQUANTIZE_US_PER_BYTE, TWO_BIT_QUANTIZE_US_PER_BYTE
+from dpro_search.machine import machine_constants
 from dpro_search.space.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, ladder
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_SLICES = 20_000
-TWO_BIT = PushCompression(
-    share=1 / 16,
-    quantize_us_per_byte=TWO_BIT_QUANTIZE_US_PER_BYTE,
-    dequantize_us_per_byte=TWO_BIT_DEQUANTIZE_US_PER_BYTE,
-)
 _MOST_TRIED = 4_000  # slices of what samplers try: a replay takes as long as there are
 _SMALLEST_ELEMENTS = 1000
 
@@ -87,6 +82,13 @@ def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
         priority=old.priority if plan.p3 is None else plan.p3,
         slice_threshold=old.slice_threshold if plan.slice_threshold is None else plan.slice_threshold,
     )
-    compression = job.compression if plan.compression is None else TWO_BIT
+    compression = job.compression if plan.compression is None else _two_bit()
     core, host = servers_under(plan, job)
     return replace(job, slicing=slicing, compression=compression, server_core=core, server_host=host)
+
+
+def _two_bit() -> PushCompression:
+    known = machine_constants().kvstore
+    return PushCompression(
+        share=1 / 16, quantize_us_per_byte=known.quantize_us_per_byte, dequantize_us_per_byte=known.dequantize_us_per_byte
+    )

@@ -1,0 +1,82 @@
+"""`Calibration`: what an error bar was calibrated on, and by how much it is widened where that is not the job at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dpro_search.machine.constants import Device, MachineConstants
+
+_JOBS = {
+    "horovod": "Horovod jobs on Gloo",
+    "horovod_mpi": "Horovod jobs on Open MPI",
+    "ddp": "PyTorch DistributedDataParallel jobs",
+    "fsdp": "fully sharded PyTorch jobs",
+    "kvstore": "MXNet jobs with parameter servers",
+    "byteps": "MXNet jobs with BytePS",
+    "data_parallel": "synthetic data-parallel jobs",
+}
+_HOSTS = {"cpu": "CPU hosts", "gpu": "GPU hosts"}
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the error bar of one kind of job.
+
+    Attributes
+    ----------
+    calibrated
+        Whether the error bar was measured on such jobs, on such devices.
+    model_error
+        Half the width of an interval without sampling error, relative to the prediction: (recorded setting, changed setting);
+        already widened where it was not calibrated.
+    widening
+        Factor by which it was widened; 1 where it was calibrated.
+    on
+        What it was measured on.
+    why_not
+        Why it does not hold for the job at hand; empty where it does.
+    """
+
+    calibrated: bool
+    model_error: tuple[float, float]
+    widening: float
+    on: str
+    why_not: str = ""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        if self.calibrated:
+            return f"errors of {self.on}"
+        return f"not calibrated on {self.why_not}; the model error is widened {self.widening:g} times"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the JSON of verbs."""
+        return {"calibrated": self.calibrated, "on": self.on, "widening": self.widening, "text": self.text}
+
+
+def calibration(constants: MachineConstants, kind: str, device: Device = "cpu") -> Calibration:
+    """The error bar of a kind of job, by its name in `ErrorBars`, for ranks that compute on a device.
+
+    The processor's model does not decide: error bars are relative to predictions from the job's own recording.
+    """
+    origin = constants.origins[f"errors.{kind}"]
+    low, high = getattr(constants.errors, kind)
+    where = f"{_HOSTS[constants.device]} ({', '.join(constants.processors)}), {origin.how}"
+    reasons = []
+    if origin.status not in ("measured", "fitted"):
+        reasons.append(f"this kind of job (the error bar is {origin.how})")
+    if device != constants.device:
+        reasons.append(
+            f"this kind of machine (the error bar is of {_HOSTS[constants.device]}, the ranks compute on {_HOSTS[device]})"
+        )
+    factor = constants.errors.widening if reasons else 1.0
+    return Calibration(
+        calibrated=not reasons,
+        model_error=(low * factor, high * factor),
+        widening=factor,
+        on=f"{_JOBS[kind]} on {where}" if origin.status in ("measured", "fitted") else origin.how,
+        why_not=" and ".join(reasons),
+    )

@@ -1,0 +1,319 @@
+"""`MachineConstants`: what the cost models know of a machine beyond what a recording shows, each value with its origin.
+
+A recording shows how long ops and transfers took. It does not show how a wake-up on a busy core delays a small message where the
+job had none, or what a compressed gradient costs before any was compressed. Such values come from other jobs on a machine, and hold
+for machines like that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+MACHINE_VERSION = 1
+Status = Literal["measured", "fitted", "borrowed", "chosen", "bundled"]
+Device = Literal["cpu", "gpu"]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Origin(_Section, frozen=True, kw_only=True):
+    """Where values come from.
+
+    Attributes
+    ----------
+    machine, date, how
+        Where, when, and by which command, jobs or report.
+    status
+        "measured" or "fitted" on that machine; "borrowed" from another kind of job; "chosen" without a measurement; "bundled": of
+        the package's own file, and not measured on the machine that the file is of.
+    """
+
+    machine: str
+    date: str
+    how: str
+    status: Status
+
+
+class HostConstants(_Section, frozen=True, kw_only=True):
+    """Of any job on CPU ranks.
+
+    Attributes
+    ----------
+    late_end_us
+        A collective may be seen to end so much later than the thread that waited for it went on.
+    least_us_per_byte
+        No memory is faster.
+    saturation_bytes
+        Of the sockets' buffers on both ends: an all-reduce of more bytes has the latency of a large one.
+    """
+
+    late_end_us: float
+    least_us_per_byte: float
+    saturation_bytes: float
+
+
+class HorovodConstants(_Section, frozen=True, kw_only=True):
+    """Of Horovod's fused all-reduces between CPU ranks.
+
+    Attributes
+    ----------
+    collective_cpu_us, cycle_cpu_us, cpu_us_per_byte
+        Core time of an all-reduce beside its bytes; of a cycle and of a byte (TCP send, receive and the sum of float32), where the
+        recording does not show them.
+    negotiation_floor_us
+        No negotiation between two processes of one machine is faster.
+    negotiation_busy_us, negotiation_idle_us
+        Of a recording without cycles: while a rank computes, while none does.
+    alpha_us_by_rate
+        Rows of a link's rate in bit/s and the latencies alpha busy, alpha more and alpha tail (see `costmodel.horovod`).
+    alpha_observations
+        How many observed transfers these latencies count for.
+    latency_spread_us, transfer_spread
+        Standard deviations: of a latency, and of a transfer relative to the wire's time.
+    dispatch_us, copy_us_per_byte
+        Pause between two collectives of a cycle, and copies around a transfer, where the recording shows too few.
+    """
+
+    collective_cpu_us: float
+    cycle_cpu_us: float
+    cpu_us_per_byte: float
+    negotiation_floor_us: float
+    negotiation_busy_us: float
+    negotiation_idle_us: float
+    alpha_us_by_rate: tuple[tuple[float, float, float, float], ...]
+    alpha_observations: float
+    latency_spread_us: float
+    transfer_spread: float
+    dispatch_us: float
+    copy_us_per_byte: float
+
+
+class MpiConstants(_Section, frozen=True, kw_only=True):
+    """Of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex.
+
+    Attributes
+    ----------
+    wire_times
+        That a transfer takes on a limited link: beside computing ranks, and in a step's tail.
+    wire_times_observations, wire_times_spread
+        How many observed transfers they count for, and the standard deviation of a transfer in wire times.
+    polling_bounds
+        Least and largest share of a computing rank's core that polling takes.
+    """
+
+    wire_times: tuple[float, float]
+    wire_times_observations: float
+    wire_times_spread: float
+    polling_bounds: tuple[float, float]
+
+
+class TorchConstants(_Section, frozen=True, kw_only=True):
+    """Of Gloo's collectives in PyTorch jobs on CPU ranks.
+
+    Attributes
+    ----------
+    collective_cpu_us
+        Core time of an all-reduce beside its bytes.
+    alpha_us, alpha_observations
+        Latencies alpha busy, alpha more and alpha tail, and how many observed transfers they count for.
+    latency_spread_us, transfer_spread
+        Standard deviations: of a latency, and of a transfer relative to its duration.
+    beginning_us
+        Of a transfer: its latency lies there.
+    """
+
+    collective_cpu_us: float
+    alpha_us: tuple[float, float, float]
+    alpha_observations: float
+    latency_spread_us: float
+    transfer_spread: float
+    beginning_us: float
+
+
+class HalfGradientConstants(_Section, frozen=True, kw_only=True):
+    """Core time of PyTorch's fp16 hook for each byte of a float32 bucket.
+
+    Attributes
+    ----------
+    cast_us_per_byte, cast_mapped_us_per_byte
+        Cast to half; into memory that is fresh at each call.
+    back_us_per_byte
+        Copy of the reduced half into the bucket.
+    sum_us_per_byte
+        An all-reduce of halves beside one of as many bytes of float32.
+    """
+
+    cast_us_per_byte: float
+    cast_mapped_us_per_byte: float
+    back_us_per_byte: float
+    sum_us_per_byte: float
+
+
+class _Stores(_Section, frozen=True, kw_only=True):
+    """`space.cost_spread.CostSpread` of a kind of job: standard deviations of the logarithms of its costs between recordings."""
+
+    spread_common: float
+    spread_worker: float
+    spread_message: float
+    spread_server: float
+    spread_step: float
+
+
+class KvstoreConstants(_Stores, frozen=True, kw_only=True):
+    """Of MXNet's KVStore.
+
+    Attributes
+    ----------
+    quantum_us
+        For so long an operator keeps a core that others want.
+    both_ways_share
+        Of a lone sender's goodput, what a link carries while it is filled in both directions.
+    slice_us, update_call_us, worker_call_share
+        Core time of a server for the messages of a slice, and for a call of the optimizer; share of a call that a worker takes.
+    quantize_us_per_byte, dequantize_us_per_byte
+        Core time of 2-bit gradients for each byte of float32.
+    """
+
+    quantum_us: float
+    both_ways_share: float
+    slice_us: float
+    update_call_us: float
+    worker_call_share: float
+    quantize_us_per_byte: float
+    dequantize_us_per_byte: float
+
+
+class BytepsConstants(_Stores, frozen=True, kw_only=True):
+    """Of BytePS with MXNet.
+
+    Attributes
+    ----------
+    message_us
+        Core time of a message whatever its size: queues, hand-over between threads, system calls.
+    quantum_us
+        For so long an operator keeps a core that others want.
+    most_polling
+        Largest share of a core that servers take while they look for work.
+    cast_call_us, cast_us_per_byte
+        Core time of a worker for each float32 gradient that travels as fp16 and for each of its bytes, both ways together.
+    """
+
+    message_us: float
+    quantum_us: float
+    most_polling: float
+    cast_call_us: float
+    cast_us_per_byte: float
+
+
+class PowersgdConstants(_Section, frozen=True, kw_only=True):
+    """Of PyTorch's PowerSGD hook.
+
+    Attributes
+    ----------
+    uncertainty
+        Of the core time, relative.
+    tall_rows
+        From so many rows on the second product takes longer.
+    stages_us_rank1, stages_us_rank2, stages_us_rank4
+        Core time of the four stages per unit of each of the eight features (see `costmodel.powersgd`), [4, 8].
+    """
+
+    uncertainty: float
+    tall_rows: float
+    stages_us_rank1: tuple[tuple[float, ...], ...]
+    stages_us_rank2: tuple[tuple[float, ...], ...]
+    stages_us_rank4: tuple[tuple[float, ...], ...]
+
+    def stages_us(self, rank: int) -> tuple[tuple[float, ...], ...]:
+        """The table of a rank of the factors, 1, 2 or 4."""
+        return {1: self.stages_us_rank1, 2: self.stages_us_rank2, 4: self.stages_us_rank4}[rank]
+
+    def __post_init__(self) -> None:
+        for table in (self.stages_us_rank1, self.stages_us_rank2, self.stages_us_rank4):
+            if [len(row) for row in table] != [8] * 4:
+                raise ValueError("a table of stages has 4 rows of 8 numbers")
+
+
+class GpuConstants(_Section, frozen=True, kw_only=True):
+    """Of a host with GPUs.
+
+    Attributes
+    ----------
+    launch_us
+        Of a kernel, where no recorded launch met an idle stream.
+    """
+
+    launch_us: float
+
+
+class ErrorBars(_Section, frozen=True, kw_only=True):
+    """Model error of each kind of job, relative to the prediction: (recorded setting, changed setting).
+
+    Attributes
+    ----------
+    widening
+        Factor on the model error of a kind of job or device for which it was not calibrated.
+    """
+
+    widening: float
+    horovod: tuple[float, float]
+    horovod_mpi: tuple[float, float]
+    ddp: tuple[float, float]
+    fsdp: tuple[float, float]
+    kvstore: tuple[float, float]
+    byteps: tuple[float, float]
+    data_parallel: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        if self.widening < 1:
+            raise ValueError(f"widening must be at least 1, not {self.widening:g}")
+
+
+class MachineConstants(_Section, frozen=True, kw_only=True):
+    """The constants of one machine.
+
+    Attributes
+    ----------
+    name
+        Of the machine, for people.
+    device
+        What its ranks compute on.
+    processors
+        Models on which the error bars were measured.
+    origins
+        Of each value, by "section.name".
+    """
+
+    name: str
+    device: Device
+    processors: tuple[str, ...]
+    host: HostConstants
+    horovod: HorovodConstants
+    mpi: MpiConstants
+    torch: TorchConstants
+    half_gradients: HalfGradientConstants
+    kvstore: KvstoreConstants
+    byteps: BytepsConstants
+    powersgd: PowersgdConstants
+    gpu: GpuConstants
+    errors: ErrorBars
+    origins: Mapping[str, Origin]
+
+
+SECTIONS: Mapping[str, type[_Section]] = {
+    "host": HostConstants,
+    "horovod": HorovodConstants,
+    "mpi": MpiConstants,
+    "torch": TorchConstants,
+    "half_gradients": HalfGradientConstants,
+    "kvstore": KvstoreConstants,
+    "byteps": BytepsConstants,
+    "powersgd": PowersgdConstants,
+    "gpu": GpuConstants,
+    "errors": ErrorBars,
+}

@@ -1,0 +1,158 @@
+"""Constants of a machine: the bundled file, files of other machines, and predictions and intervals that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from sample import sample
+
+from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.costmodel.compressed_gradients import half_cast_us
+from dpro_search.errors import InputError
+from dpro_search.kinds import job_of
+from dpro_search.kinds._calibration import device_of
+from dpro_search.machine import BUNDLED, VARIABLE, calibration, load_machine, machine_constants, machine_toml
+from dpro_search.machine.constants import SECTIONS
+from dpro_search.space.plan import Plan
+
+FSDP = Path(__file__).parent.parent / "data" / "traces_v1" / "fsdp_mlp"
+
+
+Changed = Callable[..., Path]
+
+
+@pytest.fixture
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changed:
+    """Makes predictions use the bundled file with lines replaced."""
+
+    def use(*pairs: tuple[str, str]) -> Path:
+        text = BUNDLED.read_text()
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / f"machine{len(list(tmp_path.iterdir()))}.toml"
+        path.write_text(text)
+        monkeypatch.setenv(VARIABLE, str(path))
+        return path
+
+    return use
+
+
+def test_each_bundled_value_has_a_machine_a_date_and_a_method() -> None:
+    constants = load_machine(BUNDLED)
+    names = {f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.__struct_fields__}
+    assert set(constants.origins) == names
+    assert all(origin.machine and origin.date and origin.how for origin in constants.origins.values())
+
+
+def test_a_written_file_is_read_as_it_was(tmp_path: Path) -> None:
+    constants = load_machine(BUNDLED)
+    path = tmp_path / "machine.toml"
+    path.write_text(machine_toml(constants))
+    assert load_machine(path) == constants
+
+
+def test_constants_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        machine_constants().horovod.dispatch_us = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("version = 1", "version = 2", "machine file of version 2, this program reads 1"),
+        ("version = 1", "version = ", "damaged machine file"),
+        ('dispatch_us = { value = 300.0, source = "recordings" }', "", r"\[horovod\].*dispatch_us"),
+        ("value = 300.0", "value = -300.0", "no number from 0 to 1e15"),
+        ("value = 300.0", "value = inf", "no number from 0 to 1e15"),
+        ("value = 300.0", 'value = "300"', "no number from 0 to 1e15"),
+        ('value = 300.0, source = "recordings"', "value = 300.0", "horovod.dispatch_us must be"),
+        ('value = 300.0, source = "recordings"', 'value = 300.0, source = "hearsay"', "no source is called 'hearsay'"),
+        ("dispatch_us =", "dispatch_ms =", "horovod"),
+        ("[gpu]", "[tpu]", "unknown key 'tpu'"),
+        ('device = "cpu"', 'device = "abacus"', "damaged machine file"),
+    ],
+)
+def test_a_damaged_or_later_file_is_refused_in_one_line(changed: Changed, old: str, new: str, said: str) -> None:
+    path = changed((old, new))
+    with pytest.raises(InputError, match=said) as caught:
+        load_machine(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named_with_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none.toml"))
+    with pytest.raises(InputError, match=f"{VARIABLE}: .*none.toml: cannot be read"):
+        machine_constants()
+
+
+def test_a_cost_model_follows_a_changed_constant(changed: Changed) -> None:
+    bucket_bytes = np.array([1e6])
+    before_us = half_cast_us(bucket_bytes)
+    changed(("value = 0.125e-3", "value = 0.25e-3"))
+    assert half_cast_us(bucket_bytes) == 2 * before_us
+
+
+def test_a_prediction_follows_a_changed_constant(changed: Changed) -> None:
+    before = job_of(sample()).predict(Plan())
+    changed(("collective_cpu_us = { value = 1200.0", "collective_cpu_us = { value = 6000.0"))
+    assert job_of(sample()).predict(Plan()).iteration_us != before.iteration_us
+
+
+def test_an_interval_follows_a_changed_error_bar(changed: Changed) -> None:
+    before = job_of(sample()).predict(Plan())
+    changed(("horovod = { value = [0.05, 0.08]", "horovod = { value = [0.10, 0.16]"))
+    after = job_of(sample()).predict(Plan())
+    assert after.iteration_us == before.iteration_us
+    assert _width(after.interval_us) > 1.5 * _width(before.interval_us)
+
+
+def test_the_sample_is_calibrated_and_the_processors_are_named() -> None:
+    found = job_of(sample()).calibration
+    assert found is not None
+    assert found.calibrated
+    assert found.widening == 1
+    assert "AMD EPYC" in found.text
+    assert "Horovod" in found.text
+
+
+def test_a_borrowed_error_bar_is_widened_and_says_so() -> None:
+    constants = machine_constants()
+    found = calibration(constants, "fsdp")
+    assert found.model_error == tuple(constants.errors.widening * part for part in constants.errors.fsdp)
+    assert found.text.startswith("not calibrated on this kind of job (the error bar is that of DistributedDataParallel")
+
+
+def test_a_fully_sharded_job_has_the_widened_interval(changed: Changed) -> None:
+    wide = job_of(Trace.load(FSDP)).predict(Plan())
+    changed(("widening = { value = 2.0", "widening = { value = 1.0"))
+    narrow = job_of(Trace.load(FSDP)).predict(Plan())
+    assert wide.iteration_us == narrow.iteration_us
+    assert _width(wide.interval_us) > _width(narrow.interval_us)
+
+
+def test_ranks_on_gpus_are_not_calibrated_by_jobs_on_cpu_hosts() -> None:
+    constants = machine_constants()
+    found = calibration(constants, "ddp", "gpu")
+    assert not found.calibrated
+    assert found.widening == constants.errors.widening
+    assert "not calibrated on this kind of machine" in found.text
+    assert "GPU" in found.text
+
+
+def test_kernels_of_a_recording_are_of_a_gpu_unless_they_are_mxnets_operators() -> None:
+    trace = Trace.load(FSDP)
+    kind = np.where(trace.events.kind == EventKind.OP, EventKind.KERNEL, trace.events.kind)
+    kernels = replace(trace, events=replace(trace.events, kind=kind))
+    in_mxnet = replace(kernels, meta=msgspec.structs.replace(trace.meta, framework="mxnet"))
+    assert [device_of(one) for one in (trace, kernels, in_mxnet)] == ["cpu", "gpu", "cpu"]
+
+
+def _width(interval_us: tuple[float, float]) -> float:
+    return interval_us[1] - interval_us[0]

@@ -14,6 +14,7 @@ class Measurement(StrEnum):
 
     XLA = "xla"
     COMM = "comm"
+    MACHINE = "machine"
 
 
 def fit(
@@ -24,7 +25,9 @@ def fit(
             help="Traces or tables of collectives for a model of communication; tables of clusters (default: the bundled one).",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Model folder to write; with --collect, the table.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="Model folder to write; with --collect, the table or file.")
+    ] = ...,  # type: ignore[assignment]
     collect: Annotated[Measurement | None, typer.Option("--collect", help="Measure instead of training.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="With --collect: rows in the table, in all (xla: 3000; comm: all).")
@@ -51,7 +54,7 @@ def fit(
     rates: Annotated[
         str, typer.Option("--rates", metavar="R,R", help="With --collect comm: limits of the links.")
     ] = "500mbit,1gbit,2gbit",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="With --collect comm: times that all is measured.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="With --collect comm or machine: times that all is measured.")] = 3,
     longest: Annotated[
         float, typer.Option("--longest", min=0.01, help="With --collect comm: leave out all-reduces that take more seconds.")
     ] = 10.0,
@@ -62,17 +65,20 @@ def fit(
 ) -> None:
     """Train cost models on traces or measured tables, or measure such tables.
 
-    A collection may be interrupted: the same command goes on where it stopped.
+    A collection may be interrupted: the same command goes on where it stopped. --collect machine measures constants of this machine
+    that cost models use; name its file in DPRO_SEARCH_MACHINE for replay, run and diagnose.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """
-    from dpro_search.cli import _fit_clusters, _fit_communication
+    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_machine
     from dpro_search.errors import InputError
 
     if collect is not None and sources:
         raise InputError("--collect measures and takes no TRACE or TABLE; train on its table with another 'dpro-search fit'")
     if collect is Measurement.XLA:
         _fit_clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
+    elif collect is Measurement.MACHINE:
+        _fit_machine.measure_this_machine(out, rounds, as_json)
     elif collect is Measurement.COMM:
         request = _fit_communication.request_of(
             backends,

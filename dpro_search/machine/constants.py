@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 MACHINE_VERSION = 1
-Status = Literal["measured", "fitted", "borrowed", "chosen", "bundled"]
+Status = Literal["measured", "fitted", "scaled", "borrowed", "chosen", "bundled"]
 Device = Literal["cpu", "gpu"]
 
 
@@ -29,7 +29,8 @@ class Origin(_Section, frozen=True, kw_only=True):
     machine, date, how
         Where, when, and by which command, jobs or report.
     status
-        "measured" or "fitted" on that machine; "borrowed" from another kind of job; "chosen" without a measurement; "bundled": of
+        "measured" or "fitted" on that machine; "scaled": the bundled value times the ratio of a probe here and on the bundled
+        file's machine; "borrowed" from another kind of job; "chosen" without a measurement; "bundled": of
         the package's own file, and not measured on the machine that the file is of.
     """
 
@@ -251,6 +252,31 @@ class GpuConstants(_Section, frozen=True, kw_only=True):
     launch_us: float
 
 
+class ProbeConstants(_Section, frozen=True, kw_only=True):
+    """Small measurements without a framework. No prediction uses them; their ratio between two machines scales other constants.
+
+    Attributes
+    ----------
+    copy_us_per_byte
+        Core time to copy a byte that no cache keeps.
+    tcp_us_per_byte
+        Core time per byte of a tensor that two processes all-reduce over loopback TCP.
+    round_trip_us
+        Of a small message between two processes: the first percentile.
+    time_slice_us
+        How long a process keeps a core that another wants all the time: the median.
+    """
+
+    copy_us_per_byte: float
+    tcp_us_per_byte: float
+    round_trip_us: float
+    time_slice_us: float
+
+    def __post_init__(self) -> None:
+        if any(getattr(self, name) == 0 for name in self.__struct_fields__):
+            raise ValueError("a probe must be above 0")
+
+
 class ErrorBars(_Section, frozen=True, kw_only=True):
     """Model error of each kind of job, relative to the prediction: (recorded setting, changed setting).
 
@@ -301,6 +327,7 @@ class MachineConstants(_Section, frozen=True, kw_only=True):
     byteps: BytepsConstants
     powersgd: PowersgdConstants
     gpu: GpuConstants
+    probes: ProbeConstants
     errors: ErrorBars
     origins: Mapping[str, Origin]
 
@@ -315,5 +342,6 @@ SECTIONS: Mapping[str, type[_Section]] = {
     "byteps": BytepsConstants,
     "powersgd": PowersgdConstants,
     "gpu": GpuConstants,
+    "probes": ProbeConstants,
     "errors": ErrorBars,
 }

@@ -27,7 +27,7 @@ _OCTAVES, _STEPS = (10, 28), 4  # 1 KiB to 256 MiB, and sizes in an octave
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceChoice:
-    """Algorithms that can be told to a library, on one cluster.
+    """Algorithms that a library can be set to, on one cluster.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class AllReduceChoice:
     def of(
         model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int, ranks_per_host: int | None = 1
     ) -> AllReduceChoice:
-        """What a model of Open MPI's algorithms says of a cluster.
+        """What a model of Open MPI's algorithms predicts for a cluster.
 
         Parameters
         ----------
@@ -59,16 +59,16 @@ class AllReduceChoice:
         Raises
         ------
         InputError
-            The model does not know what Open MPI chooses by itself, or no other algorithm, or says nothing of such a cluster.
+            The model has no series of Open MPI's own choice, or of no other algorithm, or predicts nothing for such a cluster.
         """
         if ranks_per_host is None:
-            raise InputError("to choose an algorithm, hosts must have one number of ranks: others are not measured by themselves")
+            raise InputError("to choose an algorithm, hosts must have one number of ranks: others are not measured in isolation")
         names = {algorithm: series_name(_BACKEND, algorithm, ranks_per_host) for algorithm in (_OWN, *get_args(MpiAlgorithm))}
         others = [algorithm for algorithm in get_args(MpiAlgorithm) if names[algorithm] in model.regressors]
         if names[_OWN] not in model.regressors or not others:
             hosts = "" if ranks_per_host == 1 else f" --ranks-per-host {ranks_per_host}"
             raise InputError(
-                f"the model knows {'; '.join(model.regressors)}: to choose an algorithm, it must know what Open MPI takes by its"
+                f"the model has {'; '.join(model.regressors)}: to choose an algorithm, it must have what Open MPI takes by its"
                 f" own choice and by others; measure both with 'dpro-search fit --collect comm --backends mpi{hosts}'"
             )
         low, high = _OCTAVES
@@ -82,7 +82,7 @@ class AllReduceChoice:
         own_us = model.predict(names[_OWN], points).us
         ratio = {algorithm: model.predict(names[algorithm], points).us / own_us for algorithm in others}
         if not all(np.isfinite(values).all() for values in ratio.values()):
-            raise InputError(f"the model says nothing of {ranks} ranks at this rate: measure all-reduces there")
+            raise InputError(f"the model predicts nothing for {ranks} ranks at this rate: measure all-reduces there")
         edges = sizes * 2 ** (-0.5 / _STEPS)  # each size stands for those around it
         return AllReduceChoice(from_bytes=np.concatenate(([0.0], edges[1:])), ratio=ratio, ranks_per_host=ranks_per_host)
 

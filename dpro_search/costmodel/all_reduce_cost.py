@@ -1,13 +1,13 @@
 """What an all-reduce costs: one formula for each algorithm, with constants that `all_reduce_fit` fits to measured points.
 
 A call on a limited link takes at least what its bytes take there, and at least what its messages and the processors take. While a
-message is under way the link rests; a shaped one (a token bucket) saves up to a burst of bytes meanwhile and catches up, so that
-only longer rests are lost. What processors do beside the link costs a part of it that is fitted: 0 where both run side by side, 1
+message is under way the link is idle; a shaped one (a token bucket) accumulates up to a burst of bytes meanwhile and catches up, so
+that only longer pauses are lost. What processors do beside the link costs a part of it that is fitted: 0 where both overlap, 1
 where one waits for the other.
 
-Ranks may share cores, as on a testbed of many hosts on one machine. Then a core moves and adds the bytes of all its ranks, and
-each message waits for its rank's turn. While ranks wait for other things most of the time, turns cost little; more ranks on a core
-come to wait for that alone. Where the time that cores are used was measured as well, this follows from it
+Ranks may share cores, as on a testbed of many hosts on one machine. Then a core moves and sums the bytes of all its ranks, and
+each message waits until its rank has the core. While ranks wait for other things most of the time, that costs little; more ranks
+on a core come to wait for it alone. Where the time that cores are used was measured as well, this follows from it
 (`costmodel/shared_cores.py`), and a call takes no less than its core is used.
 """
 
@@ -36,16 +36,16 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     wire_factor
         Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
     move_us_per_byte, add_us_per_byte
-        Of the processors, for each byte that the busiest core moves and adds up.
+        Of the processors, for each byte that the busiest core moves and sums.
     exposed
         Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
     turn_us
         Of each message, for each further rank or server on its core.
     crowding
-        Further time on a limited link, as a part of it, where ranks share cores: one that has no turn does not empty its sockets,
+        Further time on a limited link, as a part of it, where ranks share cores: one without the core does not empty its sockets,
         so that the other direction of an exchange waits.
     burst_bytes
-        That a limited link saves up while it rests; 0: none, a rest is lost.
+        That a limited link accumulates while it is idle; 0: none, idle time is lost.
     buffer_bytes
         That a message may have before ranks which share a core crowd: what sockets hold.
     rested

@@ -63,7 +63,7 @@ def fit_best(
     meets: bool = False,
     ranks_per_host: int = 1,
 ) -> AllReduceCost:
-    """The best fit of several algorithms: for a library that does not tell which one it uses.
+    """The best fit of several algorithms: for a library that does not report which one it uses.
 
     Parameters and errors as of `fit_all_reduce`.
     """
@@ -126,7 +126,7 @@ def _fitted(
     quickest = duration.min()
     per_byte = float(np.median(duration / np.maximum(counted.moved * points.size_bytes, 1.0)))
     best = None
-    # What messages take, hardly anything to all of the shortest call, and what links save up: the sum is not convex.
+    # What messages take, hardly anything to all of the shortest call, and the bursts of links: the sum is not convex.
     half = 0.5 * quickest / counted.messages.max()
     messages = 0.1 * half, half, quickest / counted.messages.min()
     for message, burst in product(messages, (1.0, _BURST_BYTES) if limited else (1.0,)):

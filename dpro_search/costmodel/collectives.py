@@ -1,7 +1,7 @@
 """What all-reduce algorithms do: messages one after the other, bytes on the busiest link, bytes that the busiest core handles.
 
 The counts follow from the algorithm (Thakur, Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH",
-2005); what they cost is said by `all_reduce_cost`, and fitted to measured points by `all_reduce_fit`.
+2005); what they cost is in `all_reduce_cost`, and fitted to measured points by `all_reduce_fit`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 
-# What Open MPI can be told.
+# What Open MPI can be set to.
 MpiAlgorithm = Literal["nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", "hierarchy"]
 HIERARCHY: MpiAlgorithm = "hierarchy"
 
 
 class Algorithm(enum.StrEnum):
-    """Ways to add up a tensor over all ranks."""
+    """Ways to sum a tensor over all ranks."""
 
     RING = "ring"
     RECURSIVE_DOUBLING = "recursive-doubling"
@@ -46,7 +46,7 @@ class Counts:
     wire
         Bytes on the busiest link.
     moved, added
-        Bytes that the busiest core moves and adds up.
+        Bytes that the busiest core moves and sums.
     turns
         Further ranks and servers on that core.
     """

@@ -28,7 +28,7 @@ _ENOUGH, _ENOUGH_SIZES = 16, 5  # points, and sizes among them, from which on a 
 _FOLDS = 5
 _CARRIED = "ranks", "link_bytes_per_us"  # along these it is learned how well predictions carry
 _LEAST_US = 1e-3
-_REFUSED = 6.0  # octaves of time from the nearest measured point: nothing is said
+_REFUSED = 6.0  # octaves of time from the nearest measured point: nothing is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +182,11 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """How wrong the logarithm may be beyond the measured ranks, rates, servers and cores; 0 inside, [n].
 
         For each octave as much as was learned. Where nothing was, for one value of a column was measured, all that the formula adds
-        is in doubt.
+        is uncertain.
         """
         inside = self.range_.nearest(points)
         found = np.zeros(len(points))
-        for name in POINT_COLUMNS[1:]:  # the distance tells enough of sizes
+        for name in POINT_COLUMNS[1:]:  # the distance is enough for sizes
             octaves = np.abs(_octaves(getattr(points, name)) - _octaves(getattr(inside, name)))
             scores = self.carried_.get(name)
             if scores is None:

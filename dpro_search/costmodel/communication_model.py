@@ -30,7 +30,7 @@ from dpro_search.errors import InputError, TraceFormatError
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
 COVERAGE = 0.9
 _FILE = "communication.json"
-_HALVES = 2  # of the left-out points, that judge each other's intervals
+_HALVES = 2  # of the left-out points, which calibrate each other's intervals
 
 
 class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says."""
+    """The contents of the file."""
 
     version: int = MODEL_VERSION
     series: tuple[SeriesInfo, ...]
@@ -116,7 +116,7 @@ class CommunicationModel:
         return CommunicationModel(info=info, regressors=regressors)
 
     def predict(self, name: str, points: Points) -> AllReduceTimes:
-        """Durations of all-reduces of a series, with 90 % intervals where left-out sizes tell how wide they are.
+        """Durations of all-reduces of a series, with 90 % intervals where left-out sizes show how wide they are.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class CommunicationModel:
             The model has no such series.
         """
         if name not in self.regressors:
-            raise InputError(f"the model knows nothing of '{name}'; it has {', '.join(self.regressors)}")
+            raise InputError(f"the model has no series '{name}'; it has {', '.join(self.regressors)}")
         return self.regressors[name].predict_interval(points.matrix(), COVERAGE)
 
     def fastest(self, names: Sequence[str], points: Points) -> tuple[list[str], Floats]:

@@ -33,7 +33,7 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
 }
 _STORES = {"kvstore", "byteps"}
-_POLLING = {"mpi", "byteps"}  # their ranks use a core while they wait, so that its time tells nothing
+_POLLING = {"mpi", "byteps"}  # their ranks use a core while they wait, so that its time does not count
 _PARTITION_BYTES = 4_096_000  # BytePS' default
 _ITEM_BYTES = 4  # of a float32
 _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
@@ -123,7 +123,7 @@ def table_series(table: CommTable) -> list[Series]:
 
 
 def series_name(backend: str, algorithm: str, ranks_per_host: int = 1) -> str:
-    """What a series is called: what was measured with so many ranks on a host says nothing of other numbers."""
+    """What a series is called: what was measured with so many ranks on a host does not hold for other numbers."""
     return f"{backend} {algorithm}" + (f", {ranks_per_host} ranks a host" if ranks_per_host > 1 else "")
 
 
@@ -135,7 +135,7 @@ def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
 
 
 def trace_series(trace: Trace) -> Series:
-    """The all-reduces of a recorded job's profiled steps, from the last rank's post to the end.
+    """The all-reduces of a recorded job's profiled steps, from the last rank's enqueue to the end.
 
     Transfers that overlap share the link: together they are one point. They are as they are beside the job's computation.
 
@@ -231,7 +231,7 @@ def _servers_used(backend: str, size_bytes: int, servers: int, knobs: Mapping[st
         for server, part in parts:
             load[server] += part
         return elements / max(load.values())
-    # A server gets whole parts, in turn.
+    # Servers get whole parts, round-robin.
     text = knobs.get("BYTEPS_PARTITION_BYTES", "")
     part_bytes = (int(text) if text.isdecimal() else 0) or _PARTITION_BYTES
     whole, rest = divmod(size_bytes, part_bytes)
@@ -250,7 +250,7 @@ def _transfers(trace: Trace, events: Events) -> Floats:
         seen = whole[number]
         old = seen.get(rank, (0.0, np.inf, -np.inf))
         seen[rank] = old[0] + size, min(old[1], start), max(old[2], end)
-    # Horovod's timeline tells when the last rank had posted; other traces hold each rank's wait.
+    # Horovod's timeline shows when the last rank had enqueued; other traces hold each rank's wait.
     lone = kind == EventKind.ALLREDUCE
     found = []
     for seen in whole.values():

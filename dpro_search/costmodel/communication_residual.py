@@ -1,7 +1,7 @@
 """What the formula of an all-reduce is wrong by, learned from points: a Gaussian process over size, ranks, rate and servers.
 
 Protocols that change with the size, libraries that cut tensors, cores that ranks share: all shift the time of neighbouring sizes
-alike, and of neighbouring ranks, rates and servers more or less. How far a measured point tells of others, along each axis, and
+alike, and of neighbouring ranks, rates and servers more or less. How far points correlate, along each axis, and
 how much of it is chance, are learned with it (the likelihood's maximum). Between measured points the process runs smoothly, where
 trees would have steps; away from them it goes to zero, so that the formula alone carries there.
 """
@@ -57,7 +57,7 @@ class Residual:
         inputs, values = np.round(_inputs(points.select(few)), 9), np.round(values[few], 6)
         process = GaussianProcessRegressor(kernel=_kernel(), random_state=seed)
         with warnings.catch_warnings():
-            # A reach at its bound says that an axis tells nothing, or all.
+            # A length scale at its bound means that an axis has no influence, or all of it.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(inputs, values)
         return Residual.of_data(

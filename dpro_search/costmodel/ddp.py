@@ -75,7 +75,7 @@ def _fitted(design: Floats, duration: Floats, floor: float) -> Floats:
     known = machine_constants().torch
     weight = 1 / np.hypot(known.latency_spread_us, known.transfer_spread * duration)
     usual = np.array([*known.alpha_us, 1.2 * floor, 1.05 * floor])
-    # A recording may hold nothing of a kind: latencies lean to their usual values, and the times per byte, barely, to the floor.
+    # A recording may hold nothing of a kind: latencies shrink towards their prior, and the times per byte, barely, to the floor.
     spread = np.array([known.latency_spread_us / np.sqrt(known.alpha_observations)] * 3 + [floor] * 2)
     rows = np.vstack([design * weight[:, None], np.diag(1 / spread)])
     target = np.concatenate((duration * weight, usual / spread))

@@ -1,13 +1,13 @@
 """What Horovod's communication costs on CPU ranks: terms of a fused all-reduce, fitted on one trace, and how they scale.
 
 A ring all-reduce of n bytes on p ranks takes ``alpha + n beta`` (Thakur et al. 2005: alpha covers 2 (p - 1) messages, and
-2 (p - 1) / p n bytes cross each link). Both terms depend on what the ranks do meanwhile. While a main stream runs (forward and
+2 (p - 1) / p n bytes cross each link). Both terms depend on what the ranks do meanwhile. While a compute thread runs (forward and
 backward), the communication's threads wait for the core at each of their wake-ups, for up to a tick of the scheduler; a few bytes
 need few wake-ups, and once the ring's segments no longer fit into the sockets' buffers there are more: ``alpha = a + b (1 -
 exp(-n / n0))``. In the tail of a step, executor threads only wake for what comes back, and one such wait is left.
 
-A shaped link is a token bucket: it saves up while it rests, between two transfers and during a transfer's latency, and then is
-ahead of its rate by that time, at most by its burst. So pauses shorter than the burst cost nothing.
+A shaped link is a token bucket: it accumulates a burst while it is idle, between two transfers and during a
+transfer's latency, and then is ahead of its rate by that time, at most by its burst. So pauses shorter than the burst cost nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dpro_search.machine import machine_constants
 # Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
 _GOODPUT = 1448 / 1514
 _ENOUGH_COPIED_BYTES = 1e6  # so much must have been copied to know the time per byte
-_FEW = 5  # fewer samples than this say nothing
+_FEW = 5  # fewer samples than this do not count
 _LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know its time per byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommCosts:
-    """Terms for one cluster. "busy": a rank's main stream runs meanwhile; "tail": all main streams have ended.
+    """Terms for one cluster. "busy": a rank's compute thread runs meanwhile; "tail": all compute threads have ended.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class CommCosts:
     beta_busy_us, beta_tail_us
         Time per byte of the tensor.
     negotiate_busy_us, negotiate_idle_us
-        From a cycle's start to its agreement on what to send, while a rank computes anything and while none does: a sample per
+        From a cycle's start to the end of its negotiation, while a rank computes anything and while none does: a sample per
         recorded cycle.
     copy_in_us, copy_out_us
         Copies around a transfer, per byte; a collective of one tensor has a plain copy as well.
@@ -58,9 +58,9 @@ class CommCosts:
         Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
     burst_us
         Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where the recording's links were not
-        shaped, for only token buckets save up (and for MPI, whose pauses are in the turns).
-    turns_busy, turns_tail
-        Wire times that a transfer of MPI takes on a limited link: 1 if both directions are used at once, 2 if one after the other.
+        shaped, for only token buckets have a burst (and for MPI, whose pauses are in the wire times).
+    wire_times_busy, wire_times_tail
+        Wire times that a transfer of MPI takes on a limited link: 1 if full-duplex, 2 if half-duplex.
     residual_pct
         Standard deviation of measured over fitted duration of a step's transfers.
     """
@@ -81,8 +81,8 @@ class CommCosts:
     residual_pct: float
     poll_share: float = 0.0
     burst_us: float = 0.0
-    turns_busy: float = 1.0
-    turns_tail: float = 1.0
+    wire_times_busy: float = 1.0
+    wire_times_tail: float = 1.0
 
 
 def wire_us_per_byte(rate_bps: float | None, ranks: int) -> float:
@@ -130,12 +130,12 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         usual_us,
         known.mpi.wire_times_spread if polls(trace) else known.horovod.transfer_spread,
     )
-    turns = (1.0, 1.0)
+    wire_times = (1.0, 1.0)
     if polls(trace):
         beta_busy, beta_tail = _mean_betas(
             size, duration - np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail), share, max(wire, cpu)
         )
-        turns = _turns(beta_busy, beta_tail, wire, saturation(size), share)
+        wire_times = _wire_times(beta_busy, beta_tail, wire, saturation(size), share)
     latency = np.where(begun_busy > 0, alpha_busy + alpha_more * saturation(size), alpha_tail)
     fitted = latency + size * (share * beta_busy + (1 - share) * beta_tail) - np.minimum(rested + latency, most_us)
     by_step = [duration[spans["step"] == step].sum() / fitted[spans["step"] == step].sum() for step in np.unique(spans["step"])]
@@ -157,8 +157,8 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
         residual_pct=float(np.std(by_step)) * 100,
         poll_share=polling_share(trace, graph.steps),
         burst_us=ahead,
-        turns_busy=turns[0],
-        turns_tail=turns[1],
+        wire_times_busy=wire_times[0],
+        wire_times_tail=wire_times[1],
     )
 
 
@@ -179,11 +179,11 @@ def at_cluster(
     old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
     old_floor, new_floor = costs.cpu_us, max(cpu, machine_constants().host.least_us_per_byte)
     extra_tail, extra_busy = 0.0, 0.0
-    if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the turns
+    if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the wire times
         extra_tail = costs.beta_tail_us - max(old_wire, old_floor)
         extra_busy = costs.beta_busy_us - max(old_wire, old_floor * (1 + concurrency))
-    beta_tail = max(costs.turns_tail * new_wire, new_floor) + max(extra_tail, 0.0) * volume
-    beta_busy = max(costs.turns_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
+    beta_tail = max(costs.wire_times_tail * new_wire, new_floor) + max(extra_tail, 0.0) * volume
+    beta_busy = max(costs.wire_times_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     alpha = np.array([costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us])
     if costs.burst_us:  # what is known of a rate was seen on shaped links
         alpha = np.maximum(alpha + usual_alpha_us(wanted[0]) - usual_alpha_us(recorded[0]), 0.0)
@@ -203,7 +203,7 @@ def at_cluster(
 
 
 def usual_alpha_us(rate_bps: float | None) -> Floats:
-    """(alpha busy, alpha more, alpha tail) where a recording does not tell, [3]; between known rates by the rate's logarithm."""
+    """(alpha busy, alpha more, alpha tail) where none were recorded, [3]; between known rates by the rate's logarithm."""
     rows = np.array(machine_constants().horovod.alpha_us_by_rate)
     rates, known = np.log(rows[:, 0]), rows[:, 1:]
     at = np.inf if rate_bps is None else np.log(rate_bps)
@@ -238,7 +238,7 @@ def fit_transfer(
     size, duration
         Bytes and time of each transfer, [n].
     begun_busy
-        1 where a main stream ran when the transfer began, else 0, [n].
+        1 where a compute thread ran when the transfer began, else 0, [n].
     busy
         Part of the transfer during which one ran, [n].
     wire, cpu
@@ -246,7 +246,7 @@ def fit_transfer(
     concurrency
         Executor threads that compete with the communication's on a busy rank.
     usual_us
-        Towards which the latencies lean (`usual_alpha_us`), [3].
+        Prior of the latencies (`usual_alpha_us`), [3].
     spread
         Standard deviation of a transfer, of what `wire` or `cpu` need; None: `HorovodConstants.transfer_spread`.
     """
@@ -258,16 +258,16 @@ def fit_transfer(
     weight = 1 / np.hypot(usual.latency_spread_us, spread * floor * size)
     design = np.stack(columns, axis=1) * weight[:, None]
     target = duration * weight
-    # A trace of fused transfers holds few small ones, so that the latencies lean to their usual values.
-    lean = np.eye(5)[:3] * np.sqrt(usual.alpha_observations) / usual.latency_spread_us
-    design, target = np.vstack([design, lean]), np.append(target, lean @ np.append(usual_us, (0.0, 0.0)))
+    # A trace of fused transfers holds few small ones, so that the latencies shrink towards their prior.
+    prior = np.eye(5)[:3] * np.sqrt(usual.alpha_observations) / usual.latency_spread_us
+    design, target = np.vstack([design, prior]), np.append(target, prior @ np.append(usual_us, (0.0, 0.0)))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
     start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
     scale = np.array([1e3, 1e3, 1e3, 1e-3, 1e-3])
     # Robust: a transfer that the machine disturbed counts linearly, not by its square.
     fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
     alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
-    large = saturation(size)  # a few bytes say nothing of the time per byte
+    large = saturation(size)  # a few bytes do not show the time per byte
     if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known, if there is a limit
         beta_tail = floor if floor > least else beta_busy
     if (busy * large).sum() < _FEW / 2:
@@ -291,20 +291,20 @@ def _mean_betas(size: Floats, moving_us: Floats, busy: Floats, floor: float) -> 
     return max(float(found[0]), float(found[1])), float(found[1])
 
 
-def _turns(beta_busy: float, beta_tail: float, wire: float, large: Floats, busy: Floats) -> tuple[float, float]:
-    """Wire times per transfer, (busy, tail): as observed, leaning to usual values where few large transfers were."""
+def _wire_times(beta_busy: float, beta_tail: float, wire: float, large: Floats, busy: Floats) -> tuple[float, float]:
+    """Wire times per transfer, (busy, tail): as observed, shrunk towards the prior where few large transfers were."""
     usual = machine_constants().mpi
     if wire <= 0:
         return usual.wire_times
     weight = usual.wire_times_observations
     counts = (float((large * busy).sum()), float((large * (1 - busy)).sum()))
     found = zip((beta_busy, beta_tail), counts, usual.wire_times, strict=True)
-    turns_busy, turns_tail = ((beta / wire * n + times * weight) / (n + weight) for beta, n, times in found)
-    return turns_busy, turns_tail
+    wire_times_busy, wire_times_tail = ((beta / wire * n + times * weight) / (n + weight) for beta, n, times in found)
+    return wire_times_busy, wire_times_tail
 
 
 def _main_ends_us(trace: Trace, step: Floats) -> Floats:
-    """When the last rank posted its last gradient in each of the steps, which ends the main streams."""
+    """When the last rank enqueued its last gradient in each of the steps, which ends the compute threads."""
     comm = trace.events.select(trace.events.kind == EventKind.COMM)
     last: dict[int, float] = {}
     for number, start_us in zip(comm.step.tolist(), comm.start_us.tolist(), strict=True):
@@ -356,7 +356,7 @@ class _BusyTime:
 
 
 def _negotiations(trace: Trace, spans: dict[str, Floats], busy: _BusyTime) -> tuple[Floats, Floats]:
-    """Durations of the agreement of every cycle in the sampled steps: (while a rank computes, while none does).
+    """Durations of the negotiation of every cycle in the sampled steps: (while a rank computes, while none does).
 
     It ends with the first copy where something is sent. A cycle that sends nothing and outlasts the cycle time was as long as its
     distance to the next; one that does not is taken as quiet, for its end cannot be seen.

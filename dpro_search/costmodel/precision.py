@@ -43,7 +43,7 @@ _FAMILIES = {
 }
 _FAMILY_OF = {kind: family for family, kinds in _FAMILIES.items() for kind in kinds.split()}
 _LEAST_SHARE = 0.005  # of a model's time: ops that take less say little
-_LEAST_US = 5.0  # shorter ops tell how long a clock takes to read, not what their size does
+_LEAST_US = 5.0  # the time of shorter ops is that of reading a clock
 
 
 class PrecisionRow(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""What transfers were spared on a shaped link, a token bucket that saves up while it rests (`collect.launch.link`).
+"""What transfers were spared on a shaped link, a token bucket that accumulates a burst while it is idle (`collect.launch.link`).
 
 A transfer of n bytes that begins when the link is ahead of its rate by r takes ``l + n w - min(r + l, b)``: its latency l, in which
 the link rests too, the wire's time, and what it is spared, at most the burst b. So a latency that ends before the link has saved a

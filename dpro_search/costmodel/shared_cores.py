@@ -1,4 +1,4 @@
-"""Ranks that share cores: what they use them for, as measured, and how long they wait for their turn."""
+"""Ranks that share cores: what they use them for, as measured, and how long they wait for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scipy.optimize import least_squares
 
 from dpro_search.collect.trace import Floats
 
-_FEWEST = 4  # points that tell what a use takes
+_FEWEST = 4  # points from which uses can be fitted
 _LEAST_US = 1e-6
 _LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
 _BOUNDS = np.log(1e-9), np.log(1e9)
@@ -16,7 +16,7 @@ _BOUNDS = np.log(1e-9), np.log(1e9)
 def queued_us(alone_us: Floats, used_us: Floats, sharing: Floats) -> Floats:
     """What takes a rank so long alone, part of it on its core, where several ranks share the core.
 
-    Mean values of a closed queue of ranks that come for their turn at random (Reiser & Lavenberg, "Mean-value analysis of closed
+    Mean values of a closed queue of ranks that request the core at random (Reiser & Lavenberg, "Mean-value analysis of closed
     multichain queueing networks", 1980): hardly more than alone while ranks wait for other things most of the time, and what they
     use the core for in all where that is longer.
 
@@ -36,7 +36,7 @@ def queued_us(alone_us: Floats, used_us: Floats, sharing: Floats) -> Floats:
 
 
 def fit_uses(uses: Floats, busy_us: Floats, duration_us: Floats) -> Floats:
-    """What each use of a core takes, us, [uses], by robust least squares of the relative error; all 0 where too few points tell.
+    """What each use of a core takes, us, [uses], by robust least squares of the relative error; all 0 for too few points.
 
     Points count by how much of the time the core was used: an idle one spends time on waking up, a busy one does not.
 

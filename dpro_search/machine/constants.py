@@ -7,6 +7,7 @@ for machines like that one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -18,7 +19,10 @@ Device = Literal["cpu", "gpu"]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+    def _require(self, holds: bool, rule: str) -> None:
+        """For `__post_init__`: raise `ValueError` with the rule that a file breaks."""
+        if not holds:
+            raise ValueError(rule)
 
 
 class Origin(_Section, frozen=True, kw_only=True):
@@ -57,6 +61,9 @@ class HostConstants(_Section, frozen=True, kw_only=True):
     least_us_per_byte: float
     saturation_bytes: float
 
+    def __post_init__(self) -> None:
+        self._require(self.saturation_bytes > 0, "saturation_bytes must be above 0")
+
 
 class HorovodConstants(_Section, frozen=True, kw_only=True):
     """Of Horovod's fused all-reduces between CPU ranks.
@@ -93,6 +100,12 @@ class HorovodConstants(_Section, frozen=True, kw_only=True):
     dispatch_us: float
     copy_us_per_byte: float
 
+    def __post_init__(self) -> None:
+        self._require(self.latency_spread_us > 0, "latency_spread_us must be above 0")
+        rates = [row[0] for row in self.alpha_us_by_rate]
+        ascending = all(one < other for one, other in itertools.pairwise((0.0, *rates)))
+        self._require(bool(rates) and ascending, "the rates of alpha_us_by_rate must ascend from above 0")
+
 
 class MpiConstants(_Section, frozen=True, kw_only=True):
     """Of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex.
@@ -111,6 +124,11 @@ class MpiConstants(_Section, frozen=True, kw_only=True):
     wire_times_observations: float
     wire_times_spread: float
     polling_bounds: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        least, most = self.polling_bounds
+        self._require(least <= most < 1, "polling_bounds must be two ascending shares below 1")
+        self._require(self.wire_times_observations > 0, "wire_times_observations must be above 0")
 
 
 class TorchConstants(_Section, frozen=True, kw_only=True):
@@ -134,6 +152,10 @@ class TorchConstants(_Section, frozen=True, kw_only=True):
     latency_spread_us: float
     transfer_spread: float
     beginning_us: float
+
+    def __post_init__(self) -> None:
+        self._require(self.latency_spread_us > 0, "latency_spread_us must be above 0")
+        self._require(self.alpha_observations > 0, "alpha_observations must be above 0")
 
 
 class HalfGradientConstants(_Section, frozen=True, kw_only=True):
@@ -188,6 +210,10 @@ class KvstoreConstants(_Stores, frozen=True, kw_only=True):
     quantize_us_per_byte: float
     dequantize_us_per_byte: float
 
+    def __post_init__(self) -> None:
+        self._require(self.quantum_us > 0, "quantum_us must be above 0")
+        self._require(self.both_ways_share > 0, "both_ways_share must be above 0")
+
 
 class BytepsConstants(_Stores, frozen=True, kw_only=True):
     """Of BytePS with MXNet.
@@ -209,6 +235,10 @@ class BytepsConstants(_Stores, frozen=True, kw_only=True):
     most_polling: float
     cast_call_us: float
     cast_us_per_byte: float
+
+    def __post_init__(self) -> None:
+        self._require(self.quantum_us > 0, "quantum_us must be above 0")
+        self._require(self.most_polling < 1, "most_polling must be below 1")
 
 
 class PowersgdConstants(_Section, frozen=True, kw_only=True):
@@ -235,9 +265,9 @@ class PowersgdConstants(_Section, frozen=True, kw_only=True):
         return {1: self.stages_us_rank1, 2: self.stages_us_rank2, 4: self.stages_us_rank4}[rank]
 
     def __post_init__(self) -> None:
-        for table in (self.stages_us_rank1, self.stages_us_rank2, self.stages_us_rank4):
-            if [len(row) for row in table] != [8] * 4:
-                raise ValueError("a table of stages has 4 rows of 8 numbers")
+        tables = (self.stages_us_rank1, self.stages_us_rank2, self.stages_us_rank4)
+        whole = all([len(row) for row in table] == [8] * 4 for table in tables)
+        self._require(whole, "a table of stages must have 4 rows of 8 numbers")
 
 
 class GpuConstants(_Section, frozen=True, kw_only=True):
@@ -273,8 +303,7 @@ class ProbeConstants(_Section, frozen=True, kw_only=True):
     time_slice_us: float
 
     def __post_init__(self) -> None:
-        if any(getattr(self, name) == 0 for name in self.__struct_fields__):
-            raise ValueError("a probe must be above 0")
+        self._require(all(getattr(self, name) > 0 for name in self.__struct_fields__), "a probe must be above 0")
 
 
 class ErrorBars(_Section, frozen=True, kw_only=True):
@@ -296,8 +325,7 @@ class ErrorBars(_Section, frozen=True, kw_only=True):
     data_parallel: tuple[float, float]
 
     def __post_init__(self) -> None:
-        if self.widening < 1:
-            raise ValueError(f"widening must be at least 1, not {self.widening:g}")
+        self._require(self.widening >= 1, "widening must be at least 1")
 
 
 class MachineConstants(_Section, frozen=True, kw_only=True):

@@ -150,7 +150,7 @@ def test_a_saved_model_predicts_the_same(tmp_path):
 
 
 def test_series_that_the_model_has_not_are_named():
-    with pytest.raises(InputError, match=r"knows nothing of 'nccl'.*gloo ring"):
+    with pytest.raises(InputError, match=r"has no series 'nccl'.*gloo ring"):
         model().predict("nccl", grid([1e3]))
     with pytest.raises(InputError, match="no series 'nccl'"):
         model().fastest(("gloo ring", "nccl"), grid([1e3]))

@@ -128,7 +128,7 @@ class AdditiveModel:
 def _fit_base(terms: Floats, y: Floats, usual: Floats) -> Floats:
     """Non-negative coefficients that make the errors of the logarithm small, large errors counting linearly.
 
-    A term leans to its usual cost, where that is known.
+    A term shrinks towards its prior, where there is one.
     """
     seen = np.flatnonzero(terms.max(axis=0) > 0)
     design, known = terms[:, seen], usual[seen]

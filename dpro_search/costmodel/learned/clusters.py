@@ -143,7 +143,7 @@ def _picked(ptr: Ints, members: Ints, chosen: npt.NDArray[np.bool_]) -> tuple[In
 def cluster_time_us(
     model: FusionModel, graph: DataflowGraph, ops: Iterable[str], *, recorded: NodeGraph | None = None, rank: int = 0
 ) -> tuple[float, float, float]:
-    """(duration, lower end, upper end of its 90 % interval) of one cluster, us; NaN where nothing can be said.
+    """(duration, lower end, upper end of its 90 % interval) of one cluster, us; NaN where nothing can be predicted.
 
     For many clusters of a graph, `ClusterCosts` does the common work once.
     """

@@ -90,7 +90,7 @@ def timed_features(clusters: TimedOps) -> ClusterFeatures:
 
 @njit(cache=True, nogil=True)
 def _add_sizes(flat: FlatClusters, leads: Ints, classes_at: int, heavy_at: int, sized: Floats) -> None:
-    """The values of `_SIZED`, [n, features]; columns of classes and of heavy ones begin where it is said."""
+    """The values of `_SIZED`, [n, features]; columns of classes begin at `classes_at`, those of heavy ones at `heavy_at`."""
     for cluster in range(len(sized)):
         own, tensors = sized[cluster], flat.tensor_ptr[cluster]
         for at in range(tensors, flat.tensor_ptr[cluster + 1]):

@@ -24,7 +24,7 @@ def trees_json(booster: xgboost.Booster) -> bytes:
 
 
 def digest(data: bytes) -> str:
-    """What tells a file of trees from any other."""
+    """What distinguishes a file of trees from any other."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

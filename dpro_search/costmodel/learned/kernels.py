@@ -268,7 +268,7 @@ def _add_step(steps: Records, k: int, parts: Records, part: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _add_root(flat: FlatClusters, steps: Records, k: int, parts: Records, part: int) -> None:
-    """What only the step that a kernel is named after says of it."""
+    """What is read off the step that a kernel is named after."""
     parts[part]["class"] = steps[k].kernel
     parts[part].elements, parts[part].inner = steps[k].elements, steps[k].inner
     known = flat.ops[flat.op[steps[k].op]]

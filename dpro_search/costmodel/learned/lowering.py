@@ -2,7 +2,7 @@
 
 A convolution or product is a call into a library, or loops of its own. All else is loops over a result's elements. Normalisation
 and softmax are reductions and a loop; a variable becomes another tensor where it is updated. This follows XLA's rules
-(`BatchNormExpander`, `TreeReductionRewriter`) as far as types and shapes tell; a rule that is missing here makes a feature less
+(`BatchNormExpander`, `TreeReductionRewriter`) as far as types and shapes show; a rule that is missing here makes a feature less
 exact and no prediction impossible.
 """
 
@@ -85,7 +85,7 @@ def lower(cluster: int, flat: FlatClusters, values: Records, steps: Records, rea
     Parameters
     ----------
     values, steps, read, given
-        Room for `VALUE`, `STEP`, the values that steps read, and those that an op reads; `flat.rooms` says how much is needed.
+        Room for `VALUE`, `STEP`, the values that steps read, and those that an op reads; `flat.rooms` gives how much is needed.
     counts
         Becomes how many there are of the first three, [COUNTED].
     """

@@ -51,7 +51,7 @@ class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `model.json` says: provenance, scores, and what the trees need beside them."""
+    """The contents of `model.json`: provenance, scores, and what the trees need beside them."""
 
     version: int = MODEL_VERSION
     name: str = "xla-fusion"

@@ -1,6 +1,6 @@
 """Op types by what they do, and how much of it: the vocabulary of the cost models' features.
 
-The names are TensorFlow's; PyTorch's operators and backward functions have a kind only. A type says an op's kind; with the shapes
+The names are TensorFlow's; PyTorch's operators and backward functions have a kind only. A type gives an op's kind; with the shapes
 of its tensors it has a class, which is finer where a compiler does different things for shapes of one type. A type that is not
 listed is "other", which a model has few measurements of.
 """
@@ -68,7 +68,7 @@ _TORCH_TYPES = {
 OTHER = "other"
 KINDS = (*_TYPES, OTHER)
 # What a kind is, by shapes: (as a rule, in the special case). A filter of one pixel is a matrix product; a reduction that keeps the
-# innermost axis adds rows up, without order in memory to lean on.
+# innermost axis adds rows up, without order in memory to rely on.
 _SPECIAL = {
     "conv": ("spatial_conv", "pointwise_conv"),
     "conv_input_grad": ("spatial_input_grad", "pointwise_input_grad"),

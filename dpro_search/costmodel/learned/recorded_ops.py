@@ -1,6 +1,6 @@
 """The ops of a recorded job's rank as arrays, from which clusters of them are put together by compiled passes.
 
-Ops have the numbers that the dataflow graph gives them. Every trace says which op needs which (`Wiring`); only some hold the
+Ops have the numbers that the dataflow graph gives them. Every trace holds which op needs which (`Wiring`); only some hold the
 tensors between them (`Tensors`).
 """
 

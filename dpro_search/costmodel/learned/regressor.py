@@ -3,7 +3,7 @@
 The parts are the kernels that XLA makes of the cluster, and the call (`kernels`); where shapes are not known, the ops of each kind.
 What each takes is a base, which carries a prediction beyond the measured sizes, times boosted trees (`additive`). Intervals are
 split-conformal by groups (Vovk et al. 2005; Barber et al. 2021): the residuals are those of whole models that a fit had not seen,
-for a new model is what a prediction is asked for.
+for a new model is what a prediction is made for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Origin(IntEnum):
 
     INTERPOLATED = 0
     EXTRAPOLATED = 1  # outside what was measured: the interval is wider
-    REFUSED = 2  # so far outside that nothing is said: the values are NaN
+    REFUSED = 2  # so far outside that nothing is predicted: the values are NaN
 
 
 @dataclass(frozen=True, kw_only=True)

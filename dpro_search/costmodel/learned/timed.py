@@ -27,7 +27,7 @@ _IN, _VARIABLE, _OUT = 0, 2, 4  # places in `ROLES`
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOps:
-    """The ops of n clusters that did work by themselves, k in all, as a trace knows them.
+    """The ops with a time of their own in n clusters, k in all, as a trace holds them.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class TimedOps:
 
 
 def timed_ops(flat: FlatClusters, leads: Ints | None = None) -> TimedOps:
-    """Measured clusters as a trace would know them; `leads`: what `leaders` says of them, where it is known already."""
+    """Measured clusters as a trace would hold them; `leads`: the result of `leaders`, where it is known already."""
     leads = leaders(flat) if leads is None else leads
     ran = flat.us > 0
     roles = np.zeros((len(flat.op_ptr) - 1, len(ROLES)), dtype=np.int64)

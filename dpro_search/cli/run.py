@@ -306,7 +306,7 @@ def print_result(
             f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
         )
     if calibration is not None and not calibration.calibrated:
-        console.print(f"Intervals: {calibration.text}.", style="yellow")
+        console.print(f"Intervals: {calibration.text}.", style="yellow", soft_wrap=True)
     if servers is not None and (note := servers_note([ranked.plan for ranked in result.plans], servers)):
         console.print(note, style="yellow")
     if result.front:

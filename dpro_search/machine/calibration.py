@@ -35,7 +35,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     on
         What it was measured on.
     why_not
-        Why it does not hold for the job at hand; empty where it does.
+        What it was not measured on, of the job at hand; empty where it was.
     """
 
     calibrated: bool
@@ -49,7 +49,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """In one line."""
         if self.calibrated:
             return f"errors of {self.on}"
-        return f"not calibrated on {self.why_not}; the model error is widened {self.widening:g} times"
+        return f"not calibrated on {self.why_not}; model error widened {self.widening:g} times"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -67,11 +67,9 @@ def calibration(constants: MachineConstants, kind: str, device: Device = "cpu") 
     where = f"{_HOSTS[constants.device]} ({', '.join(constants.processors)}), {origin.how}"
     reasons = []
     if origin.status not in ("measured", "fitted"):
-        reasons.append(f"this kind of job (the error bar is {origin.how})")
+        reasons.append("this kind of job")
     if device != constants.device:
-        reasons.append(
-            f"this kind of machine (the error bar is of {_HOSTS[constants.device]}, the ranks compute on {_HOSTS[device]})"
-        )
+        reasons.append(f"this kind of machine ({_HOSTS[device]})")
     factor = constants.errors.widening if reasons else 1.0
     return Calibration(
         calibrated=not reasons,

@@ -129,7 +129,8 @@ def test_a_borrowed_error_bar_is_widened_and_says_so() -> None:
     constants = machine_constants()
     found = calibration(constants, "fsdp")
     assert found.model_error == tuple(constants.errors.widening * part for part in constants.errors.fsdp)
-    assert found.text.startswith("not calibrated on this kind of job (the error bar is that of DistributedDataParallel")
+    assert found.text == "not calibrated on this kind of job; model error widened 2 times"
+    assert found.on.startswith("that of DistributedDataParallel")
 
 
 def test_a_fully_sharded_job_has_the_widened_interval(changed: Changed) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.horovod import SATURATION_BYTES
+from dpro_search.costmodel.horovod import saturation
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.ddp_job import Action, DdpJob
@@ -65,7 +65,7 @@ def program_graph(job: DdpJob, latency_factors: Floats | None = None) -> ReplayG
     pattern = pattern_graph(Pattern.of(job))
     costs = job.comm
     sizes = job.size_bytes
-    more_us = costs.alpha_more_us * (1 - np.exp(-sizes / SATURATION_BYTES))
+    more_us = costs.alpha_more_us * saturation(sizes)
     latency_us = np.maximum(costs.alpha_busy_us + more_us, _LEAST_LATENCY_US)
     duration_us, flow_bytes, idle_us, core_us, finish_us = np.zeros((5, len(pattern)))
     first = len(pattern) - len(sizes)

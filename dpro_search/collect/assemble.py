@@ -17,6 +17,7 @@ from dpro_search.collect.assembly import (
     aligned,
     event_columns,
     joined,
+    no_profiled_step,
     read_job,
     read_json,
     shifted,
@@ -136,7 +137,7 @@ def _read_rank(folder: Path) -> _Rank:
         )
     traced = np.array([step[:2] for step in hook.steps if step[4]], dtype=np.int64).reshape(-1, 2)
     if not len(traced):
-        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+        raise no_profiled_step(folder, hook)
     graph, comm_nodes = read_partition_graph(folder / "run_metadata.pb")
     profile, residual_us = epoch_origin(read_xplane(folder / "xplane.pb"), traced)
     graph, misfits = with_tensors(graph, profile)

@@ -18,6 +18,7 @@ NO_JOB = "make a raw folder with 'dpro-search collect --keep-raw'"
 _UNNAMED = "tensorflow-horovod"  # whose recorder did not name its format once
 
 _File = TypeVar("_File")
+_Table = TypeVar("_Table", Events, Steps)
 
 
 class JobFile(msgspec.Struct, kw_only=True):
@@ -64,6 +65,11 @@ class RankFile(msgspec.Struct, kw_only=True):
     versions: dict[str, str]
 
     @property
+    def traced_steps(self) -> list[int]:
+        """Numbers of the profiled steps."""
+        return [number for number, step in enumerate(self.steps) if step[4]]
+
+    @property
     def core(self) -> int:
         """The core that the rank was pinned to; -1: it was not."""
         return self.cores[0] if len(self.cores) == 1 else -1
@@ -101,6 +107,11 @@ def read_job(raw: Path, kind: type[_Job], *formats: str) -> _Job:
     if job.ranks < 1:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; record the job again")
     return job
+
+
+def no_profiled_step(folder: Path, hook: RankFile) -> InputError:
+    """The error of a rank's folder whose job ended before the profiler began."""
+    return InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
 
 
 def job_facts(
@@ -160,10 +171,10 @@ def event_columns(*, start_us: Floats, end_us: Floats, **columns: Any) -> Events
     return Events(start_us=start_us, end_us=end_us, **filled)
 
 
-def joined(parts: Sequence[Events]) -> Events:
-    """All events, part after part."""
-    fields = Events.__dataclass_fields__
-    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+def joined(parts: Sequence[_Table]) -> _Table:
+    """All rows, part after part, of at least one part."""
+    fields = parts[0].__dataclass_fields__
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
 
 
 def aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Sequence[float]) -> ClockReport:
@@ -186,14 +197,13 @@ def aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Seque
 
 
 def shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, Steps]:
-    """The same on the aligned clock."""
+    """Events and steps on the aligned clock: each rank's offset is subtracted."""
     offset = np.array(clock.offset_us)
-    of_events = {name: getattr(events, name) for name in Events.__dataclass_fields__}
-    of_steps = {name: getattr(steps, name) for name in Steps.__dataclass_fields__}
-    for columns in (of_events, of_steps):
-        columns["start_us"] = columns["start_us"] - offset[columns["rank"]]
-        columns["end_us"] = columns["end_us"] - offset[columns["rank"]]
-    return Events(**of_events), Steps(**of_steps)
+    of_event, of_step = offset[events.rank], offset[steps.rank]
+    return (
+        replace(events, start_us=events.start_us - of_event, end_us=events.end_us - of_event),
+        replace(steps, start_us=steps.start_us - of_step, end_us=steps.end_us - of_step),
+    )
 
 
 def with_overhead(trace: Trace) -> Trace:

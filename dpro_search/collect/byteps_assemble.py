@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import job_facts, joined, read_json, steps_of, with_overhead
+from dpro_search.collect.assembly import job_facts, joined, no_profiled_step, read_json, steps_of, with_overhead
 from dpro_search.collect.described import described
 from dpro_search.collect.mxnet_assemble import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
 from dpro_search.collect.readers._byteps_events import JobEvents
@@ -61,7 +61,7 @@ def assemble_byteps(raw: Path) -> Trace:
     symbol = read_symbol(symbol_path) if symbol_path.is_file() else None
     base_us = min(profile.ops[0].start_us for profile in profiles)
     ranks, order = job.ranks + job.servers, _server_order(raw, job.servers)
-    computed = _Computed(profiles, symbol, dropped, [_traced_steps(hook) for hook in hooks]).trace()
+    computed = _Computed(profiles, symbol, dropped, [hook.traced_steps for hook in hooks]).trace()
     sent = _sent(raw, job, hooks, base_us, dropped)
     events, dependencies, names = _together(computed, sent)
     assert hooks[0].kvstore is not None  # it was checked
@@ -154,7 +154,7 @@ def _sent(raw: Path, job: ServerJobFile, hooks: Sequence[MxnetHookFile], base_us
         infos.append(
             TensorInfo(name=own.name, node=f"key{key.get(tensor, -1)}", dtype=own.dtype, shape=own.shape, size_bytes=own.size_bytes)
         )
-    first = _traced_steps(hooks[0])[0]
+    first = hooks[0].traced_steps[0]
     moved = replace(trace.events, step=np.where(trace.events.step >= 0, trace.events.step + first, -1))
     return replace(trace, events=moved, tensors=tuple(infos))
 
@@ -177,15 +177,11 @@ def _together(computed: Trace, sent: Trace) -> tuple[Any, Dependencies, tuple[st
 
 def _checked_hook(folder: Path) -> MxnetHookFile:
     hook = read_byteps_hook(folder / "hook.json")
-    if not _traced_steps(hook):
-        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if not hook.traced_steps:
+        raise no_profiled_step(folder, hook)
     if hook.kvstore is None:
         raise InputError(f"{folder}/hook.json: no Trainer was seen; use byteps.mxnet.DistributedTrainer")
     return hook
-
-
-def _traced_steps(hook: MxnetHookFile) -> list[int]:
-    return [index for index, step in enumerate(hook.steps) if step[4]]
 
 
 def _without_comm(profile: Profile) -> Profile:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase
+from dpro_search.collect.readers.horovod_timeline import KIND_OF_PHASE, HorovodTimeline, Phase
 from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo
 
 EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
-
-_KIND_OF_PHASE = {
-    Phase.NEGOTIATE: EventKind.NEGOTIATE,
-    Phase.QUEUE: EventKind.QUEUE,
-    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
-    Phase.TRANSFER: EventKind.ALLREDUCE,
-    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
-}
 
 
 class IdleComm(msgspec.Struct):
@@ -70,12 +63,12 @@ def phase_events(
     shift_us = (timeline.origin_ns - base_ns) / 1e3
     tensor_of = np.array([tensor_of_horovod.get(tensor.name, -1) for tensor in timeline.tensors], dtype=np.int64)
     kind_of = np.full(max(Phase) + 1, -1, dtype=np.int64)
-    for phase, kind in _KIND_OF_PHASE.items():
+    for phase, kind in KIND_OF_PHASE.items():
         kind_of[phase] = kind
     start = timeline.start_us + shift_us
     keep = (kind_of[timeline.phase] >= 0) & (tensor_of[timeline.tensor] >= 0) & (step_of(steps, 0, start) >= 0)
     kind_names = np.zeros(max(EventKind) + 1, dtype=np.int64)
-    for kind in (*_KIND_OF_PHASE.values(), EventKind.CYCLE):
+    for kind in (*KIND_OF_PHASE.values(), EventKind.CYCLE):
         kind_names[kind] = names.setdefault(f"horovod {kind.name.lower()}", len(names))
     kinds = kind_of[timeline.phase[keep]]
     phases = event_columns(
@@ -107,8 +100,7 @@ def with_collectives(events: Events) -> Events:
     collective = events.collective.copy()
     for i in np.flatnonzero(events.kind == EventKind.COMM):
         collective[i] = key.get((int(events.step[i]), int(events.tensor[i])), -1)
-    columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
-    return Events(**{**columns, "collective": collective})
+    return replace(events, collective=collective)
 
 
 def _idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> float | None:

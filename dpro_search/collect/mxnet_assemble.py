@@ -16,7 +16,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, RankFile, job_facts, read_job, read_json, steps_of, with_overhead
+from dpro_search.collect.assembly import (
+    JobFile,
+    RankFile,
+    job_facts,
+    joined,
+    no_profiled_step,
+    read_job,
+    read_json,
+    steps_of,
+    with_overhead,
+)
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.described import described
 from dpro_search.collect.kvstore_slices import Slicing
@@ -209,8 +219,8 @@ def _checked_hook(folder: Path) -> MxnetHookFile:
     hook = read_mxnet_hook(folder / "hook.json")
     if any(not 0 <= value < _LONGEST_NS for step in hook.steps for value in step[:4]):
         raise TraceFormatError(f"{folder}/hook.json: a time that is none; record the job again")
-    if not any(step[4] for step in hook.steps):
-        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if not hook.traced_steps:
+        raise no_profiled_step(folder, hook)
     if hook.kvstore is None or "dist" not in hook.kvstore.type:
         said = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
         raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{said}'; use kvstore='dist_sync'")
@@ -244,7 +254,7 @@ def with_servers(steps: Steps, raw: Path, servers: Sequence[int], base_us: float
         rank = np.full(len(first), int(steps.rank.max()) + 1 + position)
         mine = replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first)))
         parts.append(mine.select(np.array([*first.start_us[1:], first.end_us[-1]]) <= at_us[-1]))
-    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__})
+    return joined(parts)
 
 
 def _in_steps(profile: Profile, hook: MxnetHookFile) -> Profile:
@@ -253,7 +263,7 @@ def _in_steps(profile: Profile, hook: MxnetHookFile) -> Profile:
     The engine runs late and in its own order, so times of the script do not divide its operators. But a step's gradients are all
     sent before the first operator of the next one, for it needs a weight of theirs.
     """
-    steps = [index for index, step in enumerate(hook.steps) if step[4]]
+    steps = hook.traced_steps
     comm = [op for op in profile.ops if COMM.search(op.name)]
     forward = [op for op in profile.ops if not COMM.search(op.name) and not _BESIDE.fullmatch(op.name)]
     if not comm or len(comm) % len(steps):

@@ -18,6 +18,7 @@ from dpro_search.collect.assembly import (
     aligned,
     event_columns,
     joined,
+    no_profiled_step,
     read_job,
     read_json,
     shifted,
@@ -101,8 +102,8 @@ def assemble_mxnet_horovod(raw: Path) -> Trace:
 
 def _checked_hook(folder: Path) -> MxnetHorovodHookFile:
     hook = read_mxnet_horovod_hook(folder)
-    if not any(step[4] for step in hook.steps):
-        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+    if not hook.traced_steps:
+        raise no_profiled_step(folder, hook)
     if len(hook.steps) < 2:
         raise InputError(f"{folder}/hook.json: fewer than two steps ran; nothing can be measured")
     if hook.kvstore is None or hook.idle_comm is None:
@@ -123,7 +124,7 @@ def _carried(
     if not ends_us:
         raise InputError(f"{profile.path}: no all-reduce in the profiled steps; train with hvd.DistributedTrainer on several ranks")
     index = _tensors_by_name(timeline, hook, parameters)
-    before = next(number for number, step in enumerate(hook.steps) if step[4]) * len(parameters)
+    before = hook.traced_steps[0] * len(parameters)
     rows = _rows_of(timeline, np.sort(ends_us), before, profile.path)
     found = []
     for row in rows:
@@ -168,7 +169,7 @@ def _tensors_by_name(timeline: HorovodTimeline, hook: MxnetHorovodHookFile, para
 
 
 def _rank(profile: Profile, hook: MxnetHorovodHookFile, carried: list[AllReduce], tensors: int, symbol: Symbol | None) -> _Rank:
-    steps = [index for index, step in enumerate(hook.steps) if step[4]]
+    steps = hook.traced_steps
     return _Rank(hook, profile, divide_into_steps(profile, carried, steps, tensors, symbol))
 
 
@@ -185,7 +186,7 @@ def _trace(
     reference = found[0].steps[min(1, len(found[0].steps) - 1)]
     all_steps = [(number, step) for number, rank in enumerate(found) for step in rank.steps]
     graph = step_graph(reference, [step for _, step in all_steps], symbol, [parameter.name for parameter in parameters])
-    steps = _joined([_steps(rank, number, base_ns) for number, rank in enumerate(found)])
+    steps = joined([_steps(rank, number, base_ns) for number, rank in enumerate(found)])
     recorded = [_step_events(step, number, base_ns, parameters, names) for number, step in all_steps]
     tensor_of = _tensors_by_name(timeline, found[0].hook, parameters)
     phases = phase_events(timeline, base_ns, steps, tensor_of, names)
@@ -244,10 +245,6 @@ def _steps(rank: _Rank, number: int, base_ns: int) -> Steps:
         compute_cpu_us=used[0],
         comm_cpu_us=used[1],
     )
-
-
-def _joined(parts: list[Steps]) -> Steps:
-    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Steps.__dataclass_fields__})
 
 
 def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[Parameter], names: dict[str, int]) -> Events:

@@ -21,7 +21,7 @@ The executed graph of a rank is that of its execution trace: outermost operators
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +154,7 @@ def _numbered(events: Events) -> Events:
     """Collectives numbered through the whole job: equal on all ranks, in the order of steps and of posting within each."""
     has = events.collective >= 0
     width = int(events.collective.max(initial=0)) + 1
-    columns = {name: getattr(events, name) for name in Events.__dataclass_fields__}
-    return Events(**{**columns, "collective": np.where(has, events.step * width + events.collective, -1)})
+    return replace(events, collective=np.where(has, events.step * width + events.collective, -1))
 
 
 def transfers_of(events: Events) -> Events:
@@ -166,9 +165,8 @@ def transfers_of(events: Events) -> Events:
     last = np.full(len(numbers), -np.inf)
     np.maximum.at(last, row, taken.end_us)
     begun = last[np.searchsorted(numbers, whole.collective)]
-    columns = {name: getattr(whole, name) for name in Events.__dataclass_fields__}
     kind = np.full(len(whole), int(EventKind.ALLREDUCE))
-    return Events(**{**columns, "kind": kind, "start_us": np.minimum(begun, whole.end_us)})
+    return replace(whole, kind=kind, start_us=np.minimum(begun, whole.end_us))
 
 
 def _dropped(ranks: list[RawRank]) -> dict[str, int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.assembly import event_columns
-from dpro_search.collect.torch_files import RawRank
 from dpro_search.collect.torch_spans import FUNCTION, RankEvents, inside
-from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
+from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role
 from dpro_search.errors import TraceFormatError
 
 BUCKET = "bucket "
@@ -20,20 +21,17 @@ _USED_BYTES = 4  # of DDP's note for a parameter whether it was used
 class DdpEvents(RankEvents):
     """Gradients, each with the all-reduce of its bucket; and the collectives of the forward pass."""
 
-    def __init__(
-        self,
-        rank: RawRank,
-        number: int,
-        base_ns: int,
-        steps: Steps,
-        tensors: tuple[TensorInfo, ...],
-        names: dict[str, int],
-        dtypes: dict[str, int],
-    ) -> None:
-        super().__init__(rank, number, base_ns, steps, tensors, names, dtypes)
-        self._ready = self._outer & self._spans.named(_READY)
-        self._size_bytes = np.array([tensor.size_bytes for tensor in tensors], dtype=np.int64)
-        self._bucket_of = np.array([int(tensor.node.removeprefix(BUCKET)) for tensor in tensors], dtype=np.int64)
+    @cached_property
+    def _ready(self) -> npt.NDArray[np.bool_]:
+        return self._outer & self._spans.named(_READY)
+
+    @cached_property
+    def _size_bytes(self) -> Ints:
+        return np.array([tensor.size_bytes for tensor in self._tensors], dtype=np.int64)
+
+    @cached_property
+    def _bucket_of(self) -> Ints:
+        return np.array([int(tensor.node.removeprefix(BUCKET)) for tensor in self._tensors], dtype=np.int64)
 
     def _shown(self) -> npt.NDArray[np.bool_]:
         return self._spans.outermost(self._spans.is_op)

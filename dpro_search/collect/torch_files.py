@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import RankFile, read_json
+from dpro_search.collect.assembly import RankFile, no_profiled_step, read_json
 from dpro_search.collect.readers.kineto_cpu import HostSpans, read_host_spans
 from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.errors import InputError, TraceFormatError
@@ -157,7 +157,7 @@ def read_rank(folder: Path, kind: str = FORMAT) -> RawRank:
     if hook.marks and kind == FSDP_FORMAT and hook.ddp is not None:
         raise InputError(f"{folder}/hook.json: the model is a DistributedDataParallel; record it with --comm ddp")
     if not hook.marks or (hook.ddp is None and hook.fsdp is None):
-        raise InputError(f"{folder}/hook.json: only {len(hook.steps)} steps ran, none was profiled; run more or lower --warmup")
+        raise no_profiled_step(folder, hook)
     _check_facts(folder, hook)
     if hook.fsdp is not None and any(unit.ranks != hook.fsdp.world_size for unit in hook.fsdp.units):
         raise InputError(f"{folder}/hook.json: a unit is sharded over some of the ranks only; record jobs that shard over all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from dpro_search.collect.assembly import event_columns
 from dpro_search.collect.recorded_names import copies_of_gathers
 from dpro_search.collect.torch_files import FsdpUnit, RawRank
 from dpro_search.collect.torch_spans import RankEvents, inside, labels
-from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
+from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, TensorInfo
 
 ROOT = "the root"  # the unit of the model itself
 AGAIN = " for backward"  # ends the name of an all-gather of what was given up after the forward pass
@@ -27,27 +28,28 @@ _SCATTER = re.compile(rf"FSDP::post_backward_reduce{_UNIT}/c10d::_reduce_scatter
 class FsdpEvents(RankEvents):
     """Collectives of units, the main thread's waits for them, and gradients, each with the reduce-scatter of its unit."""
 
-    def __init__(
-        self,
-        rank: RawRank,
-        number: int,
-        base_ns: int,
-        steps: Steps,
-        tensors: tuple[TensorInfo, ...],
-        names: dict[str, int],
-        dtypes: dict[str, int],
-    ) -> None:
-        super().__init__(rank, number, base_ns, steps, tensors, names, dtypes)
-        units = {unit.name: unit for unit in rank.fsdp.units}
-        posted = labels(rank.spans, self._posts)
-        self._gathered, self._scattered = (
-            [_unit(units, pattern.fullmatch(label)) for label in posted] for pattern in (_GATHER, _SCATTER)
-        )
-        backward = np.zeros(len(posted), dtype=np.bool_)
+    @cached_property
+    def _gathered(self) -> list[FsdpUnit | None]:
+        return self._units(_GATHER)
+
+    @cached_property
+    def _scattered(self) -> list[FsdpUnit | None]:
+        return self._units(_SCATTER)
+
+    @cached_property
+    def _again(self) -> npt.NDArray[np.bool_]:
+        """Which collectives are enqueued for a backward pass."""
+        found = np.zeros(len(self._posts), dtype=np.bool_)
         for annotation in ("FSDP::pre_backward", "FSDP::backward_prefetch"):
-            held = ~rank.spans.is_op & rank.spans.named(annotation, prefix=True)
-            backward |= inside(rank.spans, self._posts, held)
-        self._again = backward
+            held = ~self._spans.is_op & self._spans.named(annotation, prefix=True)
+            found |= inside(self._spans, self._posts, held)
+        return found
+
+    def _units(self, pattern: re.Pattern[str]) -> list[FsdpUnit | None]:
+        """Unit that each collective is of, where its label matches a pattern."""
+        units = {unit.name: unit for unit in self._rank.fsdp.units}
+        matches = [pattern.fullmatch(label) for label in labels(self._spans, self._posts)]
+        return [None if found is None else units.get(found["unit"] or "") for found in matches]
 
     def _shown(self) -> npt.NDArray[np.bool_]:
         """Outermost ops but Gloo's own; of those around FSDP's own work, which hold waits, what they consist of."""
@@ -183,7 +185,3 @@ def fsdp_knobs(rank: RawRank) -> dict[str, str]:
         "resharding_units": str(sum(unit.reshards for unit in units)),
         "prefetch": str(int(any(unit.asynchronous for unit in units))),
     }
-
-
-def _unit(units: dict[str, FsdpUnit], found: re.Match[str] | None) -> FsdpUnit | None:
-    return None if found is None else units.get(found["unit"] or "")

@@ -10,6 +10,7 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.buffers import step_memory
 from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step, scaled, without_overhead
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release, reachable, topological_order
+from dpro_search.graph.measured import sampled_steps
 from dpro_search.graph.share import communication_shares, polls
 from dpro_search.graph.step_memory import StepMemory
 
@@ -33,7 +34,7 @@ def build_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_prof
     meta = trace.meta
     if not trace.tensors:
         raise GraphError("the trace has no gradient: the profiled steps all-reduced nothing; record a distributed job")
-    sampled = _sampled_steps(trace, steps)
+    sampled = sampled_steps(trace, steps)
     shares = communication_shares(trace, sampled)
     unplaced: dict[str, str] = {}
     parts = [_RankPart(trace, rank, sampled, shares, unplaced, with_profiler) for rank in range(meta.ranks)]
@@ -71,24 +72,6 @@ def validate(graph: DataflowGraph) -> None:
                 raise GraphError(f"gradient '{tensor.name}' has no producer on rank {rank}")
             if not placement.consumers[rank]:
                 raise GraphError(f"gradient '{tensor.name}' is used by no op on rank {rank}")
-
-
-def _sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Steps that are profiled on every rank; the last is left out, for the profiler stops before the next one starts."""
-    steps = trace.steps
-    common: set[int] | None = None
-    for rank in range(trace.meta.ranks):
-        mine = steps.rank == rank
-        traced = set(steps.index[mine & steps.traced].tolist())
-        if not traced:
-            raise GraphError(f"rank {rank} has no profiled step: its files are missing or its job ended early; record it again")
-        common = traced if common is None else common & traced
-    found = sorted(common or ())
-    found = found[:-1] if len(found) > 1 else found
-    chosen = found if wanted is None else [step for step in found if step in wanted]
-    if not chosen:
-        raise GraphError(f"none of the steps asked for was profiled on every rank (profiled: {found})")
-    return tuple(chosen)
 
 
 class _RankPart:

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.modules import ModuleInfo
-from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Role, TensorInfo, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
-from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
+from dpro_search.graph.main_thread import CoreTime, MainThreadGraph, core_times, ops_per_step
+from dpro_search.graph.measured import sampled_steps
 
 # Core times of a module, and what they are for one without a known call.
 _MODULE_TIMES = {
@@ -26,7 +27,7 @@ _MODULE_TIMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpGraph:
+class DdpGraph(MainThreadGraph):
     """One step of a job, a sample per profiled step; times are core time of a rank's main thread in microseconds.
 
     Attributes
@@ -57,18 +58,12 @@ class DdpGraph:
         again, [samples, ranks, modules]; 0 for one that cannot be computed again.
     backward_from_us, backward_until_us
         Core time used up when its backward pass begins and when it ends, likewise; infinite for one that cannot be computed again.
-    steps
-        Index in the trace of each sample's step, [samples].
-    ops
-        Events that this was made of.
     """
 
-    tensors: tuple[TensorInfo, ...]
     bucket_of: Ints
     ready_us: Floats
     backward_us: Floats
     copy_us: Floats
-    after_us: Floats
     forward_post_us: Floats
     forward_bytes: Floats
     forward_is_broadcast: npt.NDArray[np.bool_]
@@ -79,22 +74,12 @@ class DdpGraph:
     again_us: Floats
     backward_from_us: Floats
     backward_until_us: Floats
-    steps: Ints
-    ops: int
     comm_hook: str = ""
 
     @property
     def gradient_bytes(self) -> Floats:
         """Bytes that the all-reduce of each gradient moves, [tensors]."""
         return self.compression * np.array([tensor.size_bytes for tensor in self.tensors], dtype=np.float64)
-
-    @property
-    def ranks(self) -> int:
-        """Number of recorded ranks."""
-        return int(self.backward_us.shape[1])
-
-    def __len__(self) -> int:
-        return self.ops
 
 
 def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> DdpGraph:
@@ -135,7 +120,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
         **{name: np.array([[part.modules_us[name] for part in row] for row in parts]) for name in _MODULE_TIMES},
         steps=np.array(sampled, dtype=np.int64),
         comm_hook=str(trace.meta.knobs.get("comm_hook", "")),
-        ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
+        ops=ops_per_step(trace),
     )
 
 

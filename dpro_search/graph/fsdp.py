@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.collect.trace import Codes, CollectiveKind, EventKind, Events, Floats, Ints, Role, TensorInfo, Trace
+from dpro_search.collect.trace import Codes, CollectiveKind, EventKind, Events, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
-from dpro_search.graph.main_thread import CoreTime, core_times, sampled_steps
+from dpro_search.graph.main_thread import CoreTime, MainThreadGraph, core_times, ops_per_step
+from dpro_search.graph.measured import sampled_steps
 
 # Of the bytes that an all-reduce of the same tensor moves on each link: a ring gathers in p - 1 of its 2 (p - 1) steps.
 GATHER_SHARE = 0.5
@@ -41,7 +42,7 @@ class Purpose(enum.IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FsdpGraph:
+class FsdpGraph(MainThreadGraph):
     """One step of a job, a sample per profiled step; times are core time of a rank's main thread in microseconds.
 
     Attributes
@@ -63,13 +64,8 @@ class FsdpGraph:
         Core time from the mark before to this one, [samples, ranks, S].
     after_us
         From the last mark to the next step: the rest of the backward pass, optimizer and script, [samples, ranks].
-    steps
-        Index in the trace of each sample's step, [samples].
-    ops
-        Events that this was made of.
     """
 
-    tensors: tuple[TensorInfo, ...]
     labels: tuple[str, ...]
     purpose: Ints
     size_bytes: Floats
@@ -78,17 +74,6 @@ class FsdpGraph:
     mark: Ints
     collective: Ints
     work_us: Floats
-    after_us: Floats
-    steps: Ints
-    ops: int
-
-    @property
-    def ranks(self) -> int:
-        """Number of recorded ranks."""
-        return int(self.after_us.shape[1])
-
-    def __len__(self) -> int:
-        return self.ops
 
 
 def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> FsdpGraph:
@@ -128,7 +113,7 @@ def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with
         work_us=np.array([[part.work_us for part in row] for row in parts]),
         after_us=np.array([[part.after_us for part in row] for row in parts]),
         steps=np.array(sampled, dtype=np.int64),
-        ops=int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1)),
+        ops=ops_per_step(trace),
     )
 
 

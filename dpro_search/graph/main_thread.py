@@ -13,13 +13,44 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Trace
+from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Ints, TensorInfo, Trace
 from dpro_search.errors import GraphError
+from dpro_search.graph.measured import sampled_steps
 from dpro_search.machine import machine_constants
 
 _LARGEST_SHARE = 0.9  # of a core that Gloo's threads can have taken while the main thread ran
 _LEAST_OF_OP = 0.3  # part of an op's time that is its own in any case, not the profiler's
 _PLAUSIBLE = (0.6, 1.3)  # counted over passed core time of a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class MainThreadGraph:
+    """What the graphs of all PyTorch jobs on CPU ranks have in common; times are core time of a rank's main thread in us.
+
+    Attributes
+    ----------
+    tensors
+        Gradients, in an order that the kind of graph states.
+    after_us
+        Core time of the end of the step, up to the next one: optimizer and script, [samples, ranks].
+    steps
+        Index in the trace of each sample's step, [samples].
+    ops
+        Recorded ops of a step that the graph is made of.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    after_us: Floats
+    steps: Ints
+    ops: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of recorded ranks."""
+        return int(self.after_us.shape[1])
+
+    def __len__(self) -> int:
+        return self.ops
 
 
 @dataclass(frozen=True)
@@ -47,6 +78,11 @@ def core_times(trace: Trace, *, with_profiler: bool = False) -> dict[tuple[int, 
         for rank in ranks:
             found |= _without_profiler({key: time for key, time in found.items() if key[1] == rank}, _usual_cpu_us(trace, rank))
     return found
+
+
+def ops_per_step(trace: Trace) -> int:
+    """Recorded ops of a step, a mean over the steps of the trace."""
+    return int((trace.events.kind == EventKind.OP).sum() // max(len(np.unique(trace.events.step)), 1))
 
 
 def communication_cpu_us(trace: Trace) -> Floats:
@@ -82,22 +118,6 @@ def covered(time_us: Floats, spans_us: Floats) -> npt.NDArray[np.bool_]:
     begun = np.searchsorted(np.sort(spans_us[:, 0]), time_us, side="right")
     ended = np.searchsorted(np.sort(spans_us[:, 1]), time_us, side="right")
     return np.asarray(begun > ended)
-
-
-def sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Steps that are profiled on every rank; the last is left out, for the profiler stops before the next one starts."""
-    common: set[int] | None = None
-    for rank in range(trace.meta.ranks):
-        traced = set(trace.steps.index[(trace.steps.rank == rank) & trace.steps.traced].tolist())
-        if not traced:
-            raise GraphError(f"rank {rank} has no profiled step: its files are missing or its job ended early; record it again")
-        common = traced if common is None else common & traced
-    found = sorted(common or ())
-    found = found[:-1] if len(found) > 1 else found
-    chosen = found if wanted is None else [step for step in found if step in wanted]
-    if not chosen:
-        raise GraphError(f"none of the steps asked for was profiled on every rank (profiled: {found})")
-    return tuple(chosen)
 
 
 def _steady(trace: Trace, rank: int, *, traced: bool) -> npt.NDArray[np.bool_]:

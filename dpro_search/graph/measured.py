@@ -1,17 +1,36 @@
-"""What was measured of a recording's iterations, beside which predictions are put."""
+"""Profiled steps of a recording, and the measured iteration times that predictions are compared with."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import InputError
+from dpro_search.errors import GraphError, InputError
 
 
 def measured_iteration_us(trace: Trace) -> float | None:
     """Median of the untraced iterations; None where the recording has fewer than three."""
     untraced = trace.iterations_us()
     return float(np.median(untraced)) if len(untraced) >= 3 else None
+
+
+def sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Steps that are profiled on every rank, or the `wanted` ones of them; raises `GraphError` if there is none.
+
+    The last profiled step is left out: the profiler stops before the next step starts.
+    """
+    common: set[int] | None = None
+    for rank in range(trace.meta.ranks):
+        traced = set(trace.steps.index[(trace.steps.rank == rank) & trace.steps.traced].tolist())
+        if not traced:
+            raise GraphError(f"rank {rank} has no profiled step: its files are missing or its job ended early; record it again")
+        common = traced if common is None else common & traced
+    found = sorted(common or ())
+    found = found[:-1] if len(found) > 1 else found
+    chosen = found if wanted is None else [step for step in found if step in wanted]
+    if not chosen:
+        raise GraphError(f"none of the requested steps was profiled on every rank (profiled: {found})")
+    return tuple(chosen)
 
 
 def without_step(trace: Trace, step: int) -> tuple[tuple[int, ...], float]:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+from dpro_search.quantities import percent_text, size_text, time_text
+
 
 def duration(value_us: float) -> str:
-    """A duration: "431.2 ms"."""
-    if abs(value_us) < 1e3:
-        return f"{value_us:.1f} µs"
-    return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
+    """A duration: "431.2 ms", or "80.0 µs"."""
+    return time_text(value_us).replace("us", "µs")
 
 
-def size(value_bytes: float) -> str:
-    """A size in binary units: "24.0 MiB"."""
-    if abs(value_bytes) < 1024:
-        return f"{value_bytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        value_bytes /= 1024
-        if abs(value_bytes) < 1024:
-            return f"{value_bytes:.1f} {unit}"
-    return f"{value_bytes / 1024:.1f} TiB"
-
-
-def percent(value_pct: float) -> str:
-    """A share: "3.2 %"."""
-    return f"{value_pct:.1f} %"
+size = size_text
+percent = percent_text
 
 
 def signed_percent(value_pct: float) -> str:

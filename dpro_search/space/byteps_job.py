@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -29,10 +29,9 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.kvstore_job import Segment
 from dpro_search.space.op_pattern import OpPattern
-from dpro_search.space.placement import process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
+from dpro_search.space.store_job import Processes, StoreJob
 
 DEFAULT_PARTITION_BYTES = 4_096_000
 PAGE_BYTES = 4096
@@ -67,62 +66,48 @@ class HalfGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BytepsJob:
-    """Workers, servers and what they cost; t tensors.
+class BytepsJob(StoreJob):
+    """Workers, servers and what they cost; t tensors. A worker's segments end with its backward pass.
 
     Attributes
     ----------
-    workers
-        Segments of each worker up to the end of its backward pass, in their order, [workers].
-    tensor_bytes, declared_key, group
-        Of each tensor: size, number by which BytePS knows it, and the group with which its weights are updated, [t].
+    declared_key, group
+        Of each tensor: number by which BytePS knows it, and the group with which its weights are updated, [t].
     order
         Tensors in the order in which they are handed to BytePS, [t].
     scale_us, update_us
         Core time of each tensor's scaling and of its part of the update, on each worker, [workers, t].
-    worker_core, server_core
-        Core of each process; those of equal number share it, [workers] and [servers].
     worker_polling, server_polling
         Share of its core that a process uses to look for work.
     partition_bytes, credit, hash_name
         BytePS's knobs.
-    bytes_per_us
-        What a host's link carries in each direction; with None the processors are the limit.
     cpu_us_per_byte, message_us
         Core time of a process for each byte that it sends, receives or adds, and for each message.
     reduce_us, before_push_us, reply_us, after_pull_us
         Delays that take no core: the stage REDUCE, from there to the push, until a message is acknowledged, and from the arrival of
         the sum to its use.
-    server_host
-        Host of each server, [servers], see `placement.py`; empty: each has one of its own.
     halves
         What it costs that gradients are exchanged as fp16; None: they are exchanged as they are.
     recorded_compression
         How the recorded gradients were compressed; "": not at all. fp16's casts are among the recorded operators.
     """
 
-    workers: tuple[tuple[Segment, ...], ...]
-    tensor_bytes: Floats
     declared_key: Ints
     group: Ints
     order: Ints
     scale_us: Floats
     update_us: Floats
-    worker_core: tuple[int, ...]
-    server_core: tuple[int, ...]
     worker_polling: float
     server_polling: float
     partition_bytes: int
     credit: int
     hash_name: str
-    bytes_per_us: float | None
     cpu_us_per_byte: float
     message_us: float
     reduce_us: float
     before_push_us: float
     reply_us: float
     after_pull_us: float
-    server_host: tuple[int, ...] = ()
     halves: HalfGradients | None = None
     recorded_compression: str = ""
 
@@ -133,26 +118,18 @@ class BytepsJob:
             raise InputError("links need a rate above 0")
         if self.hash_name not in _HASHES:
             raise InputError(f"BYTEPS_KEY_HASH_FN={self.hash_name}: cannot be followed; known are {', '.join(_HASHES)}")
-        process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+        super().__post_init__()
 
     def at_costs(self, factors: CostFactors) -> Self:
         """The job as another recording might have told its costs; a server's additions cost what its messages do."""
         return replace(
             self,
-            workers=tuple(
-                tuple(segment.longer(factor) for segment in segments)
-                for segments, factor in zip(self.workers, factors.compute.tolist(), strict=True)
-            ),
+            workers=self.longer_workers(factors.compute),
             scale_us=self.scale_us * factors.compute[:, None],
             update_us=self.update_us * factors.compute[:, None],
             cpu_us_per_byte=self.cpu_us_per_byte * factors.message,
             message_us=self.message_us * factors.message,
         )
-
-    @cached_property
-    def host(self) -> Ints:
-        """Host of each worker, then of each server."""
-        return process_hosts(len(self.workers), len(self.server_core), self.server_host)
 
     @property
     def page_partition_bytes(self) -> int:
@@ -199,26 +176,18 @@ class _BytepsGraph:
         self._job = job
         self._builder = GraphBuilder()
         process_core = (*job.worker_core, *job.server_core)
-        cores = list(dict.fromkeys(process_core))
-        devices = self._builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (cores,))
-        self._core = devices[[cores.index(core) for core in process_core]]  # device of each process
-        polling = dict.fromkeys(cores, 0.0)
+        polling = dict.fromkeys(process_core, 0.0)
         for process, core in enumerate(process_core):
             polling[core] += job.worker_polling if process < len(job.worker_core) else job.server_polling
         most = machine_constants().byteps.most_polling
         self._stretch = np.array([1 / (1 - min(polling[core], most)) for core in process_core])
-        processes = range(len(process_core))
-        rank = np.array([cores.index(core) for core in process_core])
-        pairs = np.broadcast_to(rank[:, None], (len(processes), len(processes)))
-        self._send = self._builder.add_devices(pairs, OrderPolicy.FIFO, "{0} to {1}", (processes, processes))
+        self._processes = Processes(self._builder, job)
+        rank, processes = self._processes.rank, range(len(process_core))
         self._delay = self._builder.add_devices(rank, OrderPolicy.UNBOUNDED, "delays of {0}", (processes,)).tolist()
         policy = OrderPolicy.PRIORITY if job.credit else OrderPolicy.UNBOUNDED
         self._reduce = self._builder.add_devices(
             rank[: len(job.workers)], policy, "reduce of {0}", (range(len(job.workers)),)
         ).tolist()
-        if job.bytes_per_us is not None:
-            hosts = int(job.host.max()) + 1
-            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host] for _ in range(2))
 
     def build(self) -> ReplayGraph:
         job = self._job
@@ -242,7 +211,7 @@ class _BytepsGraph:
         for piece in range(pieces):
             label = name if pieces == 1 else f"{name}.{piece}"
             op = self._builder.add_op(
-                int(self._core[process]),
+                int(self._processes.core[process]),
                 work_us / pieces * float(self._stretch[process]),
                 name=label,
                 kind=kind,
@@ -339,7 +308,7 @@ class _BytepsGraph:
         for piece in range(-1, most if most > 1 else 0):  # before the pieces, the ops that are of one piece
             where = pieces == 1 if piece < 0 else pieces > max(piece, 1)
             last[where] = pattern.add(
-                self._core[process],
+                self._processes.core[process],
                 work_us / pieces * self._stretch[process],
                 name if piece < 0 else f"{name}.{piece}",
                 kind=kind,
@@ -352,15 +321,17 @@ class _BytepsGraph:
         self, pattern: OpPattern, name: str, sender: int | Ints, receiver: int | Ints, size: float | Floats, after: int | Ints
     ) -> int:
         """The way from a process to another, behind what the sender has sent there before; no link is crossed within a host."""
-        host, limited = self._job.host, self._job.bytes_per_us is not None
+        processes, host, limited = self._processes, self._job.host, self._job.bytes_per_us is not None
         crosses = host[sender] != host[receiver]
         return pattern.add(
-            self._send[sender, receiver],
+            self._processes.send[sender, receiver],
             0.0,
             name,
             after=[after],
             flow_bytes=np.where(crosses, size, 0.0) if limited else 0.0,
-            links=tuple(np.where(crosses, link, -1) for link in (self._out[sender], self._into[receiver])) if limited else (),
+            links=tuple(np.where(crosses, link, -1) for link in (processes.out[sender], processes.into[receiver]))
+            if limited
+            else (),
         )
 
     def _update(self, worker: int, back: dict[int, list[int]], wanted: dict[int, int]) -> None:

@@ -13,8 +13,9 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, BytepsJob, HalfGradients
-from dpro_search.space.kvstore_job import Segment, goodput_bytes_per_us
-from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us, worker_count
+from dpro_search.space.store_job import Segment, goodput_bytes_per_us
 
 _SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
 _SMALL = 0.5  # tensors up to this quantile of the sizes tell how long a message takes without its bytes
@@ -28,7 +29,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
     GraphError
         The trace holds no gradient with a known key and size, no server, or no operator.
     """
-    workers = len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
+    workers = worker_count(trace)
     servers = trace.meta.ranks - workers
     sizes = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
     keys = [int(tensor.node.removeprefix("key")) if tensor.node.startswith("key") else -1 for tensor in trace.tensors]
@@ -38,8 +39,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         raise GraphError("the trace holds no server: record the job with 'dpro-search collect'")
     computed = [_Worker(trace, rank) for rank in range(workers)]
     order = np.argsort(np.mean([worker.place for worker in computed], axis=0), kind="stable")
-    free = max((*trace.meta.cores, -1)) + 1
-    cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
+    cores = ClusterSpec.of(trace.meta).cores
     knobs = trace.meta.knobs
     at_once = int(trace.meta.number_knob("MXNET_OPTIMIZER_AGGREGATION_SIZE", 1))
     compression = knobs.get("compression", "")
@@ -190,7 +190,7 @@ def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float
 
 def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
     """How long the stages of a partition take where nobody else wants the core or the link."""
-    events, workers = trace.events, len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
+    events, workers = trace.events, worker_count(trace)
     small = (sizes <= np.quantile(sizes, _SMALL))[events.tensor] & (events.tensor >= 0) & (events.rank < workers)
     partition = _partitions(trace)
     total: dict[tuple[int, ...], tuple[float, float]] = {}

@@ -30,32 +30,8 @@ from dpro_search.machine import machine_constants
 from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.op_pattern import OpPattern
-from dpro_search.space.placement import process_hosts
-from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
-
-_GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Consecutive operators of one worker: no weight is first used and no gradient ready but at its ends.
-
-    Attributes
-    ----------
-    work_us
-        Core time.
-    uses, makes
-        Tensors whose weights the first operator needs, and whose gradients are ready after the last.
-    """
-
-    kind: OpKind
-    work_us: float
-    uses: tuple[int, ...]
-    makes: tuple[int, ...]
-
-    def longer(self, factor: float) -> Segment:
-        """The same, with so many times the core time."""
-        return replace(self, work_us=self.work_us * factor)
+from dpro_search.space.replay_graph import Int32s, ReplayGraph
+from dpro_search.space.store_job import Processes, StoreJob, goodput_bytes_per_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +52,15 @@ class PushCompression:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvstoreJob:
+class KvstoreJob(StoreJob):
     """Workers, servers and what they cost.
 
     Attributes
     ----------
-    workers
-        Segments of each worker, in their order, [workers].
-    tensor_bytes, element_bytes, key
+    element_bytes, key
         Of each tensor, [tensors].
-    worker_core, server_core
-        Core of each process; those of equal number share it, [workers] and [servers].
     slicing
         How tensors are cut; with priority slices workers update, else servers.
-    bytes_per_us
-        What a host's link carries in each direction; with None the processors are the limit.
     comm_us_per_byte
         CPU time of a process for each byte that it sends or receives.
     beside_us_per_byte
@@ -105,22 +75,15 @@ class KvstoreJob:
         Tensors that a worker updates at once, where workers do.
     slowest
         Core time of a step's slowest worker over the workers' mean: the times above are means.
-    server_host
-        Host of each server, [servers], see `placement.py`; empty: each has one of its own.
     compression
         Of what workers push; None: they push gradients. A server then dequantizes the first worker's part in place of a copy, and
         each further one before it adds it. Slices are cut as without (MXNet's `EncodeCompressedKey` compares the bound with the
         elements of the gradient; that it rounds slices to 16 of them is left out).
     """
 
-    workers: tuple[tuple[Segment, ...], ...]
-    tensor_bytes: Floats
     element_bytes: Floats
     key: Ints
-    worker_core: tuple[int, ...]
-    server_core: tuple[int, ...]
     slicing: Slicing
-    bytes_per_us: float | None
     comm_us_per_byte: float
     beside_us_per_byte: tuple[float, ...]
     copy_us_per_byte: float
@@ -131,23 +94,19 @@ class KvstoreJob:
     worker_call_us: float
     updates: tuple[tuple[int, ...], ...]
     slowest: float = 1.0
-    server_host: tuple[int, ...] = ()
     compression: PushCompression | None = None
 
     def __post_init__(self) -> None:
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
             raise InputError("a job needs a core for each server, and links with a rate above 0")
-        process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+        super().__post_init__()
 
     def at_costs(self, factors: CostFactors) -> Self:
         """The job as another recording might have told its costs."""
         compute = factors.compute.tolist()
         return replace(
             self,
-            workers=tuple(
-                tuple(segment.longer(factor) for segment in segments)
-                for segments, factor in zip(self.workers, compute, strict=True)
-            ),
+            workers=self.longer_workers(factors.compute),
             beside_us_per_byte=tuple(us * factor for us, factor in zip(self.beside_us_per_byte, compute, strict=True)),
             comm_us_per_byte=self.comm_us_per_byte * factors.message,
             copy_us_per_byte=self.copy_us_per_byte * factors.server,
@@ -156,11 +115,6 @@ class KvstoreJob:
             slice_us=self.slice_us * factors.server,
             update_call_us=self.update_call_us * factors.server,
         )
-
-    @cached_property
-    def host(self) -> Ints:
-        """Host of each worker, then of each server."""
-        return process_hosts(len(self.workers), len(self.server_core), self.server_host)
 
     @cached_property
     def slices(self) -> list[list[tuple[int, float]]]:
@@ -195,11 +149,6 @@ class KvstoreJob:
             for server, size in row:
                 found[server] += size
         return found
-
-
-def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
-    """What TCP carries over a link of a rate; None stays None."""
-    return None if rate_bps is None else rate_bps / 8e6 * _GOODPUT
 
 
 def store_bytes_per_us(rate_bps: float | None) -> float | None:
@@ -280,22 +229,7 @@ class _KvstoreGraph:
     def __init__(self, job: KvstoreJob) -> None:
         self._job = job
         self._builder = GraphBuilder()
-        cores = dict.fromkeys((*job.worker_core, *job.server_core))
-        devices = self._builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (tuple(cores),))
-        process_core = (*job.worker_core, *job.server_core)
-        rank = np.array([list(cores).index(core) for core in process_core])
-        self._core = devices[rank]  # device of each process
-        processes = len(process_core)
-        # A process sends to each other one in order.
-        self._send = self._builder.add_devices(
-            np.broadcast_to(rank[:, None], (processes, processes)),
-            OrderPolicy.FIFO,
-            "{0} to {1}",
-            (range(processes), range(processes)),
-        )
-        if job.bytes_per_us is not None:
-            hosts = int(job.host.max()) + 1
-            self._out, self._into = (self._builder.add_links(np.full(hosts, job.bytes_per_us))[job.host] for _ in range(2))
+        self._processes = Processes(self._builder, job)
         self._tensors = [f"tensor{tensor}" for tensor in range(len(job.tensor_bytes))]
 
     def build(self) -> ReplayGraph:
@@ -381,9 +315,9 @@ class _KvstoreGraph:
         crosses = job.host[sender] != job.host[receiver]
         arrived = np.full(len(size), sent)
         if job.bytes_per_us is not None and crosses.any():
-            links = (self._out[sender], self._into[receiver])
+            links = (self._processes.out[sender], self._processes.into[receiver])
             arrived[crosses] = pattern.add(
-                self._send[sender, receiver], 0.0, name, flow_bytes=size, links=links, after=[sent], where=crosses
+                self._processes.send[sender, receiver], 0.0, name, flow_bytes=size, links=links, after=[sent], where=crosses
             )
         return self._work(pattern, receiver, cpu_us, f"{name}.receive", after=[arrived])
 
@@ -399,7 +333,7 @@ class _KvstoreGraph:
     ) -> int:
         """Core time of a process, in a step's slowest."""
         duration_us = mean_us * self._job.slowest
-        return pattern.add(self._core[process], duration_us, name, kind=kind, after=after, since=since)
+        return pattern.add(self._processes.core[process], duration_us, name, kind=kind, after=after, since=since)
 
     def _updated(self, worker: int, back: Int32s) -> Int32s:
         """After which op a worker has each tensor's new weights, given when it is back, both [tensors]."""
@@ -411,7 +345,7 @@ class _KvstoreGraph:
         group = np.repeat(np.arange(len(count)), count)
         work_us = np.bincount(group, job.tensor_bytes[members]) * job.update_us_per_byte + count * job.worker_call_us
         ops = self._builder.add_ops(
-            np.full(len(count), self._core[worker]),
+            np.full(len(count), self._processes.core[worker]),
             work_us * job.slowest,
             kind=OpKind.UPDATE,
             name=f"update{{0}}@{worker}",
@@ -432,7 +366,7 @@ class _KvstoreGraph:
             number = np.repeat(np.arange(len(segments)), pieces)
             ends = np.cumsum(pieces)
             ops = self._builder.add_ops(
-                np.full(len(number), self._core[worker]),
+                np.full(len(number), self._processes.core[worker]),
                 (work_us / pieces * job.slowest)[number],
                 kind=np.array([segment.kind for segment in segments])[number],
                 name=f"segment{{0}}@{worker}",

@@ -17,8 +17,10 @@ from dpro_search.collect.trace import EventKind, Events, Floats, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
-from dpro_search.space.kvstore_job import KvstoreJob, Segment, serving_us_per_byte, store_bytes_per_us
-from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.kvstore_job import KvstoreJob, serving_us_per_byte, store_bytes_per_us
+from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us, worker_count
+from dpro_search.space.store_job import Segment
 
 _OF_STORE = (Role.COPY, Role.UPDATE)  # of operators that serve the store, not the model
 _AT_ONCE = 4  # tensors that an optimizer of MXNet updates at once (MXNET_OPTIMIZER_AGGREGATION_SIZE)
@@ -34,15 +36,14 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
     GraphError
         The trace holds no gradient with a known size, or no server.
     """
-    workers = _workers(trace)
+    workers = worker_count(trace)
     servers = trace.meta.ranks - workers
     sizes = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
     if not len(sizes) or not sizes.all() or not all(tensor.node.startswith("key") for tensor in trace.tensors):
         raise GraphError("the trace's gradients have no known key and size: record a HybridBlock with 'dpro-search collect'")
     if servers < 1:
         raise GraphError("the trace holds no server: its profile is missing")
-    free = max((*trace.meta.cores, -1)) + 1
-    cores = tuple(core if core >= 0 else free + rank for rank, core in enumerate(trace.meta.cores))
+    cores = ClusterSpec.of(trace.meta).cores
     slicing = Slicing.of_knobs(trace.meta.knobs, servers)
     copy_us_per_byte, sum_us_per_byte, update_us_per_byte = _server_us_per_byte(trace, sizes)
     updates, updating_us = _worker_updates(trace)
@@ -78,11 +79,6 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
     slice_us = min(served_us, usual.slice_us)
     call_us = served_us - slice_us
     return replace(job, slice_us=slice_us, update_call_us=call_us, worker_call_us=usual.worker_call_share * call_us)
-
-
-def _workers(trace: Trace) -> int:
-    """Ranks that send gradients; the servers are those after them."""
-    return len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
 
 
 def _served_slice_us(trace: Trace, job: KvstoreJob) -> float:
@@ -134,7 +130,7 @@ def _worker_updates(trace: Trace) -> tuple[tuple[tuple[int, ...], ...], list[flo
     steps = max(len(np.unique(trace.events.step[trace.events.step >= 0])), 1)
     found: list[float] = []
     count = 0
-    for rank in range(_workers(trace)):
+    for rank in range(worker_count(trace)):
         mine = events.select(events.rank == rank)
         duration = (mine.end_us - mine.start_us)[np.argsort(mine.start_us)]
         count = max(count, len(mine) // steps)
@@ -201,4 +197,4 @@ def _server_us_per_byte(trace: Trace, size: Floats) -> tuple[float, float, float
             moved += float(size[tensor])
         found.append(used_us / moved if moved else 0.0)
     copies = 1 if (work.role == Role.UPDATE).any() else 2
-    return found[0] / copies, found[1] / max(_workers(trace) - 1, 1), found[2]
+    return found[0] / copies, found[1] / max(worker_count(trace) - 1, 1), found[2]

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro_search.collect.trace import SETTLING_STEPS, Floats, Trace
+from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Floats, Trace
 
 _TRIMMED = 0.2
+
+
+def worker_count(trace: Trace) -> int:
+    """Number of ranks that send gradients; the ranks after them are servers."""
+    return len(np.unique(trace.events.rank[trace.events.kind == EventKind.COMM]))
 
 
 def untraced_us(trace: Trace, rank: int, column: Floats) -> float:

@@ -7,15 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.cli.run import servers_note
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
-from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
+from tests.cli.facts import CONTRACT, printed, replayed
 from tests.faults.processes import succeeds
 
 RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
@@ -26,24 +24,9 @@ def trace() -> Trace:
     return assemble_byteps(RAW)
 
 
-def replayed(trace: Trace, **options) -> dict:
-    return replay_facts(trace, ReplayRequest(**options))
-
-
-def printed(trace: Trace) -> dict:
-    """The facts of a diagnosis, which is printed for people."""
-    job = job_of(trace)
-    facts = job.diagnose()
-    print_diagnosis(facts, job.tables(facts))
-    return facts
-
-
 def test_a_replay_has_the_facts_of_the_contract(trace):
     result = replayed(trace)
-    assert set(result) >= {
-        "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes", "ops",
-        "replay_seconds",
-    }  # fmt: skip
+    assert set(result) >= CONTRACT
     low, high = result["interval_us"]
     assert low < result["predicted_iteration_us"] < high
     assert sum(result["breakdown_us"].values()) > 0

@@ -6,17 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import job_of
 from dpro_search.kinds._evaluate import held_out, with_own_durations
 from dpro_search.kinds._program_job import scaled
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
+from tests.cli.facts import CONTRACT, printed, replayed
 
 RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
 
@@ -26,24 +24,9 @@ def trace() -> Trace:
     return assemble_ddp(RAW)
 
 
-def replayed(trace: Trace, **options) -> dict:
-    return replay_facts(trace, ReplayRequest(**options))
-
-
-def printed(trace: Trace) -> dict:
-    """The facts of a diagnosis, which is printed for people."""
-    job = job_of(trace)
-    facts = job.diagnose()
-    print_diagnosis(facts, job.tables(facts))
-    return facts
-
-
 def test_a_replay_has_the_facts_of_the_contract(trace):
     result = replayed(trace)
-    assert set(result) >= {
-        "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes", "ops",
-        "replay_seconds",
-    }  # fmt: skip
+    assert set(result) >= CONTRACT
     assert result["measured_iteration_us"] == float(np.median(trace.iterations_us()))
     assert result["error_pct"] == pytest.approx((result["predicted_iteration_us"] / result["measured_iteration_us"] - 1) * 100)
 

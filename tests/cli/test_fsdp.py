@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
+from tests.cli.facts import CONTRACT, printed, replayed
 
 RAW = Path(__file__).parents[1] / "data" / "fsdp_mlp"
 
@@ -20,24 +18,9 @@ def trace() -> Trace:
     return assemble_torch(RAW)
 
 
-def replayed(trace: Trace, **options) -> dict:
-    return replay_facts(trace, ReplayRequest(**options))
-
-
-def printed(trace: Trace) -> dict:
-    """The facts of a diagnosis, which is printed for people."""
-    job = job_of(trace)
-    facts = job.diagnose()
-    print_diagnosis(facts, job.tables(facts))
-    return facts
-
-
 def test_a_replay_has_the_facts_of_the_contract(trace):
     result = replayed(trace)
-    assert set(result) >= {
-        "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes", "ops",
-        "replay_seconds",
-    }  # fmt: skip
+    assert set(result) >= CONTRACT
     # Steps of milliseconds are the scheduler's: this asks for the right size, real workloads for accuracy.
     assert 0.3 < result["predicted_iteration_us"] / result["measured_iteration_us"] < 3
 

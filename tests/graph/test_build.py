@@ -96,5 +96,5 @@ def test_a_gradient_that_was_not_communicated_is_named():
 
 
 def test_a_step_that_was_not_profiled_is_refused():
-    with pytest.raises(GraphError, match="none of the steps"):
+    with pytest.raises(GraphError, match="none of the requested steps"):
         build_graph(sample(), (0,))

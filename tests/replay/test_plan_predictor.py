@@ -25,8 +25,9 @@ from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
-from dpro_search.space.kvstore_job import KvstoreJob, Segment
+from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.store_job import Segment
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 2**20

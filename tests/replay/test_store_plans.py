@@ -22,8 +22,9 @@ from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.cost_spread import CostFactors, CostSpread
-from dpro_search.space.kvstore_job import KvstoreJob, Segment, kvstore_graph
+from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
 from dpro_search.space.plan import Plan
+from dpro_search.space.store_job import Segment
 
 SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)
 RATES = st.sampled_from([None, 60.0, 250.0])

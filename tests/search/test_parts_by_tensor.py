@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
-from dpro_search.space.kvstore_job import KvstoreJob, Segment, kvstore_graph
+from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
+from dpro_search.space.store_job import Segment
 from experiments.search.parts_by_tensor import BytepsByTensor, Case, KvstoreByTensor, searched, with_sizes
 
 ELEMENTS = [300_000, 70_000, 1_000]

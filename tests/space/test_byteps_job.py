@@ -16,8 +16,8 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
 from dpro_search.space.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
 from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.kvstore_job import Segment
 from dpro_search.space.recorded_stores import untraced_us
+from dpro_search.space.store_job import Segment
 
 RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxnet_2x2"

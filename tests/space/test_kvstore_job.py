@@ -14,12 +14,11 @@ from dpro_search.replay.replayer import replay
 from dpro_search.space.kvstore_job import (
     KvstoreJob,
     PushCompression,
-    Segment,
-    goodput_bytes_per_us,
     kvstore_graph,
     process_loads,
     store_bytes_per_us,
 )
+from dpro_search.space.store_job import Segment, goodput_bytes_per_us
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ import functools
 import os
 import time
 
-from dpro_search_process import rank
+from dpro_search_process import rank, threads
 
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
 _WATCHED_S = 0.3  # to tell the threads by what they do
@@ -22,10 +22,10 @@ def patch_init(basics, started):
 
     @functools.wraps(original)
     def init(self, *args, **kwargs):
-        before = set(os.listdir("/proc/self/task"))
+        before = threads()
         result = original(self, *args, **kwargs)
         time.sleep(_START_S)
-        started(set(os.listdir("/proc/self/task")) - before)
+        started(threads() - before)
         return result
 
     basics.HorovodBasics.init = init

@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 
-from dpro_search_process import AfterImport
+from dpro_search_process import AfterImport, threads
 from dpro_search_steps import StepRecorder
 
 SERVER_PROFILE = "server.json"  # servers put "rank<k>_" before it
@@ -55,10 +55,7 @@ def _patch_kvstore(module):
         from mxnet import nd
 
         nd.zeros(1).wait_to_read()  # the engine's own threads start with its first operator
-        before = set(os.listdir("/proc/self/task"))
-        store = original(*args, **kwargs)
-        _RECORDER.cpu.communication |= set(os.listdir("/proc/self/task")) - before
-        return store
+        return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
 
     module.create = create
 
@@ -72,7 +69,7 @@ def _patch_byteps(module):
         from mxnet import nd
 
         nd.zeros(1).wait_to_read()
-        _RECORDER.threads_before_byteps = set(os.listdir("/proc/self/task"))
+        _RECORDER.threads_before_byteps = threads()
         return original(self, *args, **kwargs)
 
     module.BytePSBasics.init = init
@@ -147,7 +144,7 @@ class _Recorder(StepRecorder):
         from mxnet import nd
 
         nd.waitall()
-        self.cpu.communication |= set(os.listdir("/proc/self/task")) - self.threads_before_byteps
+        self.cpu.communication |= threads() - self.threads_before_byteps
         self.threads_before_byteps = None
 
     def _start_tracing(self):

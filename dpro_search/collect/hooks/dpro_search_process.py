@@ -49,7 +49,7 @@ class ThreadClock:
     def read(self):
         """CPU time so far in ns: (all other threads, the communication's threads)."""
         total = list(self._ended)
-        tids = set(os.listdir("/proc/self/task")) - self.ignored
+        tids = threads() - self.ignored
         for tid in tids | set(self._files):
             group = 1 if tid in self.communication else 0
             used = self._of(tid) if tid in tids else None
@@ -62,6 +62,13 @@ class ThreadClock:
                 self._last[tid] = used
             total[group] += used
         return total
+
+    def communicates(self, start):
+        """Call `start`, count the threads that it starts as the communication's, and return what it returns."""
+        before = threads()
+        result = start()
+        self.communication |= threads() - before
+        return result
 
     def spinning(self, tids, over_s):
         """The last one started of the threads that never sleep while nothing happens: a set of one or none.
@@ -94,6 +101,11 @@ def _sleeps(tid):
             return next((int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches")), None)
     except OSError:
         return None
+
+
+def threads():
+    """Ids of this process's threads."""
+    return set(os.listdir("/proc/self/task"))
 
 
 def rank():

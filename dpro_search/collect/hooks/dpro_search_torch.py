@@ -44,10 +44,7 @@ def _patch_process_groups(module):
 
     @functools.wraps(original)
     def new_process_group(*args, **kwargs):
-        before = set(os.listdir("/proc/self/task"))
-        result = original(*args, **kwargs)
-        _RECORDER.cpu.communication |= set(os.listdir("/proc/self/task")) - before
-        return result
+        return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
 
     module._new_process_group_helper = new_process_group
 

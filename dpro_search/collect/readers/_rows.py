@@ -188,15 +188,3 @@ def clocks_checked(post_us: Floats, end_us: Floats, family: Ints, what: str) -> 
             method=f"as recorded: no {what} contradicts; the residual is what it allows",
         )
     return align_clocks(CommSpans(post_us=post_us, end_us=end_us, family=family), tuple(f"rank {rank}" for rank in range(ranks)))
-
-
-def shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, Steps]:
-    """Events and steps on the aligned clock: each rank's offset taken off."""
-    offset = np.array(clock.offset_us)
-    moved: list[Any] = []
-    for table in (events, steps):
-        columns = {name: getattr(table, name) for name in table.__dataclass_fields__}
-        for name in ("start_us", "end_us"):
-            columns[name] = columns[name] - offset[columns["rank"]]
-        moved.append(type(table)(**columns))
-    return moved[0], moved[1]

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod_timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError
@@ -26,13 +26,6 @@ FORMAT = "horovod-timeline"
 PAUSE = "computation (not recorded)"  # name of the events between steps
 
 _MARK = b'"start_time_since_epoch_in_micros"'
-_KIND_OF_PHASE = {
-    Phase.NEGOTIATE: EventKind.NEGOTIATE,
-    Phase.QUEUE: EventKind.QUEUE,
-    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
-    Phase.TRANSFER: EventKind.ALLREDUCE,
-    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
-}
 _COMM_STREAM = 1  # Horovod's thread; stream 0 is the framework's
 
 
@@ -184,7 +177,7 @@ def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run]
                 posted[run.step].append(comm)
                 last_end[run.step].append(comm)
         for row in run.rows:
-            kind = _KIND_OF_PHASE[Phase(int(timeline.phase[row]))]
+            kind = KIND_OF_PHASE[Phase(int(timeline.phase[row]))]
             span: dict[str, Any] = {"start_us": float(timeline.start_us[row]), "end_us": float(timeline.end_us[row])}
             events.add(f"horovod {kind.name.lower()}", kind, stream=_COMM_STREAM, **span, **about)
     for number, (before, after) in enumerate(pairwise(steps)):

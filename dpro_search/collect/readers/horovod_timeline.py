@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.readers._bytes import read_available
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import EventKind, Floats, Ints
 from dpro_search.errors import TraceFormatError
 
 _ITEM_BYTES = {
@@ -38,6 +38,15 @@ class Phase(enum.IntEnum):
     TRANSFER = 3  # the all-reduce itself
     MEMCPY_OUT = 4
     WHOLE = 5  # the span ALLREDUCE: from the start of the collective's operation to the tensor's completion callback
+
+
+KIND_OF_PHASE = {
+    Phase.NEGOTIATE: EventKind.NEGOTIATE,
+    Phase.QUEUE: EventKind.QUEUE,
+    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
+    Phase.TRANSFER: EventKind.ALLREDUCE,
+    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
+}
 
 
 class TimelineTensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.collect.assembly import shifted
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, shifted, steps_of
+from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers.graphdef import DTYPES, producer
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text

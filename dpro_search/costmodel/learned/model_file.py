@@ -126,17 +126,7 @@ class FusionModel:
 
     @staticmethod
     def load(folder: Path) -> FusionModel:
-        """Read a folder written by `save`.
-
-        Raises
-        ------
-        InputError
-            A file is missing, or the model was trained on other features than this program computes.
-        TraceVersionError
-            Written by another version.
-        TraceFormatError
-            A file is damaged.
-        """
+        """Read a folder written by `save`; raises what `CommunicationModel.load` does."""
         info = read_info(folder / "model.json", FusionModelInfo, MODEL_VERSION, "cost model")
         return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
 

@@ -15,10 +15,10 @@ from dpro_search.report.quality import Term
 from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.kvstore_job import goodput_bytes_per_us
 from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations import (
     BytepsCompression,
     Credit,

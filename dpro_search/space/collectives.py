@@ -23,6 +23,7 @@ communication operations in MPICH", 2005.)
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.graph_builder import Axis, GraphBuilder
 from dpro_search.space.replay_graph import Int32s
 
 
@@ -287,24 +288,15 @@ def parameter_server(
     shape = (len(partition_bytes), len(posted))
     parts = [f".{number}" for number in range(shape[0])]
     name = _plain(group.name)
-    duration_us, flow_bytes = push.cost(sizes)
-    pushed = builder.add_ops(
-        np.broadcast_to(rows.transmit, shape),
-        duration_us,
-        kind=OpKind.COMM,
-        priority=group.priority,
-        flow_bytes=flow_bytes,
-        links=push.links,
-        name=f"{name}.push{{0}}@{{1}}",
-        axes=(parts, rows.rank),
-    )
+    axes = (parts, rows.rank)
+    pushed = _messages(builder, np.broadcast_to(rows.transmit, shape), push, sizes, group, "push{0}@{1}", axes)
     summed = builder.add_ops(
         np.broadcast_to(thread[:, None], shape),
         np.broadcast_to(sizes * sum_us_per_byte, shape),
         kind=OpKind.SERVER,
         priority=group.priority,
         name=f"{name}.sum{{0}}@{{1}}",
-        axes=(parts, rows.rank),
+        axes=axes,
     )
     merged = builder.add_ops(
         thread,
@@ -314,17 +306,7 @@ def parameter_server(
         name=f"{name}.merge{{0}}",
         axes=(parts,),
     )
-    duration_us, flow_bytes = pull.cost(sizes)
-    pulled = builder.add_ops(
-        np.broadcast_to(respond[:, None], shape),
-        duration_us,
-        kind=OpKind.COMM,
-        priority=group.priority,
-        flow_bytes=flow_bytes,
-        links=pull.links,
-        name=f"{name}.pull{{0}}@{{1}}",
-        axes=(parts, rows.rank),
-    )
+    pulled = _messages(builder, np.broadcast_to(respond[:, None], shape), pull, sizes, group, "pull{0}@{1}", axes)
     builder.add_edges(posted, pushed)
     builder.add_edges(pushed, summed)
     builder.add_edges(summed, merged[:, None])
@@ -362,25 +344,16 @@ def _exchanges(
         Size of each step's messages and what a receive costs, [steps, 1].
     """
     steps = [f".{step}" for step in range(len(source))]
-    name = _plain(group.name)
-    duration_us, flow_bytes = wire.cost(np.broadcast_to(size_bytes, source.shape))
-    send = builder.add_ops(
-        np.broadcast_to(rows.transmit, source.shape),
-        duration_us,
-        kind=OpKind.COMM,
-        priority=group.priority,
-        flow_bytes=flow_bytes,
-        links=wire.links,
-        name=f"{name}.send{{0}}@{{1}}",
-        axes=(steps, rows.rank),
-    )
+    axes = (steps, rows.rank)
+    sizes, transmit = np.broadcast_to(size_bytes, source.shape), np.broadcast_to(rows.transmit, source.shape)
+    send = _messages(builder, transmit, wire, sizes, group, "send{0}@{1}", axes)
     receive = builder.add_ops(
         np.broadcast_to(rows.receive, source.shape),
         np.broadcast_to(reduce_us, source.shape),
         kind=OpKind.COMM,
         priority=group.priority,
-        name=f"{name}.receive{{0}}@{{1}}",
-        axes=(steps, rows.rank),
+        name=f"{_plain(group.name)}.receive{{0}}@{{1}}",
+        axes=axes,
     )
     builder.add_edges(posted, send[0])
     builder.add_edges(posted, receive[0])
@@ -404,25 +377,14 @@ def _hand_over(
     reduce_us: float,
 ) -> Int32s:
     """All of a group's bytes from some rows to their mates; returns the receives."""
-    name = f"{_plain(group.name)}.{when}"
-    wire = wire.of(sender)
-    duration_us, flow_bytes = wire.cost(group.size_bytes)
-    send = builder.add_ops(
-        rows.transmit[sender],
-        duration_us,
-        kind=OpKind.COMM,
-        priority=group.priority,
-        flow_bytes=flow_bytes,
-        links=wire.links,
-        name=f"{name}.send@{{0}}",
-        axes=(rows.rank[sender],),
-    )
+    from_ranks = (rows.rank[sender],)
+    send = _messages(builder, rows.transmit[sender], wire.of(sender), group.size_bytes, group, f"{when}.send@{{0}}", from_ranks)
     receive = builder.add_ops(
         rows.receive[receiver],
         reduce_us,
         kind=OpKind.COMM,
         priority=group.priority,
-        name=f"{name}.receive@{{0}}",
+        name=f"{_plain(group.name)}.{when}.receive@{{0}}",
         axes=(rows.rank[receiver],),
     )
     send_of_row = np.full(len(rows.rank), -1, np.int32)
@@ -431,6 +393,29 @@ def _hand_over(
     builder.add_edges(done[receiver], receive)
     builder.add_edges(send_of_row[mate[receiver]], receive)
     return receive
+
+
+def _messages(
+    builder: GraphBuilder,
+    device: Int32s,
+    wire: Wire,
+    size_bytes: npt.ArrayLike,
+    group: Group,
+    name: str,
+    axes: Sequence[Axis],
+) -> Int32s:
+    """Messages of a group over wires, one an entry of `device`; `name` is a template of the axes."""
+    duration_us, flow_bytes = wire.cost(size_bytes)
+    return builder.add_ops(
+        device,
+        duration_us,
+        kind=OpKind.COMM,
+        priority=group.priority,
+        flow_bytes=flow_bytes,
+        links=wire.links,
+        name=f"{_plain(group.name)}.{name}",
+        axes=axes,
+    )
 
 
 def _plain(name: str) -> str:

@@ -117,7 +117,7 @@ def no_profiled_step(folder: Path, hook: RankFile) -> InputError:
 def job_facts(
     job: JobFile, hooks: Sequence[RankFile], server_hosts: Sequence[str] = (), server_cores: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Fields of `TraceMeta` that launcher and hooks of all frameworks tell alike; servers are the last ranks."""
+    """Fields of `TraceMeta` that launcher and hooks of all frameworks report in the same way; servers are the last ranks."""
     return {
         "ranks": job.ranks + len(server_hosts),
         "hosts": (*(hook.host for hook in hooks), *server_hosts),
@@ -178,20 +178,20 @@ def joined(parts: Sequence[_Table]) -> _Table:
 
 
 def aligned(events: Events, machines: tuple[str, ...], origin_residual_us: Sequence[float]) -> ClockReport:
-    """Offsets from the collectives of the traced steps: a collective is posted by a rank's last tensor and ends with its first."""
+    """Offsets from the collectives of the traced steps: a collective is enqueued by a rank's last tensor, ends with its first."""
     comm = events.select((events.kind == EventKind.COMM) & (events.collective >= 0))
     numbers, row = np.unique(comm.collective, return_inverse=True)
-    post = np.full((len(numbers), len(machines)), -np.inf)
+    enqueue = np.full((len(numbers), len(machines)), -np.inf)
     end = np.full((len(numbers), len(machines)), np.inf)
     size = np.zeros(len(numbers), dtype=np.int64)
-    np.maximum.at(post, (row, comm.rank), comm.start_us)
+    np.maximum.at(enqueue, (row, comm.rank), comm.start_us)
     np.minimum.at(end, (row, comm.rank), comm.end_us)
     np.add.at(size, row[comm.rank == 0], comm.size_bytes[comm.rank == 0])
-    whole = np.isfinite(post).all(axis=1) & np.isfinite(end).all(axis=1)
+    whole = np.isfinite(enqueue).all(axis=1) & np.isfinite(end).all(axis=1)
     if not whole.any():
         raise InputError("no all-reduce was seen on every rank in the traced steps; record more steps")
     family = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
-    report = align_clocks(CommSpans(post_us=post[whole], end_us=end[whole], family=family[whole]), machines)
+    report = align_clocks(CommSpans(enqueue_us=enqueue[whole], end_us=end[whole], family=family[whole]), machines)
     placed = tuple(float(np.hypot(a, b)) for a, b in zip(report.residual_us, origin_residual_us, strict=True))
     return msgspec.structs.replace(report, residual_us=placed)
 

@@ -3,10 +3,10 @@
 Method: dPRO (MLSys 2022, section 4.2), for all-reduce. Ranks on one host share a clock; host h's clock is ahead of host 0's by
 theta_h. Two facts fix it:
 
-* Causality. A collective completes nowhere before its last rank has posted, so theta_h - theta_k <= end_h - post_k for every
+* Causality. A collective completes nowhere before its last rank has enqueued, so theta_h - theta_k <= end_h - post_k for every
   collective and every two ranks. These bounds are hard but wide: a whole transfer lies between them.
 * Regularity. A collective completes on all ranks at almost the same moment, and collectives of one size class take about
-  equally long, counted from the last post (dPRO's clipped duration). Theta is fitted to both by a robust (Huber) regression.
+  equally long, counted from the last enqueue (dPRO's clipped duration). Theta is fitted to both by a robust (Huber) regression.
   Both are the sharper the shorter the collective: completions cannot lie further apart than the clipped duration. So each
   equation is scaled by it. dPRO's term for ranks of one machine is met exactly by sharing theta.
 
@@ -40,14 +40,14 @@ class CommSpans:
     Attributes
     ----------
     post_us
-        When each rank posted the collective, [m, R].
+        When each rank enqueued the collective, [m, R].
     end_us
         When it completed on each rank, [m, R].
     family
         Size class: collectives of one number should take about equally long, [m].
     """
 
-    post_us: Floats
+    enqueue_us: Floats
     end_us: Floats
     family: Ints
 
@@ -78,16 +78,16 @@ def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
     names = list(dict.fromkeys(hosts))
     if len(names) == 1:
         return ClockReport(offset_us=(0.0,) * ranks, residual_us=(0.0,) * ranks, method="one host, one clock")
-    if len(spans.post_us) == 0:
+    if len(spans.enqueue_us) == 0:
         raise InputError(
             "clocks of several hosts cannot be aligned without a collective that all ranks completed; record more steps"
         )
     host = np.array([names.index(name) for name in hosts], dtype=np.int64)
-    # Epoch microseconds have no digits to spare: work relative to the first post of each host's first rank.
-    origin = spans.post_us[0, [hosts.index(name) for name in hosts]]
-    post, end = spans.post_us - origin, spans.end_us - origin
-    highest = _causal_limits(post, end, host, names)
-    theta, residual, method = _fit(post, end, spans.family, host, highest)
+    # Epoch microseconds have no digits to spare: work relative to the first enqueue of each host's first rank.
+    origin = spans.enqueue_us[0, [hosts.index(name) for name in hosts]]
+    enqueue, end = spans.enqueue_us - origin, spans.end_us - origin
+    highest = _causal_limits(enqueue, end, host, names)
+    theta, residual, method = _fit(enqueue, end, spans.family, host, highest)
     offset = theta[host] + origin - origin[0]
     return ClockReport(
         offset_us=tuple(float(value) for value in offset),
@@ -96,16 +96,16 @@ def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
     )
 
 
-def _causal_limits(post: Floats, end: Floats, host: Ints, names: list[str]) -> Floats:
+def _causal_limits(enqueue: Floats, end: Floats, host: Ints, names: list[str]) -> Floats:
     """Largest theta_h - theta_k that causality allows, [H, H]."""
     count = len(names)
-    allowed = int(_VIOLATIONS * len(post))
+    allowed = int(_VIOLATIONS * len(enqueue))
     limits = np.zeros((count, count))
     for h in range(count):
         first_end = end[:, host == h].min(axis=1)
         for k in range(count):
             if h != k:
-                limits[h, k] = np.partition(first_end - post[:, host == k].max(axis=1), allowed)[allowed]
+                limits[h, k] = np.partition(first_end - enqueue[:, host == k].max(axis=1), allowed)[allowed]
     # Going through a third host can be tighter (shortest paths, Floyd and Warshall); a negative way back is a contradiction.
     for via in range(count):
         limits = np.minimum(limits, limits[:, [via]] + limits[[via], :])
@@ -113,19 +113,19 @@ def _causal_limits(post: Floats, end: Floats, host: Ints, names: list[str]) -> F
     if loops.min() < 0:
         raise InputError(
             f"clocks of hosts {', '.join(name for name, loop in zip(names, loops, strict=True) if loop < 0)}: "
-            "collectives complete before they are posted, whatever the offset; are all recordings of the same run?"
+            "collectives complete before they are enqueued, whatever the offset; are all recordings of the same run?"
         )
     return limits
 
 
-def _fit(post: Floats, end: Floats, family: Ints, host: Ints, highest: Floats) -> tuple[Floats, Floats, str]:
+def _fit(enqueue: Floats, end: Floats, family: Ints, host: Ints, highest: Floats) -> tuple[Floats, Floats, str]:
     """Offset and residual of each host, [H], and the method's name."""
     low, high = -highest[0, :], highest[:, 0]
-    if len(post) < _MIN_COLLECTIVES:
+    if len(enqueue) < _MIN_COLLECTIVES:
         theta = _made_causal((low + high) / 2, highest)
         return theta, np.maximum(high - theta, theta - low), "causality only"
-    some = np.linspace(0, len(post) - 1, min(len(post), _MOST_COLLECTIVES)).astype(np.int64)
-    theta, sampling, blur = _regression(post[some], end[some], family[some], host)
+    some = np.linspace(0, len(enqueue) - 1, min(len(enqueue), _MOST_COLLECTIVES)).astype(np.int64)
+    theta, sampling, blur = _regression(enqueue[some], end[some], family[some], host)
     theta = _made_causal(theta, highest)
     on_host = np.stack([end[some][:, host == h].mean(axis=1) for h in range(len(theta))], axis=1)
     spread = np.array([_half_range(on_host[:, h] - on_host[:, 0], blur**-2) for h in range(len(theta))])
@@ -150,11 +150,11 @@ def _made_causal(theta: Floats, highest: Floats) -> Floats:
     return theta
 
 
-def _regression(post: Floats, end: Floats, family: Ints, host: Ints) -> tuple[Floats, Floats, Floats]:
+def _regression(enqueue: Floats, end: Floats, family: Ints, host: Ints) -> tuple[Floats, Floats, Floats]:
     """Robust estimate of theta and its standard error, [H] each, and the scale of each collective's equations, [m].
 
     Each collective gives R - 1 equations from its completions, end_r - end_0 = theta_h(r), and one from its duration,
-    mean(end) - post_last = mean(theta) - theta_h(last) + (its family's duration). Which rank posted last depends on theta, so
+    mean(end) - post_last = mean(theta) - theta_h(last) + (its family's duration). Which rank enqueued last depends on theta, so
     it is found anew in each round; the families' durations are taken out by centring the equations within each family.
     """
     m, ranks = end.shape
@@ -169,10 +169,10 @@ def _regression(post: Floats, end: Floats, family: Ints, host: Ints) -> tuple[Fl
     theta[0] = 0.0
     share = np.ones(m)
     for _ in range(_ROUNDS):
-        last = (post - theta[host]).argmax(axis=1)
+        last = (enqueue - theta[host]).argmax(axis=1)
         rows[:, -1] = _centred((one_hot.mean(axis=0) - one_hot[last])[:, wanted], group, share)
-        right[:, -1] = _centred((end.mean(axis=1) - post[np.arange(m), last])[:, None], group, share)[:, 0]
-        clipped = (end - theta[host]).max(axis=1) - (post - theta[host]).max(axis=1)
+        right[:, -1] = _centred((end.mean(axis=1) - enqueue[np.arange(m), last])[:, None], group, share)[:, 0]
+        clipped = (end - theta[host]).max(axis=1) - (enqueue - theta[host]).max(axis=1)
         sharpest = max(_MIN_COLLECTIVES, m // 10) - 1  # so many set the scale, lest one collective decides
         blur = np.maximum(clipped, max(float(np.partition(clipped, sharpest)[sharpest]), 1.0))
         weight = _weights(right - rows @ theta[wanted], blur)

@@ -36,7 +36,7 @@ class HorovodJobFile(JobFile, kw_only=True):
 
 
 def horovod_facts(job: HorovodJobFile, hooks: Sequence[HorovodRankFile], timeline: HorovodTimeline) -> dict[str, Any]:
-    """Fields of `TraceMeta` that launcher, hooks and timeline of Horovod jobs of all frameworks tell alike."""
+    """Fields of `TraceMeta` that launcher, hooks and timeline of Horovod jobs of all frameworks report in the same way."""
     return {
         **job_facts(job, hooks),
         "comm": "horovod",

@@ -3,7 +3,7 @@
 By default (``KVStoreDist``), a tensor of fewer elements than MXNET_KVSTORE_BIGARRAY_BOUND goes to one server, which follows from
 its key; a larger one is cut into a part for each server. With priority slices (``P3StoreDist``: DMLC_PS_VAN_TYPE=p3; Jayarajan et
 al., Priority-based parameter propagation, MLSys 2019), every tensor is cut into parts of MXNET_KVSTORE_SLICE_THRESHOLD elements,
-which go to the servers in turn, in the order of the keys.
+which are distributed over the servers round-robin, in the order of the keys.
 """
 
 from __future__ import annotations

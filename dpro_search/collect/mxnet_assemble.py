@@ -190,18 +190,18 @@ class _JobWriter(ProfileWriter):
         common = list(self._common().values())
         shape = (len(common), len(self._workers))
         spans = CommSpans(
-            post_us=np.array([[comm.start_us for comm in found] for found in common]).reshape(shape),
+            enqueue_us=np.array([[comm.start_us for comm in found] for found in common]).reshape(shape),
             end_us=np.array([[comm.end_us for comm in found] for found in common]).reshape(shape),
             family=np.array([found[0].parameter for found in common], np.int64),
         )
         report = align_clocks(spans, self._machines)
         beside = self._machines.index(self._boot) if self._boot in self._machines else 0
-        said = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
+        found = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
         count = len(self._servers)
         return ClockReport(
             offset_us=(*report.offset_us, *[report.offset_us[beside]] * count),
             residual_us=(*report.residual_us, *[report.residual_us[beside]] * count),
-            method=report.method + said,
+            method=report.method + found,
         )
 
 
@@ -222,8 +222,8 @@ def _checked_hook(folder: Path) -> MxnetHookFile:
     if not hook.traced_steps:
         raise no_profiled_step(folder, hook)
     if hook.kvstore is None or "dist" not in hook.kvstore.type:
-        said = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
-        raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{said}'; use kvstore='dist_sync'")
+        found = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
+        raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{found}'; use kvstore='dist_sync'")
     return hook
 
 

@@ -285,12 +285,12 @@ def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
 
 
 def _warnings(found: list[_Rank], timeline: HorovodTimeline, symbol: Symbol | None) -> tuple[str, ...]:
-    said = timeline_warnings(timeline)
+    warnings = timeline_warnings(timeline)
     if symbol is None:
-        return (*said, "no graph of the network: operators are known by type and order")
+        return (*warnings, "no graph of the network: operators are known by type and order")
     ops = [op for rank in found for step in rank.steps for op in step.compute]
     unknown = [op for op in ops if op.node < 0]
     if unknown:
         share = sum(op.span.end_us - op.span.start_us for op in unknown) / sum(op.span.end_us - op.span.start_us for op in ops)
-        said.append(f"{len(unknown)} of {len(ops)} operators ({share:.1%} of the time) are of no node of the network's graph")
-    return tuple(said)
+        warnings.append(f"{len(unknown)} of {len(ops)} operators ({share:.1%} of the time) are of no node of the network's graph")
+    return tuple(warnings)

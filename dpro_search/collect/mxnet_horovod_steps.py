@@ -1,8 +1,8 @@
 """The operators of a profiled MXNet + Horovod rank, divided into steps, and the graph of one step.
 
 A step's forward pass needs every weight, each weight its update, each update the all-reduces of its gradients: so the k-th
-all-reduce of a tensor and the k-th round of updates belong to the k-th step, whose forward pass begins after the last post of the
-step before.
+all-reduce of a tensor and the k-th round of updates belong to the k-th step, whose forward pass begins after the last enqueue of
+the step before.
 Names: operators that the network's symbol has are named after their node (with " backward"), others after their type and count.
 """
 
@@ -43,7 +43,7 @@ class StepOp:
 
 @dataclass(frozen=True)
 class StepComm:
-    """An all-reduce as its rank sees it: from the post to the completion."""
+    """An all-reduce as its rank sees it: from the enqueue to the completion."""
 
     span: Span
     tensor: int
@@ -187,13 +187,13 @@ def step_graph(reference: StepOps, steps: Sequence[StepOps], symbol: Symbol | No
 
 
 def _starts(compute: Sequence[Span], comm: Sequence[Sequence[StepComm]]) -> list[float]:
-    """Start of each step: of the first operator like the profile's first after the last post of the step before."""
+    """Start of each step: of the first operator like the profile's first after the last enqueue of the step before."""
     starts = [compute[0].start_us]
     for found in comm[:-1]:
-        posted_us = max(c.span.start_us for c in found)
-        later = [op for op in compute if op.start_us > posted_us]
+        enqueued_us = max(c.span.start_us for c in found)
+        later = [op for op in compute if op.start_us > enqueued_us]
         alike = next((op.start_us for op in later if op.name == compute[0].name), None)
-        starts.append(alike if alike is not None else later[0].start_us if later else posted_us)
+        starts.append(alike if alike is not None else later[0].start_us if later else enqueued_us)
     return starts
 
 

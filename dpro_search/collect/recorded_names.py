@@ -1,4 +1,4 @@
-"""What the names that libraries and profilers give tell of collectives, element types and ops: for readers of recordings only.
+"""Collectives, element types and ops from the names that libraries and profilers give: for readers of recordings only.
 
 Everything behind the readers decides by the columns of a `Trace`, which are filled with this.
 """
@@ -13,7 +13,7 @@ from dpro_search.collect.trace_columns import CollectiveKind, Role
 
 _SEPARATORS = re.compile(r"[-_\s]")
 # The first that is found counts: "all_gather" holds "gather", "reduce_scatter" holds "reduce". NCCL's kernel SendRecv also carries
-# out all-to-alls, and a push-pull is two messages: neither tells which collective it is.
+# out all-to-alls, and a push-pull is two messages: neither identifies the collective.
 _SPELLINGS: tuple[tuple[re.Pattern[str], CollectiveKind], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -48,7 +48,7 @@ def collective_kind_of(name: str) -> CollectiveKind:
     """Of a collective's name as a library, a profiler or a device kernel has it.
 
     "ncclDevKernel_AllReduce_Sum_f32", "_allgather_base" and "nccl:send 0->1" are such names.
-    `CollectiveKind.UNKNOWN` where it does not tell one.
+    `CollectiveKind.UNKNOWN` where it does not identify one.
     """
     plain = _SEPARATORS.sub("", name.partition("(")[0].lower())
     return next((kind for pattern, kind in _SPELLINGS if pattern.search(plain)), CollectiveKind.UNKNOWN)
@@ -87,7 +87,7 @@ def copies_of_gathers(units: Sequence[str | None], ops: Sequence[str]) -> list[t
     Parameters
     ----------
     units
-        Of each collective of a rank's step, in the order of posting, the unit of the model that it gathers ("" for the model
+        Of each collective of a rank's step, in enqueue order, the unit of the model that it gathers ("" for the model
         itself); None: it gathers none.
     ops
         Names of the step's ops on the main thread in their order, after the innermost annotation of ``fully_shard`` around each.

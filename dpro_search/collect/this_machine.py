@@ -1,4 +1,4 @@
-"""What recordings and tables say of the machine that they were made on."""
+"""What recordings and tables record of the machine that they were made on."""
 
 from __future__ import annotations
 

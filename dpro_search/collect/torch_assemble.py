@@ -1,17 +1,17 @@
 """Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` says what is
-known of the model's modules.
+`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` determines
+what is known of the model's modules.
 
 What the events are, on each rank and in each profiled step:
 
 * OP: the outermost operators of each thread, named ``annotation/operator`` where one of PyTorch's annotations is around them.
   In the backward pass these are the autograd engine's functions; AccumulateGrad holds the copy of a gradient into its bucket.
   Where FSDP works inside of one, and waits there, it is what the function consists of.
-* COMM: a gradient, from when it is in its bucket (or is posted with its unit) to the completion of the collective.
+* COMM: a gradient, from when it is in its bucket (or is enqueued with its unit) to the completion of the collective.
   ``TensorInfo.node`` names the bucket or unit; DDP's tensors are in the order in which gradients become ready.
-* COLLECTIVE: a bucket's all-reduce, a unit's ``all_gather of UNIT`` or ``reduce_scatter of UNIT``, or what else was posted, from
-  its post to its completion on the rank. Bytes are those of the whole tensor; Gloo executes a reduce-scatter as an all-reduce.
+* COLLECTIVE: a bucket's all-reduce, a unit's ``all_gather of UNIT`` or ``reduce_scatter of UNIT``, or what else was enqueued, from
+  its enqueue to its completion on the rank. Bytes are those of the whole tensor; Gloo executes a reduce-scatter as an all-reduce.
 * SYNC (FSDP): the main thread's wait for a collective.
 * ALLREDUCE: the part of a collective after the last rank's Gloo thread has taken it up: without waiting for others.
 
@@ -151,7 +151,7 @@ def _graphs(ranks: Sequence[RawRank]) -> tuple[tuple[NodeGraph, ...], tuple[int,
 
 
 def _numbered(events: Events) -> Events:
-    """Collectives numbered through the whole job: equal on all ranks, in the order of steps and of posting within each."""
+    """Collectives numbered through the whole job: equal on all ranks, in the order of steps and in enqueue order within each."""
     has = events.collective >= 0
     width = int(events.collective.max(initial=0)) + 1
     return replace(events, collective=np.where(has, events.step * width + events.collective, -1))

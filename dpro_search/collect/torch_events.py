@@ -41,10 +41,10 @@ class DdpEvents(RankEvents):
 
     def _communication(self, step: int) -> list[Events]:
         """Gradients and collectives of a step: DDP's buckets, what else it reduces at the end, and the forward pass's."""
-        mine = np.flatnonzero(self._step[self._posts] == step)
-        in_backward = inside(self._spans, self._posts[mine], self._ready)
+        mine = np.flatnonzero(self._step[self._enqueues] == step)
+        in_backward = inside(self._spans, self._enqueues[mine], self._ready)
         buckets, ddp = int(self._bucket_of.max()) + 1, self._rank.ddp
-        # After the buckets, DDP may tell which parameters were used.
+        # After the buckets, DDP may communicate which parameters were used.
         reduced, extra = np.split(mine[in_backward], [buckets])
         others = mine[~in_backward]
         if len(reduced) != buckets or len(extra) > ddp.find_unused_parameters:
@@ -55,7 +55,7 @@ class DdpEvents(RankEvents):
         which = np.concatenate((reduced, others, extra))
         executed = self._executed_bytes(mine)
         sizes = self._believed_bytes(step, len(others), len(extra)) if executed is None else executed[np.searchsorted(mine, which)]
-        return [self._gradients(step, reduced), *self._collectives(step, which, self._posted_names(which), sizes, Role.UNKNOWN)]
+        return [self._gradients(step, reduced), *self._collectives(step, which, self._enqueued_names(which), sizes, Role.UNKNOWN)]
 
     def _believed_bytes(self, step: int, others: int, extra: int) -> Ints:
         """What DDP's buckets, its buffers and its note of used parameters take."""
@@ -71,13 +71,13 @@ class DdpEvents(RankEvents):
 
     def _gradients(self, step: int, reduced: Ints) -> Events:
         spans, tensors = self._spans, len(self._bucket_of)
-        posted_us = (spans.start_us[self._posts[reduced]] + self._shift_us)[self._bucket_of]
+        enqueued_us = (spans.start_us[self._enqueues[reduced]] + self._shift_us)[self._bucket_of]
         accumulated = np.flatnonzero(self._ready & (self._step == step))[-tensors:]
-        ready_us = posted_us
+        ready_us = enqueued_us
         if len(accumulated) == tensors:
-            ready_us = np.minimum(spans.end_us[accumulated] + self._shift_us, posted_us)
+            ready_us = np.minimum(spans.end_us[accumulated] + self._shift_us, enqueued_us)
         else:
-            self._warn("gradients could not be told apart; each counts as ready when its bucket is")
+            self._warn("gradients could not be distinguished; each counts as ready when its bucket is")
         return event_columns(
             name=self._numbers(["ddp gradient"])[0],
             kind=EventKind.COMM,
@@ -85,7 +85,7 @@ class DdpEvents(RankEvents):
             step=step,
             tensor=np.arange(tensors),
             collective=self._bucket_of,
-            collective_kind=self._posted_kinds(reduced)[self._bucket_of],
+            collective_kind=self._enqueued_kinds(reduced)[self._bucket_of],
             size_bytes=self._size_bytes,
             start_us=ready_us,
             end_us=(spans.end_us[self._runs[reduced]] + self._shift_us)[self._bucket_of],

@@ -72,8 +72,8 @@ class ExecutionNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostedCollective:
-    """A collective as its rank posted it; `op` is its operator's place in `ExecutionTrace.operators`."""
+class EnqueuedCollective:
+    """A collective as its rank enqueued it; `op` is its operator's place in `ExecutionTrace.operators`."""
 
     name: str
     size_bytes: int
@@ -90,8 +90,8 @@ class ExecutionTrace:
     nodes
         In the order in which they began.
     outermost
-        The function of the outermost operator around each operator, by its function: what lies in what is the profile's to say, for
-        the observer loses count of what is open where a collective ends on another thread.
+        The function of the outermost operator around each operator, by its function: what lies in what follows from the profile,
+        for the observer loses count of what is open where a collective ends on another thread.
     dropped
         Records that were left out, by reason.
     """
@@ -142,11 +142,11 @@ class ExecutionTrace:
         )
 
     @cached_property
-    def collectives(self) -> tuple[PostedCollective, ...]:
-        """Collectives in the order of posting."""
+    def collectives(self) -> tuple[EnqueuedCollective, ...]:
+        """Collectives in enqueue order."""
         place = {row: i for i, row in enumerate(self.operators)}
         return tuple(
-            PostedCollective(
+            EnqueuedCollective(
                 name=node.name.removeprefix(_COLLECTIVE).rstrip("_"),
                 size_bytes=_moved_bytes(node),
                 dtype=node.inputs[0].dtype if node.inputs else "",
@@ -158,7 +158,7 @@ class ExecutionTrace:
 
     @cached_property
     def bucket_gradients(self) -> tuple[tuple[TensorUse, ...], ...]:
-        """Gradients of each bucket in the order in which they became ready; buckets in the order of their posting.
+        """Gradients of each bucket in the order in which they became ready; buckets in enqueue order.
 
         The last gradient of a bucket brings about its collective: the operator that accumulates it needs those of all the others.
         """
@@ -169,12 +169,12 @@ class ExecutionTrace:
         }
         of_op = {i: gradient[row] for i, row in enumerate(self.operators) if row in gradient}
         graph, taken, found = self.graph, set[int](), []
-        for posted in self.collectives:
-            if posted.op not in of_op or posted.op in taken:
-                continue  # of the forward pass; or what else DDP posts after its last bucket
-            taken.add(posted.op)
-            needs = graph.input_idx[graph.input_ptr[posted.op] : graph.input_ptr[posted.op + 1]].tolist()
-            found.append(tuple(of_op[op] for op in [*needs, posted.op] if op in of_op))
+        for enqueued in self.collectives:
+            if enqueued.op not in of_op or enqueued.op in taken:
+                continue  # of the forward pass; or what else DDP enqueues after its last bucket
+            taken.add(enqueued.op)
+            needs = graph.input_idx[graph.input_ptr[enqueued.op] : graph.input_ptr[enqueued.op + 1]].tolist()
+            found.append(tuple(of_op[op] for op in [*needs, enqueued.op] if op in of_op))
         return tuple(found)
 
 

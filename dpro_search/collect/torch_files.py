@@ -1,6 +1,6 @@
 """The raw files of a recorded distributed PyTorch job: ``job.json`` and, in ``rank{r}/``, what each rank wrote.
 
-``hook.json`` has step times and what DistributedDataParallel, or the units of a fully sharded model, say of themselves,
+``hook.json`` has step times and what DistributedDataParallel, or the units of a fully sharded model, report about themselves,
 ``kineto.json.gz`` the profile of some steps, and ``execution.json.gz``, which recordings with older versions of PyTorch lack, the
 execution trace of the last of these.
 """
@@ -34,7 +34,7 @@ class TorchParameter(msgspec.Struct):
 
 
 class DdpFacts(msgspec.Struct, kw_only=True):
-    """What DDP says of itself. `buckets`: in the order of their all-reduces, each the indices of its parameters."""
+    """What DDP reports about itself. `buckets`: in the order of their all-reduces, each the indices of its parameters."""
 
     buckets: list[list[int]]
     bucket_cap_bytes: int
@@ -66,7 +66,7 @@ class FsdpUnit(msgspec.Struct, kw_only=True):
     reshards
         Whether its parameters are given up after the forward pass and gathered again for the backward pass.
     asynchronous
-        Whether its all-gathers are waited for where the parameters are needed, not where they are posted.
+        Whether its all-gathers are waited for where the parameters are needed, not where they are enqueued.
     """
 
     name: str
@@ -78,7 +78,7 @@ class FsdpUnit(msgspec.Struct, kw_only=True):
 
 
 class FsdpFacts(msgspec.Struct, kw_only=True):
-    """What a model that ``fully_shard`` divided into units says of itself."""
+    """What a model that ``fully_shard`` divided into units reports about itself."""
 
     units: list[FsdpUnit]
     world_size: int
@@ -192,5 +192,5 @@ def _origin(folder: Path, hook: TorchHookFile, spans: HostSpans) -> tuple[float,
         )
     before, after = np.array(hook.marks, dtype=np.float64).T
     earliest, latest = (before - start_us * 1e3).max(), (after - start_us * 1e3).min()
-    # Marks that contradict each other (the clock was set meanwhile) leave the middle, and say so by the residual.
+    # Marks that contradict each other (the clock was set meanwhile) leave the middle, and a residual that shows it.
     return float((earliest + latest) / 2), float(abs(latest - earliest) / 2e3)

@@ -20,7 +20,7 @@ AGAIN = " for backward"  # ends the name of an all-gather of what was given up a
 _ANNOTATION = "FSDP::"
 _UNIT = r"(?: \((?P<unit>[^()]*)\))?(?: \[.*\])?"
 _COPY_OUT = re.compile(rf"FSDP::all_gather_copy_out{_UNIT}")
-# Posts, by the innermost annotation around them.
+# Enqueues, by the innermost annotation around them.
 _GATHER = re.compile(rf"FSDP::all_gather{_UNIT}/c10d::_allgather_base_")
 _SCATTER = re.compile(rf"FSDP::post_backward_reduce{_UNIT}/c10d::_reduce_scatter_base_")
 
@@ -39,16 +39,16 @@ class FsdpEvents(RankEvents):
     @cached_property
     def _again(self) -> npt.NDArray[np.bool_]:
         """Which collectives are enqueued for a backward pass."""
-        found = np.zeros(len(self._posts), dtype=np.bool_)
+        found = np.zeros(len(self._enqueues), dtype=np.bool_)
         for annotation in ("FSDP::pre_backward", "FSDP::backward_prefetch"):
             held = ~self._spans.is_op & self._spans.named(annotation, prefix=True)
-            found |= inside(self._spans, self._posts, held)
+            found |= inside(self._spans, self._enqueues, held)
         return found
 
     def _units(self, pattern: re.Pattern[str]) -> list[FsdpUnit | None]:
         """Unit that each collective is of, where its label matches a pattern."""
         units = {unit.name: unit for unit in self._rank.fsdp.units}
-        matches = [pattern.fullmatch(label) for label in labels(self._spans, self._posts)]
+        matches = [pattern.fullmatch(label) for label in labels(self._spans, self._enqueues)]
         return [None if found is None else units.get(found["unit"] or "") for found in matches]
 
     def _shown(self) -> npt.NDArray[np.bool_]:
@@ -65,7 +65,7 @@ class FsdpEvents(RankEvents):
         rows = np.flatnonzero(spans.is_op)
         around[rows] |= inside(spans, rows, moving)  # copies of Gloo's own
         shown = spans.outermost(spans.is_op & ~around)
-        shown[self._posts] = False  # the beginning of a collective, and mostly of the wait for it
+        shown[self._enqueues] = False  # the beginning of a collective, and mostly of the wait for it
         return shown
 
     def _copies(self, ops: Ints, names: list[str]) -> dict[str, Codes | Ints]:
@@ -75,29 +75,29 @@ class FsdpEvents(RankEvents):
         kind, role = np.full((2, count), -1, dtype=np.int8)
         main = np.array([self._threads[int(thread)] == 0 for thread in spans.thread[ops]], dtype=np.bool_)
         for step in self._seen:
-            posted = np.flatnonzero(self._step[self._posts] == step)
-            units = [None if (unit := self._gathered[post]) is None else unit.name for post in posted]
+            enqueued = np.flatnonzero(self._step[self._enqueues] == step)
+            units = [None if (unit := self._gathered[enqueue]) is None else unit.name for enqueue in enqueued]
             rows = np.flatnonzero(main & (self._step[ops] == step))
             rows = rows[np.argsort(spans.start_us[ops[rows]], kind="stable")]
-            kinds = self._posted_kinds(posted)
+            kinds = self._enqueued_kinds(enqueued)
             for number, row in copies_of_gathers(units, [names[row] for row in rows]):
                 collective[rows[row]], kind[rows[row]], role[rows[row]] = number, kinds[number], Role.COPY
         return {"collective": collective, "collective_kind": kind, "role": role}
 
     def _communication(self, step: int) -> list[Events]:
-        mine = np.flatnonzero(self._step[self._posts] == step)
-        names, believed, foreign = self._posted_names(mine), np.zeros(len(mine), dtype=np.int64), 0
+        mine = np.flatnonzero(self._step[self._enqueues] == step)
+        names, believed, foreign = self._enqueued_names(mine), np.zeros(len(mine), dtype=np.int64), 0
         role = np.full(len(mine), Role.UNKNOWN, dtype=np.int8)
-        for place, post in enumerate(mine):
-            gathered, scattered = self._gathered[post], self._scattered[post]
+        for place, enqueue in enumerate(mine):
+            gathered, scattered = self._gathered[enqueue], self._scattered[enqueue]
             unit = gathered or scattered
             if unit is None:
                 foreign += 1
                 continue
             what = "reduce_scatter" if gathered is None else "all_gather"
-            names[place] = f"{what} of {unit.name or ROOT}{AGAIN if gathered is not None and self._again[post] else ''}"
+            names[place] = f"{what} of {unit.name or ROOT}{AGAIN if gathered is not None and self._again[enqueue] else ''}"
             believed[place] = unit.gathered_bytes
-            role[place] = Role.FORWARD if gathered is not None and not self._again[post] else Role.BACKWARD
+            role[place] = Role.FORWARD if gathered is not None and not self._again[enqueue] else Role.BACKWARD
         executed = self._executed_bytes(mine)
         if executed is None and foreign:
             self._warn(f"{foreign} collectives beside those of units in step {step}: their sizes are not known")
@@ -105,11 +105,11 @@ class FsdpEvents(RankEvents):
         return [self._gradients(step, mine), self._waits(step, mine), *self._collectives(step, mine, names, sizes, role)]
 
     def _gradients(self, step: int, mine: Ints) -> Events:
-        """From the post of their unit's reduce-scatter to its end; none where the unit has none in the step."""
+        """From the enqueue of their unit's reduce-scatter to its end; none where the unit has none in the step."""
         unit_of = np.array([tensor.node for tensor in self._tensors])
         scatter = np.full(len(self._tensors), -1, dtype=np.int64)
-        for place, post in enumerate(mine):
-            unit = self._scattered[post]
+        for place, enqueue in enumerate(mine):
+            unit = self._scattered[enqueue]
             if unit is not None:
                 scatter[unit_of == (unit.name or ROOT)] = place
         reduced = np.flatnonzero(scatter >= 0)
@@ -121,32 +121,32 @@ class FsdpEvents(RankEvents):
             step=step,
             tensor=reduced,
             collective=scatter[reduced],
-            collective_kind=self._posted_kinds(which),
+            collective_kind=self._enqueued_kinds(which),
             size_bytes=np.array([self._tensors[i].size_bytes for i in reduced], dtype=np.int64),
-            start_us=self._spans.start_us[self._posts[which]] + self._shift_us,
+            start_us=self._spans.start_us[self._enqueues[which]] + self._shift_us,
             end_us=self._spans.end_us[self._runs[which]] + self._shift_us,
         )
 
     def _waits(self, step: int, mine: Ints) -> Events:
         """From when the main thread had nothing else to do to when it went on; of no length where the collective had ended."""
-        spans, posts, runs = self._spans, self._posts[mine], self._runs[mine]
-        begin = spans.start_us[posts].copy()
+        spans, enqueues, runs = self._spans, self._enqueues[mine], self._runs[mine]
+        begin = spans.start_us[enqueues].copy()
         copies = self._copies_out(step)
-        for place, post in enumerate(mine):
-            unit = self._gathered[post]
+        for place, enqueue in enumerate(mine):
+            unit = self._gathered[enqueue]
             if unit is not None and copies[unit.name]:
                 needed_us = copies[unit.name].pop(0)
                 begin[place] = max(needed_us, begin[place]) if unit.asynchronous else begin[place]
         # Gloo's thread may be seen to end a collective after the main thread, which it woke, has gone on.
-        goes_on = np.append(np.sort(spans.start_us[spans.thread == spans.thread[posts[0]]]), np.inf)
-        next_us = goes_on[np.searchsorted(goes_on[:-1], np.maximum(begin, spans.end_us[posts]), side="right")]
+        goes_on = np.append(np.sort(spans.start_us[spans.thread == spans.thread[enqueues[0]]]), np.inf)
+        next_us = goes_on[np.searchsorted(goes_on[:-1], np.maximum(begin, spans.end_us[enqueues]), side="right")]
         return event_columns(
             name=self._numbers(["wait for a collective"])[0],
             kind=EventKind.SYNC,
             rank=self._number,
             step=step,
             collective=np.arange(len(mine)),
-            collective_kind=self._posted_kinds(mine),
+            collective_kind=self._enqueued_kinds(mine),
             start_us=begin + self._shift_us,
             end_us=np.maximum(np.minimum(spans.end_us[runs], next_us), begin) + self._shift_us,
         )

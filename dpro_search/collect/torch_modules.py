@@ -30,7 +30,7 @@ _SAVE_NOTHING = frozenset([
 _SAVE_INPUTS = frozenset([
     "AdaptiveAvgPool2D", "Addmm", "AvgPool2D", "Baddbmm", "Bmm", "Convolution", "Div", "Embedding", "Gelu", "Mm", "Mul", "Silu",
 ])  # fmt: skip
-_POST = "c10d::"
+_ENQUEUE = "c10d::"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class RankModules:
         ]
 
     def kept_bytes(self) -> dict[int, tuple[int, int]]:
-        """`frees_bytes` and `behind_bytes` of modules by their number; empty where no execution trace tells."""
+        """`frees_bytes` and `behind_bytes` of modules by their number; empty without an execution trace."""
         if self._rank.execution is None:
             return {}
         kept, found = _kept(self._rank.execution, self._rank.spans), {}
@@ -84,7 +84,7 @@ class RankModules:
         return found
 
     def lowered(self) -> dict[int, LoweredOps]:
-        """What would run in bfloat16 of modules, by their number; empty where no execution trace tells."""
+        """What of modules would run in bfloat16, by their number; empty without an execution trace."""
         found = {}
         for number, (executed, lowers) in self.lowerings().items():
             calls = [call.rows for call in self.calls if call.module == number]
@@ -161,7 +161,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
     forward = numbered[~inside(spans, numbered, spans.outermost(spans.is_op & spans.named(FUNCTION, prefix=True)))]
     backward = np.flatnonzero(functions)
     backward = backward[np.argsort(spans.sequence[backward], kind="stable")]
-    posts = np.flatnonzero(spans.is_op & spans.named(_POST, prefix=True))
+    enqueues = np.flatnonzero(spans.is_op & spans.named(_ENQUEUE, prefix=True))
     outer = np.flatnonzero(spans.outermost(spans.is_op))
     step_of_mark = step_of(steps, number, spans.start_us[marks] + shift_us)
     found = []
@@ -190,7 +190,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
                 backward_end_us=backward_end_us,
                 low=low,
                 high=high,
-                communicates=bool(_begin_within(spans, posts, start_us, end_us).any()),
+                communicates=bool(_begin_within(spans, enqueues, start_us, end_us).any()),
                 rows=_rows(spans, own, ran, ops, end_us - start_us, backward_end_us - backward_us),
             )
         )

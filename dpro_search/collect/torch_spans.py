@@ -1,4 +1,4 @@
-"""What the profile of a rank of any PyTorch job says: its ops, and its collectives from their posts to their ends."""
+"""What the profile of a rank of any PyTorch job holds: its ops, and its collectives from enqueue to end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy.typing as npt
 from dpro_search.collect.assembly import event_columns, joined, step_of
 from dpro_search.collect.readers.kineto_cpu import HostSpans
 from dpro_search.collect.recorded_names import collective_kind_of, dtype_of
-from dpro_search.collect.torch_execution import PostedCollective
+from dpro_search.collect.torch_execution import EnqueuedCollective
 from dpro_search.collect.torch_files import RawRank
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError
 
 FUNCTION = "autograd::engine::evaluate_function: "
 MODULE = "dpro_search.module "  # an annotation of the recorder, around the forward pass of a module
-_POST, _RUN = "c10d::", "gloo:"  # what posts a collective, and its execution by a thread of Gloo
+_ENQUEUE, _RUN = "c10d::", "gloo:"  # what enqueues a collective, and its execution by a thread of Gloo
 
 
 class RankEvents(ABC):
     """Events of one rank but the transfers, on the job's clock; collectives are numbered within their step.
 
-    A kind of job says which ops it shows (`_shown`) and what its communication is (`_communication`).
+    A kind of job defines which ops it shows (`_shown`) and what its communication is (`_communication`).
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class RankEvents(ABC):
         self._rank, self._number, self._names, self._dtypes, self._tensors = rank, number, names, dtypes, tensors
         self._spans = spans = rank.spans
         self._shift_us = (rank.origin_ns - base_ns) / 1e3
-        self._posts, self._runs = _posts_and_runs(rank)
+        self._enqueues, self._runs = _enqueues_and_runs(rank)
         self._outer = self._shown()
         self._step = step_of(steps, number, spans.start_us + self._shift_us)
         self._threads = {int(thread): i for i, thread in enumerate(_threads(spans, self._outer))}
         traced = set(steps.index[(steps.rank == number) & steps.traced].tolist())
-        self._seen = sorted(traced & set(self._step[self._posts].tolist()))
+        self._seen = sorted(traced & set(self._step[self._enqueues].tolist()))
         self.warnings: list[str] = []
         if rank.hook.other_models:
             self._warn(f"{rank.hook.other_models} more distributed modules; steps are the first one's")
@@ -84,16 +84,16 @@ class RankEvents(ABC):
 
     @abstractmethod
     def _copies(self, ops: Ints, names: list[str]) -> dict[str, Codes | Ints]:
-        """Columns that tell which ops (rows of spans, with their names) copy what is communicated."""
+        """Columns that mark which ops (rows of spans, with their names) copy what is communicated."""
 
     def _collectives(self, step: int, which: Ints, names: list[str], size_bytes: Ints, role: Codes | Role) -> list[Events]:
-        """Each from its post to its end, and from its post to when a thread of Gloo took it up."""
-        spans, posts, runs = self._spans, self._posts[which], self._runs[which]
-        start_us = spans.start_us[posts] + self._shift_us
+        """Each from its enqueue to its end, and from its enqueue to when a thread of Gloo took it up."""
+        spans, enqueues, runs = self._spans, self._enqueues[which], self._runs[which]
+        start_us = spans.start_us[enqueues] + self._shift_us
         same: dict[str, Any] = {
             "rank": self._number, "step": step, "collective": np.arange(len(which)), "size_bytes": size_bytes, "start_us": start_us,
             "stream": np.array([self._threads[int(thread)] for thread in spans.thread[runs]], dtype=np.int64),
-            "collective_kind": self._posted_kinds(which), "dtype": self._posted_dtypes(which),
+            "collective_kind": self._enqueued_kinds(which), "dtype": self._enqueued_dtypes(which),
         }  # fmt: skip
         taken_us = np.maximum(spans.start_us[runs] + self._shift_us, start_us)
         end_us = np.maximum(spans.end_us[runs] + self._shift_us, taken_us)
@@ -102,16 +102,16 @@ class RankEvents(ABC):
             event_columns(name=self._numbers(["gloo queue"])[0], kind=EventKind.QUEUE, end_us=taken_us, **same),
         ]
 
-    def _posted_names(self, which: Ints) -> list[str]:
-        """What c10d calls the collectives of posts: "allreduce"."""
+    def _enqueued_names(self, which: Ints) -> list[str]:
+        """What c10d calls the enqueued collectives: "allreduce"."""
         spans = self._spans
-        return [spans.names[name].removeprefix(_POST).rstrip("_") for name in spans.name[self._posts[which]]]
+        return [spans.names[name].removeprefix(_ENQUEUE).rstrip("_") for name in spans.name[self._enqueues[which]]]
 
-    def _posted_kinds(self, which: Ints) -> Codes:
-        return np.array([collective_kind_of(name) for name in self._posted_names(which)], dtype=np.int8)
+    def _enqueued_kinds(self, which: Ints) -> Codes:
+        return np.array([collective_kind_of(name) for name in self._enqueued_names(which)], dtype=np.int8)
 
-    def _posted_dtypes(self, which: Ints) -> Codes:
-        """Element types of the collectives of a step, in any order; unknown where the step of the execution trace posted others."""
+    def _enqueued_dtypes(self, which: Ints) -> Codes:
+        """Element types of the collectives of a step, in any order; unknown where the execution trace's step enqueued others."""
         order = np.argsort(which, kind="stable")
         found = np.full(len(which), -1, dtype=np.int32)
         for place, collective in zip(order.tolist(), self._executed(which[order]) or (), strict=False):
@@ -120,16 +120,16 @@ class RankEvents(ABC):
         return found
 
     def _executed_bytes(self, which: Ints) -> Ints | None:
-        """What the step of the execution trace moved with each collective of a step; None where it posted others."""
+        """What the step of the execution trace moved with each collective of a step; None where it enqueued others."""
         executed = self._executed(which)
         return None if executed is None else np.array([collective.size_bytes for collective in executed], dtype=np.int64)
 
-    def _executed(self, which: Ints) -> tuple[PostedCollective, ...] | None:
-        """The collectives of the step of the execution trace; None where a step posted others."""
+    def _executed(self, which: Ints) -> tuple[EnqueuedCollective, ...] | None:
+        """The collectives of the step of the execution trace; None where a step enqueued others."""
         if self._rank.execution is None:
             return None
         executed = self._rank.execution.collectives
-        return executed if self._posted_names(which) == [collective.name for collective in executed] else None
+        return executed if self._enqueued_names(which) == [collective.name for collective in executed] else None
 
 
 def labels(spans: HostSpans, ops: Ints) -> list[str]:
@@ -175,16 +175,16 @@ def _threads(spans: HostSpans, outer: npt.NDArray[np.bool_]) -> Ints:
     return np.concatenate((first, np.setdiff1d(np.unique(spans.thread), first)))
 
 
-def _posts_and_runs(rank: RawRank) -> tuple[Ints, Ints]:
-    """Rows of the posts and of the runs of collectives, pair by pair in the order of posting."""
+def _enqueues_and_runs(rank: RawRank) -> tuple[Ints, Ints]:
+    """Rows of the enqueues and of the runs of collectives, pair by pair in enqueue order."""
     spans = rank.spans
-    posts = np.flatnonzero(spans.is_op & spans.named(_POST, prefix=True))
+    enqueues = np.flatnonzero(spans.is_op & spans.named(_ENQUEUE, prefix=True))
     runs = np.flatnonzero(~spans.is_op & spans.named(_RUN, prefix=True))
-    posts = posts[np.argsort(spans.start_us[posts], kind="stable")]
+    enqueues = enqueues[np.argsort(spans.start_us[enqueues], kind="stable")]
     runs = runs[np.argsort(spans.start_us[runs], kind="stable")]
-    if len(posts) != len(runs):
+    if len(enqueues) != len(runs):
         raise TraceFormatError(
-            f"{rank.folder}: {len(posts)} collectives were posted in the profiled steps, Gloo ran {len(runs)}; "
+            f"{rank.folder}: {len(enqueues)} collectives were enqueued in the profiled steps, Gloo ran {len(runs)}; "
             f"the backend is '{rank.backend}': only gloo can be recorded, with CUDA tensors import the profile instead"
         )
-    return posts, runs
+    return enqueues, runs

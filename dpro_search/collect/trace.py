@@ -2,8 +2,8 @@
 
 What it consists of is defined in `trace_columns`, `trace_meta` and `trace_values`, whose names can be imported from here.
 
-Versions of the format: 2 tells the kind of each collective, its process group, element types, shapes of ops, and what an op does in
-the step. A trace of version 1 says some of that in names; they are read once, when it is loaded (`trace_upgrade`).
+Versions of the format: 2 has the kind of each collective, its process group, element types, shapes of ops, and what an op does in
+the step. A trace of version 1 has some of that in names; they are read once, when it is loaded (`trace_upgrade`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Trace(RecordedJob):
             )
             calls = ModuleCalls.none()
             if strings.modules:
-                # Of traces from before ends were kept, whose modules say nothing of bfloat16.
+                # Of traces from before ends were kept, whose modules have no bfloat16 columns.
                 columns.setdefault("modules.end_us", columns["modules.again_us"])
                 columns.setdefault("modules.backward_end_us", columns["modules.backward_us"])
                 calls = ModuleCalls(**{f.name: widened(columns[f"modules.{f.name}"]) for f in fields(ModuleCalls)})
@@ -186,17 +186,17 @@ class Trace(RecordedJob):
 
 
 def _event_columns(events: Events) -> dict[str, npt.NDArray[Any]]:
-    """Columns on disk; those that tell nothing are left out."""
+    """Columns on disk; those that are empty are left out."""
     columns = {f.name: getattr(events, f.name) for f in fields(Events)}
-    told = {name: narrowed(columns.pop(name)) for name in DESCRIPTIONS}
+    described = {name: narrowed(columns.pop(name)) for name in DESCRIPTIONS}
     found = {f"events.{name}": packed(column) for name, column in columns.items()}
-    return found | {f"events.{name}": column for name, column in told.items() if (column >= 0).any()}
+    return found | {f"events.{name}": column for name, column in described.items() if (column >= 0).any()}
 
 
 def _events(columns: dict[str, npt.NDArray[Any]]) -> Events:
     required = {f.name: widened(columns[f"events.{f.name}"]) for f in fields(Events) if f.name not in DESCRIPTIONS}
-    told = {name: columns[f"events.{name}"] for name in DESCRIPTIONS if f"events.{name}" in columns}
-    return Events(**required, **told)
+    described = {name: columns[f"events.{name}"] for name in DESCRIPTIONS if f"events.{name}" in columns}
+    return Events(**required, **described)
 
 
 class _Version(msgspec.Struct):

@@ -58,7 +58,7 @@ def narrowed(column: Codes) -> Codes:
 
 
 def check(trace: RecordedJob) -> None:
-    """Raise `ValueError` that says what does not fit, if anything does not."""
+    """Raise `ValueError` that names what does not fit, if anything does not."""
     for wrong, what in _problems(trace):
         if wrong:
             raise ValueError(what)
@@ -99,7 +99,7 @@ def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
     yield any(min(ops.forward_us, ops.backward_us, ops.casts, ops.cast_elements) < 0 for ops in lowered), "modules: a negative time"
     yield any(op.us < 0 or op.calls < 1 for ops in lowered for op in ops.ops), "modules: ops of a negative time, or none"
     yield any(tensor.size_bytes < -1 for tensor in trace.tensors), "tensors: a negative size"  # -1: not known
-    if trace.graphs:  # without any, what a rank is said to have is not looked at
+    if trace.graphs:  # without any, the graph that a rank names is not looked at
         yield any(not 0 <= number < len(trace.graphs) for number in trace.graph_of_rank), "a graph that is not there"
     for graph in trace.graphs:
         yield from _graph(graph)

@@ -24,7 +24,7 @@ class EventKind(enum.IntEnum):
 
     OP = 0  # a computation op that ran on a rank
     COMM = 1  # a tensor's communication as its rank sees it: from the enqueue to the completion callback
-    NEGOTIATE = 2  # from the first rank that posted the tensor to the last
+    NEGOTIATE = 2  # from the first rank that enqueued the tensor to the last
     QUEUE = 3  # ready on every rank, waiting for its turn
     MEMCPY_IN = 4  # copy into the fusion buffer
     ALLREDUCE = 5  # the transfer and the reduction
@@ -42,11 +42,11 @@ class CollectiveKind(enum.IntEnum):
     """Which communication an event is a part of, whatever library carries it out.
 
     The collectives are those of MPI and NCCL. `PUSH` and `PULL` are what a worker exchanges with a parameter server, `SEND` and
-    `RECV` the two ends of a message. What moves data by an all-reduce but is posted as something else (a barrier, a reduce-scatter
-    of Gloo) is what it was posted as.
+    `RECV` the two ends of a message. What moves data by an all-reduce but is enqueued as something else (a barrier, a
+    reduce-scatter of Gloo) is what it was enqueued as.
     """
 
-    UNKNOWN = -1  # no communication, or the format does not tell which
+    UNKNOWN = -1  # no communication, or the format does not have it
     ALL_REDUCE = 0
     ALL_GATHER = 1
     REDUCE_SCATTER = 2
@@ -91,9 +91,9 @@ class DependencyKind(enum.IntEnum):
 class Events:
     """n events, one entry a column. Times are microseconds on the aligned clock.
 
-    The last five columns tell what an event is about. They are codes as narrow as their values; -1 stands for what does not apply
-    or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file. Tables that columns
-    index belong to the `Trace`: an entry stands there once, however many events have it.
+    The last five columns describe what an event is about. They are codes as narrow as their values; -1 stands for what does not
+    apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file. Tables that
+    columns index belong to the `Trace`: an entry stands there once, however many events have it.
 
     Attributes
     ----------
@@ -275,15 +275,15 @@ class NodeGraph:
     op: tuple[str, ...]  # op type, "MatMul"
     input_ptr: Ints  # [v + 1]
     input_idx: Ints  # [edges], indices of the producing nodes
-    tensors: GraphTensors | None = None  # None: the recording says nothing of them
-    backward: npt.NDArray[np.bool_] | None = None  # [v], nodes that the framework made for the backward pass; None: not told
+    tensors: GraphTensors | None = None  # None: the recording does not have them
+    backward: npt.NDArray[np.bool_] | None = None  # [v], nodes that the framework made for the backward pass; None: not known
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A gradient that is communicated."""
 
     name: str  # the communication library's name, equal on every rank
-    node: str  # the graph node that posts it
+    node: str  # the graph node that enqueues it
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int

@@ -1,4 +1,4 @@
-"""What a trace says of the recording as a whole: provenance, settings, clocks. On disk, ``meta.json``."""
+"""What a trace holds about the recording as a whole: provenance, settings, clocks. On disk, ``meta.json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     peak_bytes: int  # most in use, in pieces as the allocator hands them out
-    requested_peak_bytes: int  # the same, but of what was taken in these steps only as much as was asked for
+    requested_peak_bytes: int  # the same, but of what was taken in these steps only as much as was requested
     least_bytes: int  # least in use: what stays from step to step
 
 

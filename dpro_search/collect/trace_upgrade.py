@@ -1,7 +1,7 @@
-"""Traces of version 1, which say in names what version 2 has columns for.
+"""Traces of version 1, which have in names what version 2 has columns for.
 
 Only here are names read that this program itself once gave. A trace that is recorded or imported today gets its columns from what
-the recording says.
+the recording has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GATHER, _SCATTER, _AGAIN, _ROOT = "all_gather of ", "reduce_scatter of ", " for
 
 
 def upgraded(job: _Job) -> _Job:
-    """A job that was read as version 1, with the columns that its names tell; process groups, types and shapes stay unknown."""
+    """A job that was read as version 1, with the columns that follow from its names; groups, types and shapes stay unknown."""
     events = job.events
     if job.meta.format == "pytorch-fsdp":
         events = replace(events, collective=_with_copies(job))
@@ -124,13 +124,13 @@ def _with_copies(job: RecordedJob) -> Ints:
     whole = events.kind == EventKind.COLLECTIVE
     for rank, step in sorted(set(zip(events.rank[whole].tolist(), events.step[whole].tolist(), strict=True))):
         mine = (events.rank == rank) & (events.step == step)
-        posted = np.flatnonzero(mine & whole)
-        posted = posted[np.argsort(events.collective[posted], kind="stable")]
+        enqueued = np.flatnonzero(mine & whole)
+        enqueued = enqueued[np.argsort(events.collective[enqueued], kind="stable")]
         ops = np.flatnonzero(mine & main)
         ops = ops[np.argsort(events.start_us[ops], kind="stable")]
-        units = [_gathered_unit(job.names[name]) for name in events.name[posted].tolist()]
+        units = [_gathered_unit(job.names[name]) for name in events.name[enqueued].tolist()]
         for number, op in copies_of_gathers(units, [job.names[name] for name in events.name[ops].tolist()]):
-            collective[ops[op]] = events.collective[posted[number]]
+            collective[ops[op]] = events.collective[enqueued[number]]
     return collective
 
 

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: when each rank posted its part of the recorded collectives."""
+"""Stragglers: when each rank enqueued its part of the recorded collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     last_pct
         Collectives for which this rank came last.
     waited_us
-        Time between this rank's post and the last rank's, mean per collective: waiting that is not transfer.
+        Time between this rank's enqueue and the last rank's, mean per collective: waiting that is not transfer.
     """
 
     rank: int
@@ -25,20 +25,20 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrivals(trace: Trace) -> tuple[Arrival, ...]:
-    """Punctuality of every rank, from the collectives that all ranks were seen to post."""
+    """Punctuality of every rank, from the collectives that all ranks were seen to enqueue."""
     comm = trace.events.select((trace.events.kind == EventKind.COMM) & (trace.events.collective >= 0))
     numbers, row = np.unique(comm.collective, return_inverse=True)
-    post = np.full((len(numbers), trace.meta.ranks), -np.inf)
-    np.maximum.at(post, (row, comm.rank), comm.start_us)
-    post = post[np.isfinite(post).all(axis=1)]
-    if not len(post):
+    enqueue = np.full((len(numbers), trace.meta.ranks), -np.inf)
+    np.maximum.at(enqueue, (row, comm.rank), comm.start_us)
+    enqueue = enqueue[np.isfinite(enqueue).all(axis=1)]
+    if not len(enqueue):
         return ()
-    last = post.max(axis=1)
+    last = enqueue.max(axis=1)
     return tuple(
         Arrival(
             rank=rank,
-            last_pct=float((post.argmax(axis=1) == rank).mean()) * 100,
-            waited_us=float((last - post[:, rank]).mean()),
+            last_pct=float((enqueue.argmax(axis=1) == rank).mean()) * 100,
+            waited_us=float((last - enqueue[:, rank]).mean()),
         )
         for rank in range(trace.meta.ranks)
     )

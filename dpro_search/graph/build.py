@@ -38,7 +38,7 @@ def build_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_prof
     shares = communication_shares(trace, sampled)
     unplaced: dict[str, str] = {}
     parts = [_RankPart(trace, rank, sampled, shares, unplaced, with_profiler) for rank in range(meta.ranks)]
-    order = np.argsort(np.mean([part.posted_us for part in parts], axis=(0, 1)), kind="stable")
+    order = np.argsort(np.mean([part.enqueued_us for part in parts], axis=(0, 1)), kind="stable")
     first = np.concatenate(([0], np.cumsum([len(part.names) for part in parts])))
     comm = [[int(first[r] + part.comm_node[t]) for r, part in enumerate(parts)] for t in range(len(trace.tensors))]
     pred_ptr, pred_idx = _joined_predecessors(parts, first, comm)
@@ -123,8 +123,8 @@ class _RankPart:
     ) -> None:
         count = len(trace.tensors)
         self.work_us = np.zeros((len(steps), len(self.names)))
-        self.posted_us = np.zeros((len(steps), count))
-        self._post_main = np.zeros((len(steps), count))
+        self.enqueued_us = np.zeros((len(steps), count))
+        self._enqueue_main = np.zeros((len(steps), count))
         self._main = np.zeros(len(steps))
         self._host = np.zeros(len(steps))
         self._ran = np.zeros(len(self.names), dtype=np.bool_)
@@ -135,7 +135,7 @@ class _RankPart:
             row = row_of_step[step]
             begin = float(trace.steps.start_us[row])
             events = mine.select(mine.step == step)
-            posts = _first_posts(events, count, rank, step, trace)
+            enqueues = _first_enqueues(events, count, rank, step, trace)
             timed = (events.kind == EventKind.OP) & (node_of_name[events.name] >= 0) & (events.end_us > events.start_us)
             ops = events.select(timed)
             node = node_of_name[ops.name]
@@ -147,16 +147,16 @@ class _RankPart:
             last_end = max(float(ops.end_us.max()), float(events.end_us[events.kind == EventKind.COMM].max()))
             self._host[i] = max(next_start - last_end, 0.0)
             ratio = _measured_over_divided(float(trace.steps.compute_cpu_us[row]) - profiler_us - self._host[i], work)
-            divided.append((node, posts, work, ratio))
+            divided.append((node, enqueues, work, ratio))
             self._ran[node] = True
-            self.posted_us[i] = posts - begin
+            self.enqueued_us[i] = enqueues - begin
         # In a step with a low ratio others took the core. What all steps have in common, the kernel's work for the network, stays;
         # but a rank that polls is charged for that itself, and what its clocks lack was never its own.
         usual = 1.0 if polls(trace) else float(np.median([ratio for _, _, _, ratio in divided]))
-        for i, (node, posts, work, ratio) in enumerate(divided):
+        for i, (node, enqueues, work, ratio) in enumerate(divided):
             work = scaled(work, ratio / usual)
             np.add.at(self.work_us[i], node, work.work_us)
-            self._post_main[i] = work.main_until_us(posts)
+            self._enqueue_main[i] = work.main_until_us(enqueues)
             self._main[i] = work.main_us[-1]
         self._concurrency = float(np.mean([work.concurrency for _, _, work, _ in divided]))
         # The last profiled step is followed by the profiler's own work, which no other step has.
@@ -175,7 +175,7 @@ class _RankPart:
         return main
 
     def profile(self, order: Ints) -> RankProfile:
-        """Summary for the replay, with tensors in posting order."""
+        """Summary for the replay, with tensors in enqueue order."""
         new_index = np.empty(len(order), dtype=np.int64)
         new_index[order] = np.arange(len(order))
         groups: dict[tuple[int, ...], Floats] = {}
@@ -185,7 +185,7 @@ class _RankPart:
                 key = tuple(sorted(new_index[np.flatnonzero(self._waits[node])].tolist()))
                 groups[key] = groups.get(key, np.zeros(len(work))) + work
         return RankProfile(
-            post_us=self._post_main[:, order],
+            post_us=self._enqueue_main[:, order],
             main_us=self._main,
             releases=tuple(Release(tensors=key, work_us=work) for key, work in sorted(groups.items())),
             host_us=self._host,
@@ -223,17 +223,17 @@ def _memory(trace: Trace, steps: tuple[int, ...], kinds: Ints) -> StepMemory | N
     return step_memory(graph, kinds, spans, [tensor.size_bytes for tensor in trace.tensors])
 
 
-def _first_posts(events: Events, count: int, rank: int, step: int, trace: Trace) -> Floats:
+def _first_enqueues(events: Events, count: int, rank: int, step: int, trace: Trace) -> Floats:
     comm = events.kind == EventKind.COMM
-    posts = np.full(count, np.inf)
-    np.minimum.at(posts, events.tensor[comm], events.start_us[comm])
-    missing = np.flatnonzero(~np.isfinite(posts))
+    enqueues = np.full(count, np.inf)
+    np.minimum.at(enqueues, events.tensor[comm], events.start_us[comm])
+    missing = np.flatnonzero(~np.isfinite(enqueues))
     if len(missing):
         raise GraphError(
             f"gradient '{trace.tensors[missing[0]].name}' was not communicated on rank {rank} in step {step} "
             f"({len(missing)} of {count} missing); record the job again"
         )
-    return posts
+    return enqueues
 
 
 def _profiler_cpu_us(trace: Trace, rank: int) -> float:
@@ -262,7 +262,7 @@ def _returns(events: Events, comm_node: Ints) -> tuple[Ints, Floats]:
 
 
 def _kinds(graph: NodeGraph, order: Ints, is_comm: npt.NDArray[np.bool_], waits: npt.NDArray[np.bool_]) -> Ints:
-    """COMM; UPDATE: whatever waits for communication; BACKWARD as the graph tells it; IO by type; or FORWARD.
+    """COMM; UPDATE: whatever waits for communication; BACKWARD as the graph has it; IO by type; or FORWARD.
 
     Sums of gradients, and of such sums, are made outside of TensorFlow's scope of gradients, and are backward ops as well.
     """

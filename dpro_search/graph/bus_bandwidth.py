@@ -1,8 +1,9 @@
-"""The bus bandwidth that the collectives of each group of ranks reached, which tells slow links.
+"""The bus bandwidth that the collectives of each group of ranks reached, which shows slow links.
 
 Bus bandwidth is what each link carries, whatever the number of ranks: bytes a second times 2 (n - 1) / n for an all-reduce and
 (n - 1) / n for the others that involve all ranks (NVIDIA, nccl-tests, PERFORMANCE.md). Only collectives count that all their ranks
-were seen to post, from the last post on, for a transfer has no other known beginning, and that are large enough not to be latency.
+were seen to enqueue, from the last enqueue on (a transfer has no other known beginning), and that are not small enough to be
+latency.
 """
 
 from __future__ import annotations

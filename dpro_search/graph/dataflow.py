@@ -2,7 +2,7 @@
 
 Ops are the nodes that ran; a gradient's communication is one COMM op on every rank. Costs are core time (see `core_time`), a sample
 per traced step. A rank's compute is summarised as the replay needs it: the main stream (ops that wait for no communication) with
-the points at which it posts gradients, and the releases (ops that wait for communication, by what they wait for).
+the points at which it enqueues gradients, and the releases (ops that wait for communication, by what they wait for).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RankProfile:
     Attributes
     ----------
     post_us
-        Main core time used up when each tensor is posted, [steps, tensors].
+        Main core time used up when each tensor is enqueued, [steps, tensors].
     main_us
         Core time of the whole main stream, [steps].
     releases
@@ -103,7 +103,7 @@ class DataflowGraph:
         Dependencies in CSR form: op i needs ``pred_idx[pred_ptr[i] : pred_ptr[i + 1]]``; a tensor's COMM op needs its producers on
         all ranks.
     tensors, placements
-        The communicated tensors, in the order in which they are posted.
+        The communicated tensors, in the order in which they are enqueued.
     profiles
         One per rank.
     steps

@@ -45,7 +45,7 @@ class DdpGraph(MainThreadGraph):
     after_us
         From the last copy to the next step: optimizer and script, [samples, ranks].
     forward_post_us, forward_bytes, forward_is_broadcast
-        Collectives that the main thread posts and waits for during the forward pass: when, [samples, ranks, collectives]; their
+        Collectives that the main thread enqueues and waits for during the forward pass: when, [samples, ranks, collectives]; their
         bytes; and whether rank 0 only sends, [collectives].
     compression
         Bytes that the buckets' all-reduces moved over those of their gradients: below 1 where a communication hook compresses.
@@ -103,7 +103,9 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
     parts = [[_StepPart(trace, rank, step, bucket_of, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
     counts = {len(part.forward_post_us) for row in parts for part in row}
     if len(counts) > 1:
-        raise GraphError("the profiled steps differ in how many collectives their forward passes have; record more alike ones")
+        raise GraphError(
+            "the profiled steps differ in how many collectives their forward passes have; record steps that do the same"
+        )
     first = parts[0][0]
     return DdpGraph(
         tensors=trace.tensors,
@@ -125,7 +127,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
 
 
 class _StepPart:
-    """One rank in one step, divided at its posts and waits."""
+    """One rank in one step, divided at its enqueues and waits."""
 
     def __init__(self, trace: Trace, rank: int, step: int, bucket_of: Ints, axis: CoreTime) -> None:
         mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))

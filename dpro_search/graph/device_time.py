@@ -3,11 +3,11 @@
 A step lasts from the last device end of the step before to its own (the first one, from its first event). Each instant is one of
 
 * **compute**: a kernel or a copy runs;
-* **exposed communication**: only collectives run, and all ranks have posted one of them;
+* **exposed communication**: only collectives run, and all ranks have enqueued one of them;
 * **waiting for ranks**: only collectives run, and each still waits for a rank;
 * **idle**, of which **host-bound**: the next op had not been launched when the device fell idle.
 
-Where only one rank was recorded, nobody knows when the others posted: waiting is then inside exposed communication.
+Where only one rank was recorded, nobody knows when the others enqueued: waiting is then inside exposed communication.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank over the collectives that all their ranks were seen to post.
+    """One rank over the collectives that all their ranks were seen to enqueue.
 
     Attributes
     ----------
     last_pct
         Collectives for which this rank came last.
     cost_us
-        Time that the others lost by it in a step: from the last but one post to this rank's, where it was last.
+        Time that the others lost by it in a step: from the last but one enqueue to this rank's, where it was last.
     waited_us
         Time that this rank waited for others, per step.
     """
@@ -191,7 +191,7 @@ def _launched_us(trace: Trace) -> Floats:
 
 
 def _moved_us(trace: Trace) -> Floats:
-    """When the last rank had posted an event's collective, [n]; its own start where it was not matched."""
+    """When the last rank had enqueued an event's collective, [n]; its own start where it was not matched."""
     events = trace.events
     moved_us = events.start_us.copy()
     parts = np.flatnonzero((events.kind == EventKind.COLLECTIVE) & (events.collective >= 0))

@@ -1,8 +1,8 @@
 """`Trace` of a PyTorch job whose model ``fully_shard`` divided -> `FsdpGraph`: what each rank's main thread does in a step.
 
 Each unit of the model gathers its parameters before its forward pass, gives most of them up after it, gathers them again before its
-backward pass, and reduce-scatters its gradients after it. All of this is the main thread's program: posts of collectives, waits for
-them, and copies before and after. Core time is that of `graph/main_thread.py`.
+backward pass, and reduce-scatters its gradients after it. All of this is the main thread's program: enqueues of collectives, waits
+for them, and copies before and after. Core time is that of `graph/main_thread.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FsdpGraph(MainThreadGraph):
     tensors
         Gradients, unit by unit.
     labels
-        What people call the C collectives, in the order of posting, [C].
+        Labels of the C collectives, in enqueue order, [C].
     purpose, size_bytes
         Of each collective: `Purpose`, and bytes of the whole tensor, [C].
     moved_bytes
@@ -166,9 +166,9 @@ def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
     Parameters
     ----------
     ops
-        The main thread's. Those that copy for a gather have its number; one before its post copies in, one after it out.
+        The main thread's. Those that copy for a gather have its number; one before its enqueue copies in, one after it out.
     whole
-        The step's collectives in the order of posting.
+        The step's collectives in enqueue order.
     """
     place = {number: i for i, number in enumerate(whole.collective.tolist())}
     found: list[tuple[float, Mark, int]] = []

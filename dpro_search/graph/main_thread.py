@@ -71,7 +71,7 @@ class CoreTime:
 
 
 def core_times(trace: Trace, *, with_profiler: bool = False) -> dict[tuple[int, int], CoreTime]:
-    """Core time by (step, rank) of all profiled steps; with what profiling added if asked, for comparisons with profiled steps."""
+    """Core time by (step, rank) of all profiled steps; `with_profiler`: with what profiling added, to compare with such steps."""
     ranks = range(trace.meta.ranks)
     found = {(step, rank): _passed(trace, rank, step) for step in sampled_steps(trace, None) for rank in ranks}
     if not with_profiler:
@@ -95,8 +95,9 @@ def communication_cpu_us(trace: Trace) -> Floats:
 def main_waits_us(trace: Trace, rank: int, step: int) -> Floats:
     """When the main thread of a rank waited for collectives in a step: (start, end) rows, [waits, 2].
 
-    Where the trace does not say, these are the gaps between its ops, up to the last collective that ended within each. A collective
-    may be seen to end a little after the main thread has gone on: Gloo's thread wakes it first, and loses the core to it.
+    Where the trace does not have them, these are the gaps between its ops, up to the last collective that ended within each. A
+    collective may be seen to end a little after the main thread has gone on: Gloo's thread wakes it first, and loses the core to
+    it.
     """
     mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
     noted = mine.select(mine.kind == EventKind.SYNC)

@@ -103,7 +103,7 @@ class _Polling:
         marks = np.unique(np.clip(events.start_us[events.kind == EventKind.CYCLE], begin, end))
         mine = (events.rank == rank) & (events.step == step)
         ops = events.select(mine & (events.kind == EventKind.OP))
-        posts = events.start_us[mine & (events.kind == EventKind.COMM)]
+        enqueues = events.start_us[mine & (events.kind == EventKind.COMM)]
         times = [spans[key] for key in ("copy_in_us", "start_us", "end_us", "done_us")]
         self._edges = np.unique(np.clip(np.concatenate(([begin, end], marks, ops.start_us, ops.end_us, *times)), begin, end))
         middle = (self._edges[1:] + self._edges[:-1]) / 2
@@ -114,9 +114,9 @@ class _Polling:
         self._waits = ~copies & (
             (distance[cycle] > _SLEEPS_WITHIN * trace.horovod_settings.cycle_time_us) | _inside(middle, times[1], times[2])
         )
-        # Until the last post, a stretch without an op is the executor's own work.
+        # Until the last enqueue, a stretch without an op is the executor's own work.
         computes = active_count(self._edges, np.clip(ops.start_us, begin, end), np.clip(ops.end_us, begin, end)) > 0
-        self._computes = computes | (middle < posts.max(initial=-np.inf))
+        self._computes = computes | (middle < enqueues.max(initial=-np.inf))
 
     def profile(self, cpu_us: float) -> tuple[ShareProfile, float]:
         """The communication's share over time, and what waiting takes beside the ops, given its CPU time in the step."""

@@ -32,7 +32,7 @@ class StepMemory:
     assigned
         Rows of (buffer, variable's buffer): the first takes the place of the second once its last use has ended, [assignments, 2].
     gradient_bytes, first_post
-        Sizes of the communicated gradients, [tensors], and the instant at which the first of them is posted.
+        Sizes of the communicated gradients, [tensors], and the instant at which the first of them is enqueued.
     instants
         How many there are.
     batch

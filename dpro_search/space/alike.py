@@ -33,8 +33,8 @@ class Classes(NamedTuple):
 def alike(profile: Ints, core: Ints) -> Classes:
     """Classes of ranks with one profile whose cores carry the same profiles, each equally often.
 
-    Ranks act on each other through their core and through agreements among all, and an agreement waits for the last, however many
-    there are. Two such ranks therefore do the same at the same time.
+    Ranks act on each other through their core and through negotiations among all, and a negotiation waits for the last rank,
+    however many there are. Two such ranks therefore do the same at the same time.
 
     Parameters
     ----------

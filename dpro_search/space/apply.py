@@ -14,7 +14,7 @@ from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
-from dpro_search.space.units import posts_of_units, releases_of_units
+from dpro_search.space.units import enqueues_of_units, releases_of_units
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
@@ -29,7 +29,7 @@ def apply(
 ) -> HorovodJob:
     """The job under a plan on a cluster (the recorded one if None).
 
-    Ranks beyond the recorded ones behave like the recorded ones in turn; those that behave alike are one class.
+    Ranks beyond the recorded ones repeat the recorded ones round-robin; those that behave alike are one class.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class HorovodJobs:
         settings = self._settings
         unit_of = self._units(plan)
         units = int(unit_of.max()) + 1
-        post_us, post_order, number = posts_of_units(self._post_us, unit_of, units)
+        post_us, post_order, number = enqueues_of_units(self._post_us, unit_of, units)
         unit_of = number[unit_of]
         owner, work_us, ptr, unit = releases_of_units(*self._releases, unit_of, len(self._classes.core), units)
         exact = plan.tensor_groups is not None or (plan.fusion_threshold_bytes is None and settings.groups is not None)

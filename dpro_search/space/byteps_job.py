@@ -1,10 +1,10 @@
 """A recorded job of MXNet with BytePS -> `ReplayGraph`, also with other servers, other partitions, another credit, other links.
 
 After its backward pass a worker scales its gradients one after another and hands each to BytePS, which cuts it into partitions of
-at most BYTEPS_PARTITION_BYTES. A partition goes to the server that a hash of its key says: REDUCE and copy within the worker, PUSH,
-and once that is acknowledged PULL, whose request waits behind the pushes that the worker still has to send to that server. A server
-copies the first worker's part, adds the other ones, and answers requests once all are there. The worker updates the weights of a
-group of gradients when all of them are back; an operator of the next step starts when its weights are updated.
+at most BYTEPS_PARTITION_BYTES. A partition goes to the server that a hash of its key selects: REDUCE and copy within the worker,
+PUSH, and once that is acknowledged PULL, whose request waits behind the pushes that the worker still has to send to that server. A
+server copies the first worker's part, adds the other ones, and answers requests once all are there. The worker updates the weights
+of a group of gradients when all of them are back; an operator of the next step starts when its weights are updated.
 
 Where gradients are compressed to fp16 (`byteps.mxnet.compression.FP16Compressor`), the worker makes a half of each behind its
 scaling, BytePS cuts, sends and adds the half, and the worker makes it whole before its update, both on the thread of its operators.
@@ -121,7 +121,7 @@ class BytepsJob(StoreJob):
         super().__post_init__()
 
     def at_costs(self, factors: CostFactors) -> Self:
-        """The job as another recording might have told its costs; a server's additions cost what its messages do."""
+        """The job with the costs that another recording might have given; a server's additions cost what its messages do."""
         return replace(
             self,
             workers=self.longer_workers(factors.compute),
@@ -271,7 +271,7 @@ class _BytepsGraph:
         # Those that share the credit's bytes pass REDUCE at the rate at which it returns them.
         held = np.minimum(size / (job.credit * job.page_partition_bytes), 1.0) if job.credit else np.ones(len(parts))
         queued_us = job.reduce_us * (1 - held) + job.before_push_us
-        summed, asked = [], []
+        summed, requests = [], []
         for worker in range(workers):
             reduced = pattern.add(
                 self._reduce[worker], job.reduce_us * held, f"reduce@{worker}", priority=priority, since=made[:, worker]
@@ -281,11 +281,11 @@ class _BytepsGraph:
             arrived = self._message(pattern, f"push@{worker}", worker, server, size, sent)
             taken = self._worked(pattern, server, cpu_us, f"receive@{worker}", [arrived])
             summed.append(self._worked(pattern, server, sum_us, f"sum@{worker}", [taken], OpKind.SERVER))
-            told = self._message(pattern, f"acknowledge@{worker}", server, worker, 0.0, taken)
-            asks = pattern.add(self._delay[worker], job.reply_us, f"acknowledged@{worker}", after=[told])
-            asked.append(self._message(pattern, f"request@{worker}", worker, server, 0.0, asks))
+            acknowledged = self._message(pattern, f"acknowledge@{worker}", server, worker, 0.0, taken)
+            requested = pattern.add(self._delay[worker], job.reply_us, f"acknowledged@{worker}", after=[acknowledged])
+            requests.append(self._message(pattern, f"request@{worker}", worker, server, 0.0, requested))
         back = []
-        for worker, request in enumerate(asked):
+        for worker, request in enumerate(requests):
             answered = self._worked(pattern, server, cpu_us, f"answer@{worker}", [*summed, request])
             arrived = self._message(pattern, f"pull@{worker}", server, worker, size, answered)
             taken = self._worked(pattern, worker, cpu_us, f"take@{worker}", [arrived])

@@ -1,4 +1,4 @@
-"""What a trace of an MXNet job with BytePS says of its workers and servers: `recorded_byteps_job`."""
+"""What a trace of an MXNet job with BytePS holds about its workers and servers: `recorded_byteps_job`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpro_search.space.recorded_stores import first_users, server_hosts, untrace
 from dpro_search.space.store_job import Segment, goodput_bytes_per_us
 
 _SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
-_SMALL = 0.5  # tensors up to this quantile of the sizes tell how long a message takes without its bytes
+_SMALL = 0.5  # tensors up to this quantile of the sizes show how long a message takes without its bytes
 
 
 def recorded_byteps_job(trace: Trace) -> BytepsJob:
@@ -170,7 +170,7 @@ def _partition_bytes(trace: Trace) -> int:
 def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float]:
     """Core time of a byte, and the shares of a core that a worker and a server use to look for work.
 
-    A server's CPU time tells what a byte costs, for how much it looks for work was seen before the job began. A worker's threads
+    A server's CPU time gives the cost of a byte, for how much it looks for work was seen before the job began. A worker's threads
     cost the same for a byte; the rest of their CPU time is spent on looking.
     """
     servers = range(workers, trace.meta.ranks)

@@ -1,6 +1,6 @@
-"""`ClusterSpec`: on what a job runs, as today's predictors take it. Changing it asks "what if the same job ran there".
+"""`ClusterSpec`: on what a job runs, as today's predictors take it. Changing it answers "what if the same job ran there".
 
-`spec_on` makes it of a `Cluster`, which knows more than the predictors use: it says what is left out.
+`spec_on` makes it of a `Cluster`, which knows more than the predictors use: it reports what is left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def changed(self, *, ranks: int | None = None, cores: int | None = None, rate_bps: float | None = None) -> ClusterSpec:
-        """The same with what is named changed; None leaves it. Ranks share `cores` in turn; `math.inf` is a rate without limit."""
+        """The same with the given values; None keeps one. Ranks share `cores` round-robin; `math.inf` is a rate without limit."""
         found = self
         if ranks is not None or cores is not None:
             found = found.with_ranks(self.ranks if ranks is None else ranks, cores)

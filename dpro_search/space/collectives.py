@@ -3,7 +3,7 @@
 A **row** is a rank that is built. Without folding rows are the ranks; with folding (`folding.py`) one row stands for all ranks of
 its class, and what another rank sends comes from the row of that rank's class. So every function takes, for each row, the row of
 its partner, and the number of ranks apart from the number of rows. All take the ops after which a row's gradients are there
-(``posted``) and return the ops after which the row has the result.
+(``enqueued``) and return the ops after which the row has the result.
 
 A message occupies the sender's transmit device; on the receiver's receive device it is reduced. The two never share a device: a
 link carries both directions at once. Cost of n bytes over p ranks, each alone on its links (latency alpha, rate 1 / beta, reduction
@@ -95,8 +95,8 @@ class Group(NamedTuple):
     priority: int
 
 
-def rendezvous(builder: GraphBuilder, posted: Int32s, rows: Rows, group: Group, *, collective: int, duration_us: float) -> Int32s:
-    """One part a row, on its transmit device: moves data when the last row has posted it, ends on all together. Returns [rows]."""
+def rendezvous(builder: GraphBuilder, enqueued: Int32s, rows: Rows, group: Group, *, collective: int, duration_us: float) -> Int32s:
+    """One part a row, on its transmit device: moves data after the last row's enqueue, ends on all together. Returns [rows]."""
     part = builder.add_ops(
         rows.transmit,
         duration_us,
@@ -106,13 +106,13 @@ def rendezvous(builder: GraphBuilder, posted: Int32s, rows: Rows, group: Group, 
         name=f"{_plain(group.name)}.allreduce@{{0}}",
         axes=(rows.rank,),
     )
-    builder.add_edges(posted, part)
+    builder.add_edges(enqueued, part)
     return part
 
 
 def ring(
     builder: GraphBuilder,
-    posted: Int32s,
+    enqueued: Int32s,
     rows: Rows,
     group: Group,
     *,
@@ -137,11 +137,11 @@ def ring(
     """
     steps = 2 * (ranks - 1)
     if not steps:
-        return posted
+        return enqueued
     chunk = np.full((steps, 1), group.size_bytes / ranks)
     reduces = np.arange(steps)[:, None] < ranks - 1
     source = np.broadcast_to(previous, (steps, len(previous)))
-    return _exchanges(builder, posted, rows, group, source, wire, chunk, chunk * reduces * reduce_us_per_byte)
+    return _exchanges(builder, enqueued, rows, group, source, wire, chunk, chunk * reduces * reduce_us_per_byte)
 
 
 class Hypercube(NamedTuple):
@@ -178,7 +178,7 @@ def halving_doubling_partners(ranks: int) -> Hypercube:
 
 def halving_doubling(
     builder: GraphBuilder,
-    posted: Int32s,
+    enqueued: Int32s,
     rows: Rows,
     group: Group,
     *,
@@ -209,7 +209,7 @@ def halving_doubling(
     """
     extra, core = np.flatnonzero(surplus), np.flatnonzero(~surplus)
     keeper = core[mate[core] >= 0]
-    done = posted.copy()
+    done = enqueued.copy()
     whole_us = group.size_bytes * reduce_us_per_byte
     if len(extra):
         done[keeper] = _hand_over(builder, done, rows, group, "before", extra, keeper, mate, mate_wire, whole_us)
@@ -253,7 +253,7 @@ def least_load(partition_bytes: Floats, servers: int) -> Ints:
 
 def parameter_server(
     builder: GraphBuilder,
-    posted: Int32s,
+    enqueued: Int32s,
     rows: Rows,
     group: Group,
     *,
@@ -285,7 +285,7 @@ def parameter_server(
         The op after which each row has all partitions, [rows].
     """
     sizes = partition_bytes[:, None]
-    shape = (len(partition_bytes), len(posted))
+    shape = (len(partition_bytes), len(enqueued))
     parts = [f".{number}" for number in range(shape[0])]
     name = _plain(group.name)
     axes = (parts, rows.rank)
@@ -307,7 +307,7 @@ def parameter_server(
         axes=(parts,),
     )
     pulled = _messages(builder, np.broadcast_to(respond[:, None], shape), pull, sizes, group, "pull{0}@{1}", axes)
-    builder.add_edges(posted, pushed)
+    builder.add_edges(enqueued, pushed)
     builder.add_edges(pushed, summed)
     builder.add_edges(summed, merged[:, None])
     builder.add_edges(merged[:, None], pulled)
@@ -324,7 +324,7 @@ def parameter_server(
 
 def _exchanges(
     builder: GraphBuilder,
-    posted: Int32s,
+    enqueued: Int32s,
     rows: Rows,
     group: Group,
     source: Ints,
@@ -355,8 +355,8 @@ def _exchanges(
         name=f"{_plain(group.name)}.receive{{0}}@{{1}}",
         axes=axes,
     )
-    builder.add_edges(posted, send[0])
-    builder.add_edges(posted, receive[0])
+    builder.add_edges(enqueued, send[0])
+    builder.add_edges(enqueued, receive[0])
     builder.add_edges(receive[:-1], send[1:])
     builder.add_edges(receive[:-1], receive[1:])
     builder.add_edges(np.take_along_axis(send, source, axis=1), receive)

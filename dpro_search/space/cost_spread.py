@@ -11,7 +11,7 @@ from dpro_search.collect.trace import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class CostFactors:
-    """Factors on the costs that a recording told.
+    """Factors on the costs that a recording gave.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """Data-parallel jobs of many ranks: what one rank computes in a step, and how gradients are exchanged.
 
-Every rank runs a `RankStep`. When all producers of a tensor group have ended on a rank, the rank posts the group; the scheme
+Every rank runs a `RankStep`. When all producers of a tensor group have ended on a rank, the rank enqueues the group; the scheme
 communicates it; then what uses its tensors can run. `job_graph.py` makes the graph of a job.
 """
 
@@ -40,7 +40,7 @@ class RankStep:
     edge_src, edge_dst
         ``edge_dst`` needs ``edge_src``.
     maker_op, maker_tensor
-        Pairs: an op that must end before a tensor can be posted.
+        Pairs: an op that must end before a tensor can be enqueued.
     user_tensor, user_op
         Pairs: an op that needs a tensor's result.
     priority
@@ -153,7 +153,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """A collective is one op a rank, of latency_us + bytes * us_per_byte, that moves data when all ranks have posted it."""
+    """A collective is one op a rank, of latency_us + bytes * us_per_byte, that moves data when all ranks have enqueued it."""
 
     latency_us: float = 0.0
     us_per_byte: float
@@ -182,11 +182,11 @@ class ParameterServer:
     server_host
         Host of each server, of the job's network.
     threads
-        Of each server; partitions take them in turns.
+        Of each server; partitions take them round-robin.
     partition_bytes
         Largest partition.
     balance
-        "round-robin": partitions take servers in turns; "least-load": the server with the fewest bytes so far.
+        "round-robin": partitions take servers one after the other; "least-load": the server with the fewest bytes so far.
     sum_us_per_byte, merge_us_per_byte
         What adding one worker's push costs, and copying the sum.
     policy
@@ -216,14 +216,15 @@ class DataParallelJob:
     scheme, network
         How groups are communicated; a network is needed for everything but `Rendezvous`.
     groups
-        Fused tensors, in the order in which ranks post them; every tensor is in one group. Empty: each tensor by itself.
+        Fused tensors, in the order in which ranks enqueue them; every tensor is in one group. Empty: each tensor alone.
     group_priority
         Lower is served first, [groups]; empty: all 0.
     compute_factor
         By what each rank's durations are multiplied, [ranks]; empty: 1.
     negotiate_us
-        The ranks agree before a group is communicated (Horovod): that begins this long after the last rank has posted it. None:
-        each rank begins by itself; a `Rendezvous` then takes groups in their order on all ranks (DDP), any other could deadlock.
+        The ranks negotiate before a group is communicated (Horovod): that begins this long after the last rank has enqueued it.
+        None: each rank begins on its own; a `Rendezvous` then takes groups in their order on all ranks (DDP), any other could
+        deadlock.
     slowdown
         See `ReplayGraph`; None: computation is not slowed.
 
@@ -309,7 +310,7 @@ def layered_step(
     update_us: npt.ArrayLike,
     tensor_names: Sequence[str] = (),
 ) -> RankStep:
-    """A step on one stream: forward, a backward op for each tensor in posting order, and an update of each; then the next forward.
+    """A step on one stream: forward, a backward op for each tensor in enqueue order, and an update of each; then the next forward.
 
     Parameters
     ----------
@@ -344,8 +345,9 @@ def layered_step(
 def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
     """What a recorded rank computes, at tensor level: means over the recorded steps.
 
-    The main stream is cut where the rank posts its tensors: forward, a backward segment up to each post, and what is left after the
-    last one. The updates are the recorded releases. The script between two steps ends the iteration, when all tensors are back.
+    The main stream is cut where the rank enqueues its tensors: forward, a backward segment up to each enqueue, and what is left
+    after the last one. The updates are the recorded releases. The script between two steps ends the iteration, when all tensors
+    are back.
 
     Raises
     ------
@@ -357,12 +359,12 @@ def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
     profile = graph.profiles[rank]
     tensors = len(graph.tensors)
     post_us = profile.post_us.mean(axis=0)
-    posted = np.argsort(post_us, kind="stable")
+    enqueued = np.argsort(post_us, kind="stable")
     forward_ops = (graph.op_rank == rank) & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.IO))
-    forward_us = min(float(graph.op_work_us[:, forward_ops].sum(axis=1).mean()), float(post_us[posted[0]]))
-    rest_us = float(profile.main_us.mean() - post_us[posted[-1]])
+    forward_us = min(float(graph.op_work_us[:, forward_ops].sum(axis=1).mean()), float(post_us[enqueued[0]]))
+    rest_us = float(profile.main_us.mean() - post_us[enqueued[-1]])
     releases = profile.releases
-    segments = np.diff(post_us[posted], prepend=forward_us)
+    segments = np.diff(post_us[enqueued], prepend=forward_us)
     first_update = tensors + 2
     host = first_update + len(releases)
     backward = 1 + np.arange(tensors)
@@ -382,14 +384,14 @@ def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
         edge_src=np.concatenate((np.arange(tensors + 1), update_op, [tensors + 1])),
         edge_dst=np.concatenate((1 + np.arange(tensors + 1), np.full(len(releases) + 1, host))),
         maker_op=backward,
-        maker_tensor=posted,
+        maker_tensor=enqueued,
         user_tensor=np.concatenate((*updated, np.arange(tensors))),
         user_op=np.concatenate((np.repeat(update_op, [len(part) for part in updated]), np.full(tensors, host))),
         carry_src=np.array([host]),
         carry_dst=np.array([0]),
         op_names=(
             "forward",
-            *(f"{graph.tensors[t].name}.backward" for t in posted),
+            *(f"{graph.tensors[t].name}.backward" for t in enqueued),
             "backward.rest",
             *(f"{together([graph.tensors[t].name for t in release.tensors])}.update" for release in releases),
             "script",

@@ -7,7 +7,7 @@ refinement algorithms", 1987. Partners lie along the axes of a ring or a hypercu
 
 ==================  ==============================================================================================
 rendezvous          everybody waits for the last rank: a class is what computes alike
-ring                a class is what the ring looks like from a rank on: one straggler tells all ranks apart
+ring                a class is what the ring looks like from a rank on: one straggler distinguishes all ranks
 halving-doubling    likewise for the hypercube
 flows over links    only where two flows can never meet on a link, or the shares would depend on the multiplicity:
                     a ring with a host for each rank, halving-doubling if all ranks are alike; else all stay apart

@@ -1,4 +1,4 @@
-"""`GroupWork`: all that the price of a grouping of tensors is made of, but for the grouping; arrays for `replay/kernels/groups.py`.
+"""`GroupWork`: what the predicted cost of a grouping of tensors needs beside the grouping; arrays for `replay/kernels/groups.py`.
 
 A **row** is a rank that is built (see `folding.py`), a **slot** a place for a group: a group has the slot of its last tensor.
 Iterations are unrolled: tensor t of iteration k has number ``k * tensors + t``, and carried dependencies are dependencies.
@@ -54,7 +54,7 @@ class GroupWork(NamedTuple):
     meets
         A group is one op a row that waits for all (`Rendezvous`); else `steps` messages.
     negotiate_us
-        Below 0: a row begins a group when it has posted it; else so long after the last row has.
+        Below 0: a row begins a group when it has enqueued it; else so long after the last row has.
     latency_us, us_per_byte
         Of a message, and of a group that meets.
     divide, bytes_per_us, reduce_us_per_byte
@@ -250,7 +250,7 @@ def _exchange(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> dict[str, 
         sender = np.broadcast_to((rank - 1) % ranks, (steps, rows))
         receiver = np.broadcast_to((rank + 1) % ranks, (steps, rows))
     else:
-        assert isinstance(scheme, HalvingDoubling)  # `why_not` was asked
+        assert isinstance(scheme, HalvingDoubling)  # `why_not` was called before
         partner = halving_doubling_partners(ranks).partner[:, rank]
         order = np.concatenate((np.arange(len(partner)), np.arange(len(partner))[::-1]))
         divide = np.exp2(order + 1.0)

@@ -14,8 +14,8 @@ from dpro_search.costmodel.horovod import CommCosts
 class HorovodJob:
     """A job under one plan on one cluster.
 
-    A *unit* is what is posted and negotiated as a whole: a tensor, or an exact group. A *class* is a set of ranks that behave alike
-    (see `space/alike.py`).
+    A *unit* is what is enqueued and negotiated as a whole: a tensor, or an exact group. A *class* is a set of ranks that behave
+    alike (see `space/alike.py`).
 
     Attributes
     ----------
@@ -26,9 +26,9 @@ class HorovodJob:
     main_us, host_us
         Core time of the main stream and of the script between two steps, [samples, classes].
     post_us
-        Main core time used up when a rank posts a unit, ascending in `post_order`, [samples, classes, units].
+        Main core time used up when a rank enqueues a unit, ascending in `post_order`, [samples, classes, units].
     post_order
-        Units in the order in which each rank posts them, [samples, classes, units].
+        Units in the order in which each rank enqueues them, [samples, classes, units].
     unit_bytes, unit_tensors
         Size and number of tensors, [units]. Units are in the order in which Horovod lists them within a cycle.
     release_class, release_work_us, release_ptr, release_unit

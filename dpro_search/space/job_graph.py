@@ -1,4 +1,4 @@
-"""The graph of a data-parallel job: compute, posts and communication, built with numpy over all ranks at once."""
+"""The graph of a data-parallel job: compute, enqueues and communication, built with numpy over all ranks at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_rows(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> ReplayGra
 
 
 class _JobGraph:
-    """Builds a job's graph: compute, then posts, then communication; a rank's ops have the same order in each."""
+    """Builds a job's graph: compute, then enqueues, then communication; a rank's ops have the same order in each."""
 
     def __init__(self, job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> None:
         self.job, self.rank, self.row_of_rank = job, rank, row_of_rank
@@ -60,10 +60,10 @@ class _JobGraph:
 
     def build(self) -> ReplayGraph:
         first = [self._compute(number) for number in range(len(self.job.steps))]
-        posted = self._posts()
-        done = self._communicate(posted)
+        enqueued = self._enqueues()
+        done = self._communicate(enqueued)
         for step, (rows, ops) in zip(self.job.steps, first, strict=True):
-            self._join(step, rows, ops, posted, done)
+            self._join(step, rows, ops, enqueued, done)
         return self.builder.build(self.job.slowdown)
 
     def _compute(self, number: int) -> tuple[Ints, Int32s]:
@@ -88,8 +88,8 @@ class _JobGraph:
         self.builder.carry(ops[step.carry_src], ops[step.carry_dst])
         return rows, ops
 
-    def _posts(self) -> Int32s:
-        """The op with which each row posts each group, [groups, rows]."""
+    def _enqueues(self) -> Int32s:
+        """The op with which each row enqueues each group, [groups, rows]."""
         device = self.builder.add_devices(np.arange(self.count), OrderPolicy.UNBOUNDED, "post@{0}", (self.rank,))
         groups = len(self.job.groups)
         return self.builder.add_ops(
@@ -101,26 +101,26 @@ class _JobGraph:
             axes=([self.job.group(number).name for number in range(groups)], self.rank),
         )
 
-    def _join(self, step: RankStep, rows: Ints, ops: Int32s, posted: Int32s, done: Int32s) -> None:
+    def _join(self, step: RankStep, rows: Ints, ops: Int32s, enqueued: Int32s, done: Int32s) -> None:
         makers = np.unique(np.stack((step.maker_op, self.group_of_tensor[step.maker_tensor])), axis=1)
-        self.builder.add_edges(ops[makers[0]], posted[makers[1][:, None], rows])
+        self.builder.add_edges(ops[makers[0]], enqueued[makers[1][:, None], rows])
         users = np.unique(np.stack((self.group_of_tensor[step.user_tensor], step.user_op)), axis=1)
         self.builder.add_edges(done[users[0][:, None], rows], ops[users[1]])
 
-    def _communicate(self, posted: Int32s) -> Int32s:
+    def _communicate(self, enqueued: Int32s) -> Int32s:
         """The op after which each row has each group, [groups, rows]."""
         scheme = self.job.scheme
         groups = [self.job.group(number) for number in range(len(self.job.groups))]
         if isinstance(scheme, ParameterServer):
-            return self._parameter_server(scheme, groups, posted)
+            return self._parameter_server(scheme, groups, enqueued)
         if isinstance(scheme, Rendezvous):
-            # Agreed on, groups are ready at the same instant everywhere; if not, only one order on all ranks cannot deadlock.
+            # Once negotiated, groups are ready at the same instant everywhere; if not, only one order on all ranks cannot deadlock.
             rows = self._devices(OrderPolicy.PROGRAM if self.job.negotiate_us is None else OrderPolicy.FIFO)
             return np.stack(
                 [
                     rendezvous(
                         self.builder,
-                        posted[number],
+                        enqueued[number],
                         rows,
                         group,
                         collective=len(groups) + number,
@@ -151,9 +151,9 @@ class _JobGraph:
             }
             communicate = halving_doubling
         options["reduce_us_per_byte"] = scheme.reduce_us_per_byte
-        return np.stack([communicate(self.builder, posted[g], rows, group, **options) for g, group in enumerate(groups)])
+        return np.stack([communicate(self.builder, enqueued[g], rows, group, **options) for g, group in enumerate(groups)])
 
-    def _parameter_server(self, scheme: ParameterServer, groups: list[Group], posted: Int32s) -> Int32s:
+    def _parameter_server(self, scheme: ParameterServer, groups: list[Group], enqueued: Int32s) -> Int32s:
         network = _needed(self.job.network)
         policy = scheme.policy
         if policy is None:
@@ -171,7 +171,7 @@ class _JobGraph:
         sizes = [partition(group.size_bytes, scheme.partition_bytes) for group in groups]
         every_size = np.concatenate(sizes)
         chosen = (least_load if scheme.balance == "least-load" else round_robin)(every_size, len(server))
-        # A server's partitions take its threads in turns.
+        # A server's partitions take its threads round-robin.
         turn = np.zeros(len(chosen), np.int64)
         for one in server:
             turn[chosen == one] = np.arange(np.count_nonzero(chosen == one))
@@ -184,7 +184,7 @@ class _JobGraph:
             done.append(
                 parameter_server(
                     self.builder,
-                    posted[number],
+                    enqueued[number],
                     rows,
                     group,
                     partition_bytes=sizes[number],

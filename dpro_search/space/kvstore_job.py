@@ -7,7 +7,7 @@ weights are back. Messages between two processes follow each other; those of dif
 between processes of one host cross none.
 
 Servers wait for all workers' gradients: a step takes what its slowest worker needs, whichever that is, and core time is of such a
-step. Means alone would have the cores of a job that they bound always busy, and real ones are 87 to 101 % busy.
+step. With mean durations a CPU-bound job would show 100 % utilisation of its cores; real ones are 87 to 101 % busy.
 
 With priority slices, servers only add, and each worker updates a few tensors at once when all of them are back. The priority itself
 has no place here: ps-lite orders messages by it while its sending thread is behind, which hands them to ZeroMQ's queues at once.
@@ -102,7 +102,7 @@ class KvstoreJob(StoreJob):
         super().__post_init__()
 
     def at_costs(self, factors: CostFactors) -> Self:
-        """The job as another recording might have told its costs."""
+        """The job with the costs that another recording might have given."""
         compute = factors.compute.tolist()
         return replace(
             self,
@@ -164,7 +164,7 @@ def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLoad:
-    """What an iteration asks of a process.
+    """What an iteration requires of a process.
 
     Attributes
     ----------
@@ -383,7 +383,7 @@ class _KvstoreGraph:
 
 
 class _Pieces:
-    """Numbers of segments and of their pieces, spelled when somebody asks: an axis of names."""
+    """Numbers of segments and of their pieces, spelled when they are needed: an axis of names."""
 
     def __init__(self, segment: Ints, piece: Ints) -> None:
         self._segment, self._piece = segment, piece

@@ -1,6 +1,6 @@
 """Groupings of tensors, and the moves that turn one into a neighbour.
 
-A grouping says which tensors travel in one collective: a tuple of groups, each a tuple of tensor names. Every function here is
+A grouping states which tensors travel in one collective: a tuple of groups, each a tuple of tensor names. Every function here is
 pure; a move keeps each tensor exactly once and leaves no group empty.
 """
 

@@ -2,12 +2,12 @@
 
 Three devices a rank. The **core** runs the ops that take time; of those that are ready it takes the first in recorded order, so
 that the recorded order holds wherever dependencies allow, and no op waits behind one that cannot run yet. What takes no time is on
-a device without bounds. The **communication** thread runs, in the order of the recording rank, an agreement for each of Horovod's
-cycles that sent something, and then the fused collectives of that cycle. They need the posts of all their gradients, and release
+a device without bounds. The **communication** thread runs, in the order of the recording rank, a negotiation for each of Horovod's
+cycles that sent something, and then the fused collectives of that cycle. They need the enqueues of all their gradients, and release
 what uses them. The fusions are those of one recorded step, the one whose iteration is the median.
 
 What communication takes of the core: its cycles a little all the time, which the core's durations include; its collectives a share
-while they run, as one slow-down for all kinds of ops. Copies, latencies and transfers cost what `CommCosts` says. Durations have a
+while they run, as one slow-down for all kinds of ops. Copies, latencies and transfers cost what `CommCosts` has. Durations have a
 sample per recorded step: the core time of that step; latencies and agreements as variable as they are, in any order.
 
 Memory is what a trace knows: variables of the gradients, gradients, their reduced copies and the fusion buffer. No recording has
@@ -36,7 +36,7 @@ _MOST_TAKEN = 0.95  # of a core by communication: compute never stops for a whol
 def op_level(trace: Trace, graph: DataflowGraph, costs: CommCosts, *, step: int | None = None) -> ReplayGraph:
     """The recorded step as a graph of single ops; ``graph`` and ``costs`` are those of ``trace``.
 
-    Op i of ``graph`` is op i of the result: a gradient's COMM op there is its post here, and what needed it needs its collective.
+    Op i of ``graph`` is op i of the result: a gradient's COMM op there is its enqueue here; what needed it needs its collective.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ class _Cycle:
     Attributes
     ----------
     wait_us
-        From the last rank's last post to the cycle's begin if the communication thread has nothing else to do.
+        From the last rank's last enqueue to the cycle's begin if the communication thread has nothing else to do.
     agreement_us
-        Of the agreement, a sample per recorded cycle, ascending.
+        Of the negotiation, a sample per recorded cycle, ascending.
     collectives
         In order.
     busy_us, taken_us
@@ -93,7 +93,7 @@ class _Cycle:
     """
 
     wait_us: float
-    agreement_us: Floats
+    negotiate_us: Floats
     collectives: tuple[_Collective, ...]
     busy_us: float
     taken_us: float
@@ -130,13 +130,13 @@ def _recorded_cycles(trace: Trace, graph: DataflowGraph, costs: CommCosts, step:
     found = []
     for cycle in np.unique(number):
         rows = np.flatnonzero(number == cycle)
-        agreement = costs.negotiate_busy_us if left_us[rows[0]] > 0 else costs.negotiate_idle_us
-        # A post falls into a long cycle more often than into a short one (the inspection paradox), on average into its middle.
-        length = np.maximum(agreement, trace.horovod_settings.cycle_time_us)
+        negotiation = costs.negotiate_busy_us if left_us[rows[0]] > 0 else costs.negotiate_idle_us
+        # An enqueue falls into a long cycle more often than into a short one (the inspection paradox), on average into its middle.
+        length = np.maximum(negotiation, trace.horovod_settings.cycle_time_us)
         found.append(
             _Cycle(
                 wait_us=float((length**2).mean() / length.mean() / 2),
-                agreement_us=agreement,
+                negotiate_us=negotiation,
                 collectives=tuple(
                     _Collective(
                         tensors=members[row],
@@ -213,20 +213,20 @@ class _Ops:
     def __init__(self, graph: DataflowGraph, position: Floats, stretch: Floats) -> None:
         work = graph.op_work_us * stretch[graph.op_rank]
         self._graph, self._stretch = graph, stretch
-        self._posts = np.array([placement.comm for placement in graph.placements], dtype=np.int64)  # [tensors, ranks]
+        self._enqueues = np.array([placement.comm for placement in graph.placements], dtype=np.int64)  # [tensors, ranks]
         self._samples = [work]
         self._position = [position]
         self._device = [_DEVICES * graph.op_rank + np.where(work.any(axis=0), _CORE, _FREE)]
         kind = graph.op_kind.copy()
-        kind[self._posts] = OpKind.HOST
+        kind[self._enqueues] = OpKind.HOST
         self._kind = [kind]
         self._collective = [np.full(len(graph), -1)]
         self._names = [f"{name}@{rank}" for name, rank in zip(graph.op_name, graph.op_rank, strict=True)]
-        # A tensor's return replaces its post as what other ops need; a post needs what was there on its own rank.
+        # A tensor's return replaces its enqueue as what other ops need; an enqueue needs what was there on its own rank.
         source, destination = graph.edges()
-        is_post = np.zeros(len(graph), dtype=np.bool_)
-        is_post[self._posts] = True
-        keep = ~is_post[source] & (graph.op_rank[source] == graph.op_rank[destination])
+        is_enqueue = np.zeros(len(graph), dtype=np.bool_)
+        is_enqueue[self._enqueues] = True
+        keep = ~is_enqueue[source] & (graph.op_rank[source] == graph.op_rank[destination])
         self._edges = [(source[keep], destination[keep])]
         self._roots = np.bincount(destination, minlength=len(graph)) == 0
         self._carries: list[tuple[int, int]] = []
@@ -253,10 +253,10 @@ class _Ops:
         number = 0
         for i, cycle in enumerate(cycles):
             wait = self._add(f"cycle {i}: wait", rank, _FREE, OpKind.HOST, cycle.wait_us, number)
-            agreement_us = self._spread(np.quantile(cycle.agreement_us, self._quantiles), float(cycle.agreement_us.mean()), rng)
-            agreement = self._add(f"cycle {i}: agreement", rank, _COMM, OpKind.HOST, agreement_us, number + 1)
-            self._need(wait, self._posts[np.concatenate([one.tensors for one in cycle.collectives]), rank])
-            self._need(agreement, [wait])
+            negotiate_us = self._spread(np.quantile(cycle.negotiate_us, self._quantiles), float(cycle.negotiate_us.mean()), rng)
+            negotiation = self._add(f"cycle {i}: negotiation", rank, _COMM, OpKind.HOST, negotiate_us, number + 1)
+            self._need(wait, self._enqueues[np.concatenate([one.tensors for one in cycle.collectives]), rank])
+            self._need(negotiation, [wait])
             number += 2
             for one in cycle.collectives:
                 more = f" and {len(one.tensors) - 1} more" if len(one.tensors) > 1 else ""
@@ -264,7 +264,7 @@ class _Ops:
                 # Waiting for the core is as variable as an exponential distribution.
                 latency_us = self._spread(-np.log(1 - self._quantiles), one.latency_us, rng)
                 part = self._add(name, rank, _COMM, OpKind.COMM, latency_us + one.moving_us, number)
-                self._need(part, [agreement])
+                self._need(part, [negotiation])
                 self._need(end, [part])
                 for tensor in one.tensors.tolist():
                     self._return(tensor, rank, part)

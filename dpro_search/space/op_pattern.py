@@ -128,7 +128,7 @@ class OpPattern:
 
 
 class _Names:
-    """Names of ops, spelled when somebody asks: an axis of names."""
+    """Names of ops, spelled when they are needed: an axis of names."""
 
     def __init__(self, things: Sequence[str], ops: Sequence[str], at: Ints) -> None:
         self._things, self._ops, self._at = things, ops, at

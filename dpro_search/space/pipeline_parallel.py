@@ -31,7 +31,7 @@ class _StepTimes:
 
     work_us: Floats  # of an operation that is no part of a collective, its length; else its tail
     transfer_us: Floats  # of the collective that it is a part of; 0 for none
-    delay_us: Floats  # launch delay before it and what was posted with it
+    delay_us: Floats  # launch delay before it and what was enqueued with it
 
     def at(self, place: Ints) -> _StepTimes:
         """The times in another order."""
@@ -51,7 +51,7 @@ def pipeline_graph(trace: Trace, steps: Sequence[int], *, launch_delays: bool = 
     Raises
     ------
     InputError
-        A step was not recorded, or none is asked for.
+        A step was not recorded, or none is requested.
     GraphError
         The steps do not consist of the same operations in the same order.
     """

@@ -33,7 +33,7 @@ def own_hosts(workers: int, servers: int) -> tuple[int, ...]:
 
 
 def hosts_of_workers(workers: int, servers: int) -> tuple[int, ...]:
-    """The workers' hosts, which take servers in turn.
+    """The workers' hosts, which take servers round-robin.
 
     Servers are in the order of ps-lite's own numbers, by which keys are given out: it numbers them by address, the last one first,
     so that those of one host follow each other.

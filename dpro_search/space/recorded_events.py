@@ -1,4 +1,4 @@
-"""What the events of a trace with streams say before they become ops: launches, posts, and where host threads start and stop."""
+"""Launches, enqueues, and where host threads start and stop, from the events of a trace with streams before they become ops."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def launched(trace: Trace) -> dict[int, int]:
     return dict(zip(needs.source[launches].tolist(), needs.target[launches].tolist(), strict=True))
 
 
-def last_posts(trace: Trace, in_step: Bools) -> dict[int, float]:
-    """When the last rank posted, for each part of a collective that several ranks are seen to post."""
+def last_enqueues(trace: Trace, in_step: Bools) -> dict[int, float]:
+    """When the last rank enqueued, for each part of a collective that several ranks are seen to enqueue."""
     events = trace.events
     parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & in_step)
     if not len(parts):

@@ -8,9 +8,10 @@ A device op can start when its launch has taken effect, its stream is free and w
 idle gap of a stream is nobody's constant: it is the host's time where the launch came late, and the wait for another stream where
 that came late. What remains, mostly a microsecond between two kernels, is part of the op; `RecordedOps.unexplained_us` counts it.
 
-The parts of a collective that was matched across ranks post when their streams take them and move data from the last post on: their
-duration is the time from the last rank's start to the end, so that no rank's waiting is part of it. Where the other ranks were not
-recorded, a collective is an op of its recorded duration: **the wait for the others is inside, and stays when something changes**.
+The parts of a collective that was matched across ranks are enqueued when their streams take them and move data from the last
+enqueue on: their duration is the time from the last rank's start to the end, so that no rank's waiting is part of it. Where the
+other ranks were not recorded, a collective is an op of its recorded duration: **the wait for the others is inside, and stays when
+something changes**.
 
 Traces without launches (ops on threads, matched by data dependencies) are graphs of their outermost ops; a thread's pause before an
 op that no dependency explains is part of that op.
@@ -41,7 +42,7 @@ from dpro_search.space.recorded_events import (
     compute_kinds,
     host_points,
     incoming,
-    last_posts,
+    last_enqueues,
     launched,
     outermost,
     steps_in_order,
@@ -129,7 +130,7 @@ class _Builder:
         self._step_before = dict(zip(self._steps[1:], self._steps, strict=False))
         self._step_begin_us = {step: self._end_us(before) for step, before in self._step_before.items()}
         self._sources = incoming(trace)
-        self._last_post_us = last_posts(trace, self._in_step)
+        self._last_post_us = last_enqueues(trace, self._in_step)
         self._launched = launched(trace)
         self._ops: list[_Op] = []
         self._begin_us = float(events.start_us[self._in_step].min()) if self._in_step.any() else 0.0

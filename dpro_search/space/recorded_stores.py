@@ -1,4 +1,4 @@
-"""What traces of jobs with parameter servers (KVStore, BytePS) say in the same way."""
+"""What is read from traces of jobs with parameter servers (KVStore and BytePS) in the same way."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:
 def server_hosts(trace: Trace, workers: int) -> tuple[int, ...]:
     """Host of each server, as `placement.py` numbers them: a worker's, if it has that worker's name.
 
-    Where all ran on one machine as it is, names say nothing, and each server is taken to have a host of its own.
+    Where all ran on one machine as it is, names carry no information, and each server is taken to have a host of its own.
     """
     names = trace.meta.hosts
     place = {name: worker for worker, name in enumerate(names[:workers])}
-    told = len(place) == workers and (len(set(names)) > 1 or trace.meta.rate_bps is not None)
-    return tuple(place.get(names[rank], rank) if told else rank for rank in range(workers, trace.meta.ranks))
+    known = len(place) == workers and (len(set(names)) > 1 or trace.meta.rate_bps is not None)
+    return tuple(place.get(names[rank], rank) if known else rank for rank in range(workers, trace.meta.ranks))
 
 
 def consumers(trace: Trace) -> dict[str, list[int]]:

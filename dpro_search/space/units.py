@@ -1,4 +1,4 @@
-"""From tensors to units: when units are posted, and which update work waits for them; compiled, for a search asks for each plan.
+"""From tensors to units: when units are enqueued, and which update work waits for them; compiled: each plan needs it.
 
 What NumPy does as fast (making arrays, a stable sort) is left to it: compiling that took longer than compiling all else here.
 """
@@ -11,13 +11,13 @@ from numba import njit
 from dpro_search.collect.trace import Floats, Ints
 
 
-def posts_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Floats, Ints, Ints]:
-    """When and in which order ranks post units.
+def enqueues_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Floats, Ints, Ints]:
+    """When and in which order ranks enqueue units.
 
     Parameters
     ----------
     post_us
-        Core time at which each tensor is posted, [samples, classes, tensors].
+        Core time at which each tensor is enqueued, [samples, classes, tensors].
     unit_of
         Unit of each tensor, [tensors]; a unit is there with its last tensor.
 
@@ -25,22 +25,22 @@ def posts_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Floats, 
     -------
     tuple
         Core times, ascending, and the units that they belong to, both [samples, classes, units], units being numbered by their
-        mean post; and the number of each unit of `unit_of`, [units].
+        mean enqueue; and the number of each unit of `unit_of`, [units].
     """
     samples, classes, _ = post_us.shape
     last_us, total_us = np.zeros((samples, classes, units)), np.zeros(units)
-    _last_posts(post_us, unit_of, last_us, total_us)
+    _last_enqueues(post_us, unit_of, last_us, total_us)
     listing = np.argsort(total_us, kind="stable")
     number = np.empty(units, np.int64)
     number[listing] = np.arange(units)
     ascending, order = np.empty(last_us.shape), np.empty(last_us.shape, np.int64)
-    _order_posts(last_us, listing, ascending, order)
+    _order_enqueues(last_us, listing, ascending, order)
     return ascending, order, number
 
 
 @njit(cache=True, nogil=True)
-def _last_posts(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Floats) -> None:
-    """When the last tensor of each unit is posted, and the sum over samples and classes; both 0 before."""
+def _last_enqueues(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Floats) -> None:
+    """When the last tensor of each unit is enqueued, and the sum over samples and classes; both 0 before."""
     samples, classes, tensors = post_us.shape
     for s in range(samples):
         for c in range(classes):
@@ -53,8 +53,8 @@ def _last_posts(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Float
 
 
 @njit(cache=True, nogil=True)
-def _order_posts(last_us: Floats, listing: Ints, ascending: Floats, order: Ints) -> None:
-    """Sort the posts of each sample and class; taken in the order of their means they are nearly in order already."""
+def _order_enqueues(last_us: Floats, listing: Ints, ascending: Floats, order: Ints) -> None:
+    """Sort the enqueues of each sample and class; taken in the order of their means they are nearly in order already."""
     samples, classes, units = last_us.shape
     for s in range(samples):
         for c in range(classes):

@@ -21,12 +21,12 @@ def simulated(seed, hosts, skew_us, jitter_us, collectives=100, slow_host=1.0, s
     theta = np.concatenate([[0.0], rng.uniform(-skew_us, skew_us, len(names) - 1)])
     offset = theta[[names.index(host) for host in hosts]]
     start = EPOCH_US + np.cumsum(rng.exponential(5_000, collectives) + 15_000)
-    post = start[:, None] + rng.exponential(2_000, (collectives, len(hosts)))
-    post[:, -1] += 5_000 * straggler
+    enqueue = start[:, None] + rng.exponential(2_000, (collectives, len(hosts)))
+    enqueue[:, -1] += 5_000 * straggler
     family = rng.integers(0, 4, collectives)
-    done = post.max(axis=1) + np.array([400.0, 1_000, 3_000, 10_000])[family] * rng.lognormal(0, 0.1, collectives)
+    done = enqueue.max(axis=1) + np.array([400.0, 1_000, 3_000, 10_000])[family] * rng.lognormal(0, 0.1, collectives)
     delay = rng.exponential(jitter_us, (collectives, len(hosts))) * np.where(np.array(hosts) == hosts[0], 1.0, slow_host)
-    spans = CommSpans(post_us=np.round(post + offset), end_us=np.round(done[:, None] + delay + offset), family=family)
+    spans = CommSpans(enqueue_us=np.round(enqueue + offset), end_us=np.round(done[:, None] + delay + offset), family=family)
     return spans, offset
 
 
@@ -58,13 +58,13 @@ def test_known_skews_lie_within_the_residual_in_nine_of_ten_cases(ranks, slow_ho
 def test_aligned_spans_are_causal(seed, ranks, skew_us, jitter_us, collectives):
     spans, _ = simulated(seed, hosts(ranks), skew_us, jitter_us, collectives)
     offset = np.array(align_clocks(spans, hosts(ranks)).offset_us)
-    first_end, last_post = (spans.end_us - offset).min(axis=1), (spans.post_us - offset).max(axis=1)
+    first_end, last_post = (spans.end_us - offset).min(axis=1), (spans.enqueue_us - offset).max(axis=1)
     assert (first_end >= last_post - 1).all()  # 1 us: the digits of an epoch time
 
 
 def test_raw_spans_of_skewed_clocks_are_not_causal():
     spans, _ = simulated(1, hosts(4), skew_us=1e6, jitter_us=10)
-    assert (spans.end_us.min(axis=1) < spans.post_us.max(axis=1)).any()
+    assert (spans.end_us.min(axis=1) < spans.enqueue_us.max(axis=1)).any()
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -95,19 +95,19 @@ def test_ranks_of_one_host_share_their_clock():
 
 
 def test_one_host_needs_no_collective():
-    nothing = CommSpans(post_us=np.empty((0, 2)), end_us=np.empty((0, 2)), family=np.empty(0, dtype=np.int64))
+    nothing = CommSpans(enqueue_us=np.empty((0, 2)), end_us=np.empty((0, 2)), family=np.empty(0, dtype=np.int64))
     report = align_clocks(nothing, ("a", "a"))
     assert (report.offset_us, report.residual_us) == ((0, 0), (0, 0))
 
 
 def test_several_hosts_without_a_collective_are_an_error():
-    nothing = CommSpans(post_us=np.empty((0, 2)), end_us=np.empty((0, 2)), family=np.empty(0, dtype=np.int64))
+    nothing = CommSpans(enqueue_us=np.empty((0, 2)), end_us=np.empty((0, 2)), family=np.empty(0, dtype=np.int64))
     with pytest.raises(InputError, match="record more steps"):
         align_clocks(nothing, ("a", "b"))
 
 
 def test_few_collectives_leave_what_causality_leaves():
-    spans = CommSpans(post_us=np.array([[0.0, 1000.0]]), end_us=np.array([[300.0, 1320.0]]), family=np.array([0]))
+    spans = CommSpans(enqueue_us=np.array([[0.0, 1000.0]]), end_us=np.array([[300.0, 1320.0]]), family=np.array([0]))
     report = align_clocks(spans, ("a", "b"))
     # The second clock is ahead by at least 1000 - 300 and at most 1320 - 0.
     assert report.offset_us[1] == pytest.approx((700 + 1320) / 2)

@@ -72,7 +72,7 @@ def test_ranks_come_from_the_file_names_where_the_header_has_none(tmp_path):
 
 def test_files_that_do_not_tell_their_ranks_are_refused(tmp_path):
     paths = [small_job().write(tmp_path / name) for name in ("a.json", "b.json")]
-    with pytest.raises(InputError, match="neither its distributedInfo nor its name says which rank it is"):
+    with pytest.raises(InputError, match="neither its distributedInfo nor its name has the rank's number"):
         read(paths)
 
 

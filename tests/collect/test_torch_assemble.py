@@ -150,7 +150,7 @@ def test_a_profile_that_lacks_an_all_reduce_is_refused(raw):
     found = next(i for i, event in enumerate(profile["traceEvents"]) if event.get("name") == "gloo:all_reduce")
     del profile["traceEvents"][found]
     path.write_bytes(gzip.compress(json.dumps(profile).encode()))
-    with pytest.raises(TraceFormatError, match="20 collectives were posted in the profiled steps, Gloo ran 19"):
+    with pytest.raises(TraceFormatError, match="20 collectives were enqueued in the profiled steps, Gloo ran 19"):
         assemble_ddp(raw)
 
 

@@ -178,7 +178,7 @@ def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind,
 
 def test_a_job_that_hangs_is_ended_with_its_servers(mxnet_python, tmp_path):
     raw = tmp_path / "raw"
-    with pytest.raises(JobError, match=r"took longer than 15 s .* and was ended; rank 0 said last: begun"):
+    with pytest.raises(JobError, match=r"took longer than 15 s .* and was ended; last output of rank 0: begun"):
         MXNET_KVSTORE.record(replace(spec(mxnet_python, "hangs"), timeout_s=15), tmp_path / "t", schedule=SCHEDULE, keep_raw=raw)
     assert processes_in(raw) == []
 

@@ -1,6 +1,6 @@
 """Measures random clusters of real training steps: draws, compiles and times them in processes of the framework's environment.
 
-A process measures clusters of one model until it is told to stop; a compiler that crashes or hangs takes only its process along,
+A process measures clusters of one model until it is stopped; a compiler that crashes or hangs takes only its process along,
 and the next one goes on behind the cluster that did it. Which clusters are measured is decided here: none twice.
 """
 
@@ -91,7 +91,7 @@ class Progress:
 
 
 def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
-    """Measure clusters until the table `out` has as many as asked for; goes on where an earlier call stopped.
+    """Measure clusters until the table `out` has as many as requested; goes on where an earlier call stopped.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[
 
 
 class _State:
-    """What the table holds already, and what is to be told."""
+    """What the table holds already, and what the progress is reported to."""
 
     def __init__(self, writer: TableWriter, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
         self._writer, self.progress, self._on_progress = writer, progress, on_progress
@@ -241,11 +241,11 @@ class _Process:
 
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the next answer says
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the next answer reports
             self._process.stdin.write(line.encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next message; {"ended": reason} where the process crashed, hung or said something else."""
+        """The next message; {"ended": reason} where the process crashed, hung or answered something else."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:

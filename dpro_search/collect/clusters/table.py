@@ -1,4 +1,4 @@
-"""Measured clusters of ops, as a table on disk: one JSON object a line, the first says where the rows come from.
+"""Measured clusters of ops, as a table on disk: one JSON object a line; the first states where the rows come from.
 
 Rows are only ever appended, so that a killed collection goes on where it stopped. A row holds the cluster itself (op types, wiring,
 shapes, times of its ops), not features of it: features can change without measuring again.
@@ -38,8 +38,8 @@ class ClusterOp(msgspec.Struct, frozen=True, array_like=True):
         All that are not as the op's definition has them, but types, shapes and names: strides, padding, transposed operands, an
         einsum's equation, kept axes.
     ran_as
-        Type under which the framework ran it by itself: of a fused or replaced op, the new one's. Empty where it did not run
-        by itself, or where that was not written (version 1).
+        Type under which the framework ran it in isolation: of a fused or replaced op, the new one's. Empty where it did not run
+        in isolation, or where that was not written (version 1).
     """
 
     type: str
@@ -68,7 +68,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     op_us
-        Least time of each op by itself, in a function of these ops alone, [k]; 0 where another op did its work.
+        Least time of each op in isolation, in a function of these ops alone, [k]; 0 where another op did its work.
     step_op_us
         Median time of each in a whole training step, as a trace of a job has it, [k]; empty where that was not measured.
     """

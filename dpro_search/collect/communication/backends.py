@@ -39,11 +39,11 @@ class Backend:
     tool
         Program that starts its ranks.
     algorithms
-        That it can be told to use.
+        That it can be set to use.
     meets
         Whether ranks meet before each timed call.
     polls
-        Whether ranks use a processor while they wait, so that its time tells nothing.
+        Whether ranks use a processor while they wait, so that its time carries no information.
     has_servers
         Whether it has parameter servers, as many as ranks, on hosts of their own.
     env

@@ -1,13 +1,13 @@
-"""Measures all-reduces on the real backends over shaped hosts, until a table has all that were asked for.
+"""Measures all-reduces on the real backends over shaped hosts, until a table has all requested ones.
 
 A job has one backend and one number of ranks; its links' rate is changed while it runs, and rounds alternate between rates, sizes
 and algorithms, so that a disturbance does not fall on one of them alone. Sizes grow: one that would take too long, judged by the
 smaller ones, is left out.
 
-What is measured is a call in a train of calls, as `nccl-tests` does it and as a backward pass posts them: single calls of small
+What is measured is a call in a train of calls, as `nccl-tests` does it and as a backward pass enqueues them: single calls of small
 tensors wait for a turn on a core, by chance, and links that have rested let a burst pass at once. Calls before the timed ones use
-the burst up. Rounds beyond those asked for are made where rounds differ. Ranks of MPI meet before each call, as they do in jobs
-(Horovod agrees on each): in a train of its calls both directions of a link may come to take turns, for as long as the train lasts.
+the burst up. Rounds beyond the requested ones are made where rounds differ. Ranks of MPI meet before each call, as they do in jobs
+(Horovod negotiates each): in a train of its calls both directions of a link may become half-duplex, for as long as the train lasts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _FEWEST, _MOST = 1, 500
 _DRAIN_BYTES = 512 * 1024  # sent before the timed calls: links let 128 KiB pass at once up to 2 Gbit/s
 _BEFORE_BYTES = 1024 * 1024  # the largest tensor sent for that
 _SETTLED = 0.02  # standard error of a duration
-_FURTHER = 3  # times the rounds asked for, until it is reached
+_FURTHER = 3  # times the requested rounds, until it is reached
 _MOST_WIRE_TIMES = 2  # of the bytes that a host sends: both directions one after the other
 _FIRST_US = 5e3  # guess for the smallest sizes
-_CARRIES = 4  # sizes a measured one tells the time of, and of an order
+_CARRIES = 4  # sizes whose time follows from a measured one, and sizes of an order
 _JOB_S, _EDGES_S = 3000.0, 400.0  # of orders to one job; for it to begin, to end its last order, and to end
 
 
@@ -57,7 +57,7 @@ class CommRequest:
     ranks_per_host
         On each host; more than one: with MPI only.
     rounds
-        Of every all-reduce; up to three times as many, if at least two are asked for, where these differ.
+        Of every all-reduce; up to three times as many, if at least two are requested, where these differ.
     longest_s
         All-reduces that take longer are left out.
     python
@@ -97,7 +97,7 @@ class Progress:
     rows: int = 0  # in the table
     new: int = 0  # timed calls of this collection
     job: str = ""
-    complete: bool = False  # nothing of what was asked for is left
+    complete: bool = False  # no request is left
     skipped: dict[str, str] = field(default_factory=dict)  # backends that this machine has not, with the reason
     failed: dict[str, str] = field(default_factory=dict)  # jobs that failed, with the reason
 

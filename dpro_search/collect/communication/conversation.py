@@ -1,4 +1,4 @@
-"""Tells the ranks of a running job what to measure, order by order, while the launcher waits for the job: `Conversation`.
+"""Orders the ranks of a running job what to measure, order by order, while the launcher waits for the job: `Conversation`.
 
 Orders and results are files in the job's folder, for the ranks of all backends can read and write those alike.
 """
@@ -82,9 +82,9 @@ class Conversation(threading.Thread):
     orders
         Drawn one at a time, each after the one before was answered.
     on_ready
-        Told the backend's version once all ranks are up.
+        Called with the backend's version once all ranks are up.
     on_answers
-        Told every answer.
+        Called with every answer.
 
     Attributes
     ----------

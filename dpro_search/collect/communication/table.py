@@ -1,4 +1,4 @@
-"""Measured all-reduces, as a table on disk: one JSON object a line, the first says where the rows come from.
+"""Measured all-reduces, as a table on disk: one JSON object a line; the first states where the rows come from.
 
 A table is small and written whole, so that there is never half a row; a collection that was stopped goes on from the rows it has.
 """
@@ -57,7 +57,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
         What the busiest host sent in a call, headers included.
     busy_us
         How long a core did anything in a call, its ranks, servers or the kernel, on the core where that was longest: in each round
-        that tells. Those of backends whose ranks use their cores while they wait do not.
+        that was measured. Those of backends whose ranks use their cores while they wait do not.
     """
 
     backend: str
@@ -101,7 +101,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_busy_us(self) -> float:
-        """How long the busiest core did anything, over all rounds that tell; NaN: none does."""
+        """How long the busiest core did anything, over all rounds in which that was measured; NaN: in none."""
         return statistics.fmean(self.busy_us) if self.busy_us else math.nan
 
     @property

@@ -3,9 +3,9 @@
     python dpro_search_cluster_worker.py WORKLOADS.py MODEL BATCH_SCALE SCRATCH
 
 WORKLOADS.py has `BUILDERS`, which maps a model's name to a function of the keyword `batch` that returns (model, (inputs, labels)).
-With it alone, prints the models' names. Otherwise speaks lines of JSON on its standard streams: says that it is "ready", and is
-answered the first index; then says, for each index, which cluster it drew; answered "measure", "skip" or "stop", it measures, and
-says the times or why there are none. One thread. TensorFlow and the standard library only.
+With it alone, prints the models' names. Otherwise speaks lines of JSON on its standard streams: reports that it is "ready", and is
+answered the first index; then reports, for each index, which cluster it drew; answered "measure", "skip" or "stop", it measures,
+and reports the times or why there are none. One thread. TensorFlow and the standard library only.
 
 Below SCRATCH it leaves XPlane profiles: in "step" of whole training steps, and in "INDEX" of a cluster.
 """
@@ -22,7 +22,7 @@ import sys
 import time
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# Compile at the first execution and say why it failed, instead of running the ops unfused in silence.
+# Compile at the first execution and report why it failed, instead of running the ops unfused in silence.
 os.environ["TF_XLA_FLAGS"] = "--tf_xla_enable_lazy_compilation=false"
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -71,7 +71,7 @@ class Worker:
         return None
 
     def leave_out(self, error):
-        """Draw no more clusters with ops that the compiler does not know, as its error says."""
+        """Draw no more clusters with ops that the compiler does not know, as its error states."""
         unknown = set(re.findall(r"No registered '(\w+)' OpKernel", error)) - self.unsupported
         if unknown:
             self.unsupported |= unknown
@@ -158,7 +158,7 @@ class Part:
 
 
 def _blocks(parts):
-    """Durations of blocks of calls of each part, in turn, until the least times of the best two rounds agree."""
+    """Durations of blocks of calls, interleaved over the parts, until the least times of the best two rounds agree."""
     blocks, began = {key: [] for key in parts}, time.perf_counter()
     for number in range(MOST_ROUNDS):
         enough = number >= ROUNDS and all(_settled(blocks[key]) for key in ("unfused", "fused"))

@@ -22,7 +22,7 @@ _IN_PLACE = ctypes.c_void_p(1)  # Open MPI's MPI_IN_PLACE
 
 
 def start(name):
-    """The group of a backend; the launcher's environment says which rank this is."""
+    """The group of a backend; the launcher's environment has the rank's number."""
     return {"gloo": Gloo, "mpi": Mpi, "kvstore": KVStore, "byteps": BytePS}[name]()
 
 
@@ -52,7 +52,7 @@ class Mpi:
 
     The variable that forces it is read whenever a communicator is made, so that a process has one communicator for each
     algorithm. Needs OMPI_MCA_coll_tuned_use_dynamic_rules=1 from the start. Where hosts have several ranks, a hierarchy is one
-    more: coll/han has the first say then, and is kept from the communicators of the others.
+    more: coll/han decides first then, and is kept from the communicators of the others.
     """
 
     def __init__(self):
@@ -90,7 +90,7 @@ class Mpi:
         return made
 
     def _without_han(self):
-        """What a communicator is told, so that coll/han leaves it alone; nothing where it does so anyway."""
+        """What a communicator is set to, so that coll/han leaves it alone; nothing where it does so anyway."""
         if _AMONG_HOSTS not in os.environ:
             return self._object("ompi_mpi_info_null")
         info = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""Times all-reduces as a rank of a job: what, and when, is told by files in a folder that all ranks see.
+"""Times all-reduces as a rank of a job: what and when is given by files in a folder that all ranks see.
 
     python dpro_search_comm_worker.py BACKEND FOLDER
 

@@ -7,7 +7,7 @@ import functools
 
 
 def patch(module, recorder):
-    """Tell the recorder of each forward pass of a whole model; `module` is the one that has FSDP's state."""
+    """Notify the recorder of each forward pass of a whole model; `module` is the one that has FSDP's state."""
     original = module.FSDPState._root_pre_forward
 
     @functools.wraps(original)

@@ -42,7 +42,7 @@ def recorded():
 
 
 def tensor_name(variable, index):
-    """Name that is equal in every run and under every grouping; the index tells variables of one name apart."""
+    """Name that is equal in every run and under every grouping; the index distinguishes variables of one name."""
     return "%s#%d" % (variable.rsplit(":", 1)[0], index)
 
 

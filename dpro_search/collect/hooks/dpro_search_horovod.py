@@ -11,7 +11,7 @@ import time
 from dpro_search_process import rank, threads
 
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
-_WATCHED_S = 0.3  # to tell the threads by what they do
+_WATCHED_S = 0.3  # to distinguish the threads by what they do
 _IDLE_S = 0.5
 _QUIET_S, _MOST_S = 0.3, 10.0  # a timeline that has not grown for so long is whole; how long that is waited for
 

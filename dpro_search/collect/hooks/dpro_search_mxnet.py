@@ -105,7 +105,7 @@ def _finish():
     try:
         mxnet.nd.waitall()
     except mxnet.base.MXNetError:
-        pass  # of a job that failed: it has said why, and this would be its last line in place of that
+        pass  # of a job that failed: it has reported why, and this would be its last line in place of that
 
 
 class _Recorder(StepRecorder):
@@ -237,7 +237,7 @@ def _symbol(trainer):
         return None
     try:
         content = json.loads(_graph(best).tojson())
-    except Exception as error:  # a network that computes outside of F: the trace says that its operators are known by type only
+    except Exception as error:  # a network that computes outside of F: the trace notes that its operators are known by type only
         print("dpro-search: no graph of %s: %s" % (type(best).__name__, error), file=sys.stderr)
         return None
     for node in content["nodes"]:

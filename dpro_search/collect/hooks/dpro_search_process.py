@@ -73,8 +73,8 @@ class ThreadClock:
     def spinning(self, tids, over_s):
         """The last one started of the threads that never sleep while nothing happens: a set of one or none.
 
-        A thread that polls in turns with sleeping, as MPI's do, is none; but while it waits for another rank it does not sleep
-        either, and leaves little of the core to one that yields at each turn. So which was started last decides.
+        A thread that alternates between polling and sleeping, as MPI's do, is none; but while it waits for another rank it does not
+        sleep either, and leaves little of the core to one that yields at each turn. So which was started last decides.
         """
         before = {tid: (self._of(tid) or 0, _sleeps(tid)) for tid in tids}
         time.sleep(over_s)

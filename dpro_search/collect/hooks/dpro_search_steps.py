@@ -21,7 +21,7 @@ from dpro_search_process import ThreadClock, machine, rank
 
 
 class StepRecorder:
-    """The steps of this rank; a framework's recorder says when they begin and end, and calls `write_hook` in its `write`.
+    """The steps of this rank; a framework's recorder decides when they begin and end, and calls `write_hook` in its `write`.
 
     `write` is called when the process ends. Python processes that the job starts beside itself come there too.
     """
@@ -40,7 +40,7 @@ class StepRecorder:
         atexit.register(self.write)
 
     def begun_step(self):
-        """A step that begins now, to be appended to `steps`; its end is its start until somebody says otherwise."""
+        """A step that begins now, to be appended to `steps`; its end is its start until it is set."""
         compute_ns, comm_ns = self.cpu.read()
         start_ns = time.time_ns()
         return [start_ns, start_ns, compute_ns, comm_ns, self.tracing]

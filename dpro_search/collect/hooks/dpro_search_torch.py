@@ -63,11 +63,11 @@ def _patch_forward(module):
 class _Recorder(StepRecorder):
     def __init__(self):
         super().__init__()
-        # DDP has rebuilt its buckets after the first backward, with a static graph later, and tells it some steps after that.
+        # DDP has rebuilt its buckets after the first backward, with a static graph later, and reports it some steps after that.
         self._facts_at = (max(self.warmup, 2), self.first_traced, self.end_traced)
         self._marks = []  # [ns before, ns after] each step's mark in the profile
         self._facts = None
-        self._model = self._kind = self._facts_of = None  # the module whose forward begins the steps, and what it says of itself
+        self._model = self._kind = self._facts_of = None  # the module whose forward begins the steps, and its facts
         self._other_models = set()
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
         self._profiler = None
@@ -80,7 +80,8 @@ class _Recorder(StepRecorder):
     def forward_begins(self, model, kind, facts_of, communicates):
         """Begin a step if this forward is the first of one.
 
-        `kind` is what hook.json calls the facts that `facts_of` the model says; `communicates` says whether its backward pass does.
+        `kind` is what hook.json calls the facts that `facts_of` the model returns; `communicates` returns whether its backward pass
+        does.
         """
         import torch
 

@@ -29,7 +29,7 @@ def byteps_servers(
 
 
 def _one_device(rank: int) -> dict[str, str]:
-    """What BytePS asks of a worker with one device; its sockets are in its own /dev/shm."""
+    """What BytePS requires of a worker with one device; its sockets are in its own /dev/shm."""
     return {
         "DMLC_WORKER_ID": str(rank),
         "BYTEPS_LOCAL_RANK": "0",

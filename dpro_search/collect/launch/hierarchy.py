@@ -1,10 +1,10 @@
-"""How Open MPI (4.1) is told to add up in a hierarchy: within each host, among the hosts' first ranks, and back.
+"""How Open MPI (4.1) is configured to sum in a hierarchy: within each host, among the hosts' first ranks, and back.
 
 Its component `coll/han` has two all-reduces. The one that goes in segments ends in a segmentation fault where the sum takes the
-place of what is added up and is larger than a segment, as Horovod's are; so that `hierarchy_env` asks for the other, which takes
+place of what is summed and is larger than a segment, as Horovod's are; so that `hierarchy_env` selects the other, which takes
 three steps one after the other. Sizes that are not to go in a hierarchy are sent to a component that has no all-reduce of this
-kind (`libnbc`), on which han gives them back to the one that would have them without it (`tuned`, whose own rules say how); named
-outright, `tuned` fails in the same way.
+kind (`libnbc`), on which han gives them back to the one that would have them without it (`tuned`, whose own rules decide how);
+named outright, `tuned` fails in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AMONG_HOSTS, _WORLD = 1, 2  # and of levels
 
 
 def among_hosts(hosts: int) -> Literal["recursive-doubling", "ring"]:
-    """How the hosts' first ranks are to add up: two by one exchange (a ring's two may take turns), more in a ring."""
+    """How the hosts' first ranks are to reduce: two by one exchange (a ring of two may be half-duplex), more in a ring."""
     return "recursive-doubling" if hosts == 2 else "ring"
 
 
@@ -38,7 +38,7 @@ def hierarchy_env(rules: str | Path) -> dict[str, str]:
         "OMPI_MCA_coll_han_use_simple_allreduce": "1",
         "OMPI_MCA_coll_han_use_dynamic_file_rules": "1",
         "OMPI_MCA_coll_han_dynamic_rules_filename": str(rules),
-        "OMPI_MCA_coll_han_max_dynamic_errors": "0",  # it would say that it gives back what it is to give back
+        "OMPI_MCA_coll_han_max_dynamic_errors": "0",  # it would report that it gives back what it is to give back
     }
 
 

@@ -86,7 +86,7 @@ def _share_cores(spec: JobSpec) -> bool:
 
 
 def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
-    """Options of mpirun that say where the ranks run and what they talk over."""
+    """Options of mpirun: where the ranks run and which networks they use."""
     if hosts is None:
         return ["-host", f"localhost:{spec.ranks}"]
     agent = work / "agent"
@@ -108,9 +108,9 @@ def _agent(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def _failure(out: Path, code: int) -> JobError:
-    """What mpirun says of a job that failed: a rank that did, with its last lines.
+    """What mpirun reports about a job that failed: a rank that failed, with its last lines.
 
-    mpirun names the first that ended; where that one only says that another left Horovod, the other is to blame.
+    mpirun names the first that ended; where that one only reports that another left Horovod, the other is to blame.
     """
     text = (out / "mpirun.log").read_text(errors="replace")
     found = _FAILED_RANK.search(text) or _SIGNALLED_RANK.search(text)

@@ -45,7 +45,7 @@ class ServerSpec:
     count
         How many.
     on_workers
-        Whether they run on the workers' hosts, in turn, in place of hosts of their own.
+        Whether they run on the workers' hosts, round-robin, instead of on hosts of their own.
     code
         Python that a server and the scheduler run; it must serve until the job ends.
     env
@@ -95,7 +95,7 @@ def hosts_needed(spec: JobSpec, servers: ServerSpec) -> int:
 
 
 def server_cores(spec: JobSpec, servers: int) -> tuple[int, ...]:
-    """Core of each server, -1 where nothing is pinned: those of the workers, in turn."""
+    """Core of each server, -1 where nothing is pinned: those of the workers, round-robin."""
     return tuple(spec.cores[server % len(spec.cores)] if spec.cores else -1 for server in range(servers))
 
 
@@ -114,7 +114,7 @@ def run_with_servers(
     spec
         The workers.
     hosts
-        As many as `hosts_needed` says; None: all run on this machine as it is.
+        As many as `hosts_needed` returns; None: all run on this machine as it is.
     hook
         Settings of the recorder in the workers; None: they run without it.
 

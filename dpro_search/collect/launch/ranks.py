@@ -67,7 +67,7 @@ class JobSpec:
 
     @property
     def thread_env(self) -> dict[str, str]:
-        """One compute thread for ranks that have one core each, unless the job says how many."""
+        """One compute thread for ranks that have one core each, unless the job sets how many."""
         return {"OMP_NUM_THREADS": "1"} if self.cores and "OMP_NUM_THREADS" not in self.env else {}
 
     @property
@@ -190,7 +190,7 @@ def require_tools() -> None:
 def hook_env(hook: Mapping[str, str], out: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Variables that bring the recorder with its settings into the ranks of a job whose environment is `env`.
 
-    They are equal for all ranks: the recorder finds its rank's number, and so its folder ``out/rank{r}``, by itself.
+    They are equal for all ranks: the recorder finds its rank's number, and so its folder ``out/rank{r}``, on its own.
     """
     settings = {**hook, "OUT": str(out.resolve() / "rank{rank}")}
     path = os.pathsep.join(p for p in (str(HOOKS), env.get("PYTHONPATH", "")) if p)
@@ -215,7 +215,7 @@ def wait_for(
             return
         if time.monotonic() > deadline:
             last = log_tail(out / "rank0" / "log")
-            raise JobError(f"the job took longer than {timeout_s:.0f} s (--timeout) and was ended; rank 0 said last: {last}")
+            raise JobError(f"the job took longer than {timeout_s:.0f} s (--timeout) and was ended; last output of rank 0: {last}")
         on_poll()
         time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""The launchers of all kinds of jobs that can be recorded; ``_base.py`` says what a launcher is."""
+"""The launchers of all kinds of jobs that can be recorded; ``_base.py`` defines what a launcher is."""
 
 from __future__ import annotations
 

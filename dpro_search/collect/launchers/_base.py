@@ -153,7 +153,7 @@ class Launcher(ABC):
         warmup
             Steps that are left out.
         expected_groups
-            Names of the tensors that must travel together; None: not checked, like kinds whose hooks do not tell it.
+            Names of the tensors that must travel together; None: not checked, like kinds whose hooks do not report it.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class Launcher(ABC):
         require_framework(spec.interpreter, self.modules, self.environment)
 
     def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> JobFile:
-        """What ``job.json`` says; a kind adds what only it has. Raises `InputError` for a setting that is none."""
+        """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for a setting that is none."""
         return job
 
     def hosts_needed(self, spec: JobSpec) -> int:
@@ -221,7 +221,7 @@ class Launcher(ABC):
         """Read what the hook of the rank of a folder wrote; raises `InputError` or `TraceFormatError` that name the file."""
 
     def require_groups(self, hook: RankFile, groups: tuple[tuple[str, ...], ...]) -> None:  # noqa: B027 (a default: cannot tell)
-        """Raise `JobError` if a rank's hook tells that other tensors than these travelled together."""
+        """Raise `JobError` if a rank's hook reports that other tensors than these travelled together."""
 
 
 @contextlib.contextmanager

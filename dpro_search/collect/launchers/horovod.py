@@ -33,7 +33,7 @@ class HorovodLauncher(Launcher):
     comm: str = "horovod"
 
     def controller(self, spec: JobSpec) -> str:
-        """What the job's ranks agree over: gloo or mpi."""
+        """What the job's ranks negotiate over: gloo or mpi."""
         name = spec.env.get(_CONTROLLER, os.environ.get(_CONTROLLER, "gloo")).lower()
         if name not in _CONTROLLERS:
             raise InputError(f"{_CONTROLLER}={name}: known are {', '.join(_CONTROLLERS)}")
@@ -88,7 +88,7 @@ class TensorFlowHorovod(HorovodLauncher):
 
 @dataclass(frozen=True, kw_only=True)
 class MxnetHorovod(HorovodLauncher):
-    """MXNet's, which are on MPI whatever the environment asks for, with one compute thread where each rank has one core."""
+    """MXNet's, which are on MPI whatever the environment selects, with one compute thread where each rank has one core."""
 
     framework: str = "mxnet"
     format: str = MXNET_FORMAT

@@ -1,6 +1,6 @@
 """MXNet jobs with parameter servers on ps-lite: KVStore and BytePS.
 
-The number of servers is DMLC_NUM_SERVER's, else that of the workers; on shaped hosts, DPRO_SEARCH_SERVER_HOSTS says where they run.
+The number of servers is DMLC_NUM_SERVER's, else that of the workers; on shaped hosts, DPRO_SEARCH_SERVER_HOSTS sets where they run.
 """
 
 from __future__ import annotations

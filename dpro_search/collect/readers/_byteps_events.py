@@ -157,8 +157,8 @@ class JobEvents:
         ]
         begins, ends = [op.start_us for op in ops], np.maximum.accumulate([op.end_us for op in ops]).tolist()
         totals = [total for total in self._workers[rank].totals if total[3] == step]
-        for comm, (posted_us, back_us, *_) in zip(self._totals[rank, step], totals, strict=True):
-            producer, consumer = bisect_right(ends, posted_us) - 1, bisect_left(begins, back_us)
+        for comm, (enqueued_us, back_us, *_) in zip(self._totals[rank, step], totals, strict=True):
+            producer, consumer = bisect_right(ends, enqueued_us) - 1, bisect_left(begins, back_us)
             if producer >= 0:
                 self._rows.need(events[producer], comm)
             if consumer < len(ops):

@@ -2,10 +2,10 @@
 
 Events are named by operator type only. Within a step they are matched in time order: an event is the first node of its type in the
 graph whose inputs are all there; a backward event is matched likewise on the reversed graph. So chains, shortcuts and parallel
-branches are told apart by type, path and order. (Serving first what was ready first would model the engine's queue, but operators
-that share a scratch buffer run in the order of the graph, whatever was ready: the graph's order is the better guess.) Gradients are
-sent when their node's backward has ended: in the order of these ends and, for one node, of the sorted parameter names, which
-is the order of their keys and priorities.
+branches are distinguished by type, path and order. (Serving first what was ready first would model the engine's queue, but
+operators that share a scratch buffer run in the order of the graph, whatever was ready: the graph's order is the better guess.)
+Gradients are sent when their node's backward has ended: in the order of these ends and, for one node, of the sorted parameter
+names, which is the order of their keys and priorities.
 """
 
 from __future__ import annotations

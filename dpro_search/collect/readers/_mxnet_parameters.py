@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from dpro_search.collect.readers._mxnet_servers import Comm
 
-_SAME_SIZE = 4  # sizes that differ by less are not told apart by how long they are under way
+_SAME_SIZE = 4  # sizes that differ by less are not distinguished by how long they are under way
 
 
-def told_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
+def identified_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
     """By how long the gradients of one worker are under way on average: the larger one longer."""
     groups: dict[int, dict[int, list[Comm]]] = defaultdict(lambda: defaultdict(list))
     for comm in of_rank:
@@ -35,7 +35,7 @@ def told_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]) -> I
                 yield row[place], parameter
 
 
-def told_by_order(workers: Sequence[Sequence[Comm]], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
+def identified_by_order(workers: Sequence[Sequence[Comm]], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
     """By the order in which gradients of about one size come back, which is the same on all workers."""
     groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in workers])
     for rank, of_rank in enumerate(workers):

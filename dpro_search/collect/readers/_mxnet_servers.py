@@ -1,4 +1,4 @@
-"""What a parameter server's profile says of each key: its operations carry none.
+"""What a parameter server's profile holds about each key: its operations carry none.
 
 A server copies the first worker's part of a key, adds the others', and updates the parameter. An operation can only have been on a
 key between the workers' sending it and their having it back; of the assignments that this leaves, the one with the least total
@@ -28,7 +28,7 @@ Served = dict[Key, list[Round]]
 _COPY, _UPDATE = "CopyCPU2CPU", "_update"
 _WIRE_STREAM = 200
 _IMPOSSIBLE = 1e30
-_GRAIN_US = 10.0  # lengths are told apart above this
+_GRAIN_US = 10.0  # lengths are distinguished above this
 _SCALE_US = 1_000.0  # waiting of this length weighs as much as being e times as long as expected
 
 

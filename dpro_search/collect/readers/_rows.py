@@ -30,7 +30,7 @@ class EventRows:
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
         self._needs: list[tuple[int, int, int]] = []
-        self._told: dict[str, dict[int, int]] = {name: {} for name in DESCRIPTIONS}
+        self._described: dict[str, dict[int, int]] = {name: {} for name in DESCRIPTIONS}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -53,15 +53,15 @@ class EventRows:
         tensor: int = -1,
         collective: int = -1,
         size_bytes: int = 0,
-        **told: int,
+        **described: int,
     ) -> int:
-        """One event; returns its number. `told` are entries of the columns of `DESCRIPTIONS`, where they are known."""
+        """One event; returns its number. `described` are entries of the columns of `DESCRIPTIONS`, where they are known."""
         number = self._numbers.setdefault(name, len(self._names))
         if number == len(self._names):
             self._names.append(name)
         self._rows.append((number, int(kind), rank, stream, start_us, end_us, step, tensor, collective, size_bytes))
-        for column, code in told.items():
-            self._told[column][len(self._rows) - 1] = code
+        for column, code in described.items():
+            self._described[column][len(self._rows) - 1] = code
         return len(self._rows) - 1
 
     def step(self, event: int) -> int:
@@ -106,7 +106,7 @@ class EventRows:
             name: np.array(column, np.float64 if name.endswith("_us") else np.int64)
             for name, column in zip(names, columns, strict=True)
         }
-        for column, codes in self._told.items():
+        for column, codes in self._described.items():
             if codes:
                 arrays[column] = np.full(len(self._rows), -1, DESCRIPTIONS[column])
                 arrays[column][list(codes)] = list(codes.values())
@@ -157,10 +157,10 @@ def steps_by_repetition(keys: Sequence[Hashable]) -> list[int]:
     return steps
 
 
-def clocks_checked(post_us: Floats, end_us: Floats, family: Ints, what: str) -> ClockReport:
+def clocks_checked(enqueue_us: Floats, end_us: Floats, family: Ints, what: str) -> ClockReport:
     """Clocks of recordings whose hosts are not known: kept where they agree, else aligned.
 
-    They agree as long as no collective ends on a rank before another rank has posted it.
+    They agree as long as no collective ends on a rank before another rank enqueued it.
 
     Parameters
     ----------
@@ -176,10 +176,10 @@ def clocks_checked(post_us: Floats, end_us: Floats, family: Ints, what: str) -> 
     InputError
         Clocks differ, and no offset explains how.
     """
-    ranks = post_us.shape[1]
-    if not len(post_us):
+    ranks = enqueue_us.shape[1]
+    if not len(enqueue_us):
         return clocks_as_recorded(ranks, f"no {what} seen on all ranks")
-    ahead, behind = (end_us - post_us[:, :1]).min(axis=0), (end_us[:, :1] - post_us).min(axis=0)
+    ahead, behind = (end_us - enqueue_us[:, :1]).min(axis=0), (end_us[:, :1] - enqueue_us).min(axis=0)
     if min(ahead.min(), behind.min()) >= 0:
         residual = tuple(((ahead + behind) / 2 * (np.arange(ranks) > 0)).tolist())
         return ClockReport(
@@ -187,4 +187,6 @@ def clocks_checked(post_us: Floats, end_us: Floats, family: Ints, what: str) -> 
             residual_us=residual,
             method=f"as recorded: no {what} contradicts; the residual is what it allows",
         )
-    return align_clocks(CommSpans(post_us=post_us, end_us=end_us, family=family), tuple(f"rank {rank}" for rank in range(ranks)))
+    return align_clocks(
+        CommSpans(enqueue_us=enqueue_us, end_us=end_us, family=family), tuple(f"rank {rank}" for rank in range(ranks))
+    )

@@ -198,10 +198,10 @@ def _clock(workers: Sequence[Worker], servers: Sequence[Server], base_us: float)
     """Workers from push-pulls that all of them made; servers from the messages between them and the workers."""
     common = sorted(set.intersection(*(set(worker.parts) for worker in workers)))
     common = [key for key in common if all({"PUSH", "PULL"} <= set(worker.parts[key].span_us) for worker in workers)]
-    post = np.array([[worker.parts[key].span_us["PUSH"][0] - base_us for worker in workers] for key in common])
+    enqueue = np.array([[worker.parts[key].span_us["PUSH"][0] - base_us for worker in workers] for key in common])
     end = np.array([[worker.parts[key].span_us["PULL"][1] - base_us for worker in workers] for key in common])
     shape = (len(common), len(workers))
-    report = clocks_checked(post.reshape(shape), end.reshape(shape), np.array([key for key, _ in common], np.int64), "pull")
+    report = clocks_checked(enqueue.reshape(shape), end.reshape(shape), np.array([key for key, _ in common], np.int64), "pull")
     offset, residual, unknown = list(report.offset_us), list(report.residual_us), 0
     for server in servers:
         ahead, behind = [], []
@@ -226,7 +226,7 @@ def _clock(workers: Sequence[Worker], servers: Sequence[Server], base_us: float)
 
 
 def _tensor_names(workers: Sequence[Worker], lists: Sequence[Path], dropped: Counter[str]) -> dict[str, str]:
-    """Name of each tensor: its parameter's where a list tells, else BytePS's."""
+    """Name of each tensor: its parameter's where a list has it, else BytePS's."""
     tensors = sorted({tensor for worker in workers for _, _, tensor, _ in worker.totals})
     names = {tensor: tensor.removeprefix("Comm.") for tensor in tensors}
     numbers = {tensor: int(found[1]) for tensor in tensors if (found := re.search(r"gradient_(\d{1,9})$", tensor))}

@@ -2,7 +2,8 @@
 
 A file is a sequence of messages, each after its length as a varint: the metadata, then the nodes. Starts may be recorded or not;
 where they are not, each node is laid out as early as its data dependencies and the order on its thread or stream allow. (A control
-dependency names the call around a node; calls are split into parts of which the last keeps the name, so it says little of when.)
+dependency names the call around a node; calls are split into parts of which the last keeps the name, so it gives little information
+on when.)
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class _Node:
         if self.type != _COLLECTIVE:
             return CollectiveKind.SEND if self.type == _SEND else CollectiveKind.RECV
         number = self.attributes.get("comm_type")
-        told = _COMM_TYPES.get(number) if isinstance(number, int) else None
-        return collective_kind_of(self.name) if told is None else told
+        reported = _COMM_TYPES.get(number) if isinstance(number, int) else None
+        return collective_kind_of(self.name) if reported is None else reported
 
     @property
     def group(self) -> str:
-        """Name of the process group; empty where it is not told."""
+        """Name of the process group; empty where it is not recorded."""
         name = self.attributes.get("pg_name")
         return str(name) if self.communicates and isinstance(name, str | int) else ""
 
@@ -111,10 +112,10 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(paths: Sequence[Path]) -> Trace:
     """Read the traces of the ranks of one job.
 
-    A file is of the rank in its name ("x.3.et"); where names do not tell, of its place in the order of the paths. Nodes that ran on
-    the host are OP events, others KERNEL, COPY or COLLECTIVE; a data dependency is a DATA one, the call that launched what ran on a
-    device a LAUNCH. Collectives of equal kind, group and size are matched across ranks
-    in order. The whole recording is one step.
+    A file is of the rank in its name ("x.3.et"); where names have no number, of its place in the order of the paths. Nodes that ran
+    on the host are OP events, others KERNEL, COPY or COLLECTIVE; a data dependency is a DATA one, the call that launched what ran
+    on a device a LAUNCH. Collectives of equal kind, group and size are matched across ranks in order. The whole recording is one
+    step.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def read(paths: Sequence[Path]) -> Trace:
             cores=(-1,) * len(ranks),
             format=FORMAT,
             clock=clocks_as_recorded(
-                len(ranks), "the files say nothing of their clocks" if recorded else "no clock: starts are laid out"
+                len(ranks), "the files have no information on their clocks" if recorded else "no clock: starts are laid out"
             ),
             dropped=counted(dropped),
             warnings=tuple(warnings),

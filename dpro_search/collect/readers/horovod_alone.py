@@ -1,9 +1,9 @@
-"""A Horovod timeline by itself, without a profile of the computation: steps, fused groups and the pauses between them.
+"""A Horovod timeline alone, without a profile of the computation: steps, fused groups and the pauses between them.
 
-Rank 0 writes the timeline, so the events are as rank 0 saw them. It does not say where a step begins; but every step all-reduces
+Rank 0 writes the timeline, so the events are as rank 0 saw them. It does not record where a step begins; but every step all-reduces
 each gradient once, and no gradient of the next step can be ready before the last one of this step is back. So a step ends where
-a tensor is posted again. From its first post to its last completion it is recorded; the computation before that is only known as
-the pause since the step before.
+a tensor is enqueued again. From its first enqueue to its last completion it is recorded; the computation before that is only known
+as the pause since the step before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Run:
 
     tensor: int
     rows: list[int] = field(default_factory=list)
-    post_us: float = 0.0
+    enqueue_us: float = 0.0
     end_us: float | None = None  # None: not completed in the file
     collective: int = -1
     step: int = -1
@@ -49,7 +49,7 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(paths: Sequence[Path]) -> Trace:
     """Read one timeline, also of a killed job.
 
-    Every all-reduce gives a COMM event of rank 0 (post to completion) and one of each phase. A last step that is not whole keeps
+    Every all-reduce gives a COMM event of rank 0 (enqueue to completion) and one of each phase. A last step that is not whole keeps
     its events, outside any step. Between steps lies an event `PAUSE`, which needs the step before and which the next step needs.
 
     Raises
@@ -101,7 +101,7 @@ def read(paths: Sequence[Path]) -> Trace:
 
 
 def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
-    """The all-reduces in the order of their posts."""
+    """The all-reduces in the order of their enqueues."""
     runs: list[_Run] = []
     under_way: dict[int, _Run] = {}
     columns = (timeline.tensor, timeline.phase, timeline.start_us, timeline.end_us, timeline.collective)
@@ -111,7 +111,7 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
             continue
         run = under_way.get(tensor)
         if run is None:
-            run = under_way[tensor] = _Run(tensor=tensor, post_us=start_us)
+            run = under_way[tensor] = _Run(tensor=tensor, enqueue_us=start_us)
             runs.append(run)
         run.collective = max(run.collective, collective)
         if phase != Phase.WHOLE:
@@ -119,11 +119,11 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
         else:
             run.end_us = end_us
             del under_way[tensor]
-    return sorted(runs, key=lambda run: run.post_us)
+    return sorted(runs, key=lambda run: run.enqueue_us)
 
 
 def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
-    """First post and last completion of every whole step; the runs learn their step."""
+    """First enqueue and last completion of every whole step; the runs learn their step."""
     groups: list[list[_Run]] = [[]]
     seen: set[int] = set()
     for run in runs:
@@ -140,7 +140,7 @@ def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
     for number, group in enumerate(groups):
         for run in group:
             run.step = number
-        steps.append((group[0].post_us, max(run.post_us if run.end_us is None else run.end_us for run in group)))
+        steps.append((group[0].enqueue_us, max(run.enqueue_us if run.end_us is None else run.end_us for run in group)))
     return steps
 
 
@@ -160,7 +160,7 @@ def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path:
 
 def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:
     last_end: list[list[int]] = [[] for _ in steps]  # events that a step's end waits for
-    posted: list[list[int]] = [[] for _ in steps]
+    enqueued: list[list[int]] = [[] for _ in steps]
     for run in runs:
         tensor = timeline.tensors[run.tensor]
         about: dict[str, Any] = {
@@ -171,10 +171,10 @@ def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run]
             "size_bytes": max(tensor.size_bytes, 0),
             "collective_kind": CollectiveKind.ALL_REDUCE,
         }
-        if run.end_us is not None and run.end_us >= run.post_us:
-            comm = events.add(tensor.name, EventKind.COMM, start_us=run.post_us, end_us=run.end_us, **about)
+        if run.end_us is not None and run.end_us >= run.enqueue_us:
+            comm = events.add(tensor.name, EventKind.COMM, start_us=run.enqueue_us, end_us=run.end_us, **about)
             if run.step >= 0:
-                posted[run.step].append(comm)
+                enqueued[run.step].append(comm)
                 last_end[run.step].append(comm)
         for row in run.rows:
             kind = KIND_OF_PHASE[Phase(int(timeline.phase[row]))]
@@ -186,7 +186,7 @@ def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run]
         pause = events.add(PAUSE, EventKind.OP, rank=0, start_us=before[1], end_us=after[0], step=number + 1)
         for source in last_end[number]:
             events.need(source, pause, DependencyKind.DATA)
-        for target in posted[number + 1]:
+        for target in enqueued[number + 1]:
             events.need(pause, target, DependencyKind.DATA)
 
 

@@ -1,9 +1,9 @@
 """Horovod's timeline: the phases of every tensor's all-reduce, and which tensors travelled together.
 
 A Chrome trace in which each tensor is a process. Per all-reduce it holds the pairs B/E of NEGOTIATE_ALLREDUCE (and in it, while
-the request is not cached, an X named by the number of each rank that posts it), then
+the request is not cached, an X named by the number of each rank that enqueues it), then
 ALLREDUCE > [INIT_FUSION_BUFFER] > MEMCPY_IN_FUSION_BUFFER > {GLOO,MPI,NCCL}_ALLREDUCE > MEMCPY_OUT_FUSION_BUFFER; an E has no
-name and closes the last B of its process. The E of ALLREDUCE tells dtype and shape. A killed job leaves a file without its end.
+name and closes the last B of its process. The E of ALLREDUCE has dtype and shape. A killed job leaves a file without its end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RANK_DIGITS = 5  # longer numbers are damaged
 class Phase(enum.IntEnum):
     """What a row of the timeline is."""
 
-    NEGOTIATE = 0  # from the first rank that posted the tensor to the last
+    NEGOTIATE = 0  # from the first rank that enqueued the tensor to the last
     QUEUE = 1  # from there to the first copy or transfer: waiting for earlier collectives and the fusion buffer
     MEMCPY_IN = 2
     TRANSFER = 3  # the all-reduce itself

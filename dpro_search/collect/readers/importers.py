@@ -1,11 +1,11 @@
-"""``import_trace(sources) -> Trace``: files that somebody else recorded, their format told by their content.
+"""``import_trace(sources) -> Trace``: files that somebody else recorded, their format recognised by their content.
 
 A format is a module with a constant ``IMPORTER``. A new one adds its module's name to `IMPORTERS`, and its test subclasses the
 conformance kit in ``tests/collect/importer_kit.py``. Modules are imported when a file is to be recognised, in the order of
 `IMPORTERS`: the first that recognises a file owns it, so formats that are easily mistaken for others stand behind those.
 
 Of the sources, folders are searched for files. The first format that owns a file reads it together with all others that it owns and
-with its companions (files that say nothing alone: a symbol graph, a server's log). What is left of a folder (a licence, a note) is
+with its companions (files that are useless alone: a symbol graph, a server's log). What is left of a folder (a licence, a note) is
 counted as dropped; a file that was named and belongs to no format, or to another one, is an error.
 """
 
@@ -49,7 +49,7 @@ class Importer:
     name
         As `TraceMeta.format` has it.
     description
-        What it looks for, said of an unknown file: "a Kineto profile (JSON with records of categories such as kernel)".
+        What it looks for, for the message on an unknown file: "a Kineto profile (JSON with records of categories such as kernel)".
     recognise
         Whether a file is of this format, from its first 64 KiB (decompressed) and its path. Must not raise, whatever the bytes.
     read
@@ -67,7 +67,7 @@ class Importer:
 
 
 def importers() -> tuple[Importer, ...]:
-    """All known formats, in the order in which they are asked."""
+    """All known formats, in the order in which they are tried."""
     return tuple(import_module(name).IMPORTER for name in IMPORTERS)
 
 

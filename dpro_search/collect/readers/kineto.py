@@ -1,10 +1,11 @@
 """Profiles of PyTorch's Kineto, of one rank a file or of several ranks merged into one: ``read(paths) -> Trace``.
 
 Ranks are read one after the other, or in processes of their own where the files are large: memory grows with the records of one
-rank and with the columns of all. A rank's number is what its ``distributedInfo`` says, else what tells the files' names apart.
+rank and with the columns of all. A rank's number is what its ``distributedInfo`` has, else what distinguishes the files' names.
 
 Iterations are measured where the device ends: step k lasts from the last end of step k - 1 on any device of the rank to its own.
-The host may be far ahead of its device, so that its own marks say nothing about an iteration. Where no device worked, they count.
+The host may be far ahead of its device, so that its own marks give no information on an iteration. Where no device worked, they
+count.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[li
                 r.rank = from_name if from_name is not None else (0 if len(paths) == 1 else None)
             if r.rank is None:
                 raise InputError(
-                    f"{path}: neither its distributedInfo nor its name says which rank it is; name it rank0.json, rank1.json"
+                    f"{path}: neither its distributedInfo nor its name has the rank's number; name it rank0.json, rank1.json"
                 )
             if r.world_size is not None:
                 other = next((p for size, p in sizes.items() if size != r.world_size), None)
@@ -296,7 +297,7 @@ def _joined(
 
 
 def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns that tell what events are about, and the tables that they index, of all ranks."""
+    """Columns that describe what events are about, and the tables that they index, of all ranks."""
     groups: dict[ProcessGroup, int] = {}
     dtypes: dict[str, int] = {}
     shapes: dict[Shapes, int] = {}
@@ -310,14 +311,14 @@ def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[st
                 group[event] = groups.setdefault(collective.process_group, len(groups))
             if name := dtype_of(collective.dtype):
                 dtype[event] = dtypes.setdefault(name, len(dtypes))
-        told: dict[str, Codes] = {
+        described: dict[str, Codes] = {
             "collective_kind": kind,
             "group": group,
             "dtype": dtype,
             "shapes": _renumbered(r.shapes, r.shape_table, shapes),
             "role": r.role,
         }
-        for name, column in told.items():
+        for name, column in described.items():
             columns[name].append(column)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     return joined, {"groups": tuple(groups), "dtypes": tuple(dtypes), "shapes": tuple(shapes)}

@@ -1,4 +1,4 @@
-"""Which ranks' collective ops are parts of one collective, and what that says of the ranks' clocks."""
+"""Which ranks' collective ops are parts of one collective, and what follows for the ranks' clocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Match:
 
 
 def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
-    """Collectives that every recorded member of their group posted, at least two.
+    """Collectives that every recorded member of their group enqueued, at least two.
 
     Within a group and a kind, parts of one sequence number belong together; where there are no numbers, parts of one step in their
     order; and where a step has more parts on some rank than on another, those that agree in their sizes, in order.
@@ -46,7 +46,7 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
         expected = members[key[:2]]
         group_ranks = key[0] if isinstance(key[0], tuple) else None
         if group_ranks and (set(group_ranks) - known):
-            continue  # a member's profile is missing: nobody knows when it posted
+            continue  # a member's profile is missing: nobody knows when it enqueued
         if len(expected) < 2 or set(of_rank) != expected:
             continue
         found += _matched(ranks, of_rank)
@@ -74,7 +74,7 @@ def _matched(ranks: Sequence[RankRecords], of_rank: Mapping[int, list[int]]) -> 
     partners: list[dict[int, int]] = [{shortest: event} for event in of_rank[shortest]]
     sizes = {p: [int(ranks[p].size_bytes[event]) for event in events] for p, events in of_rank.items()}
     if len({size for column in sizes.values() for size in column}) == 1:
-        return []  # all alike: which one is missing cannot be told
+        return []  # all alike: which one is missing is unknown
     for position, events in of_rank.items():
         if position == shortest:
             continue
@@ -156,9 +156,9 @@ def _spans(ranks: Sequence[RankRecords], matches: Sequence[Match], members: Sequ
     """Starts and ends of matched collectives on some ranks, relative to rank 0's origin."""
     shape = (len(matches), len(members))
     rows = [[match.event[p] for p in members] for match in matches]
-    post = np.array([[ranks[p].start_us[e] for p, e in zip(members, row, strict=True)] for row in rows]).reshape(shape)
+    enqueue = np.array([[ranks[p].start_us[e] for p, e in zip(members, row, strict=True)] for row in rows]).reshape(shape)
     end = np.array([[ranks[p].end_us[e] for p, e in zip(members, row, strict=True)] for row in rows]).reshape(shape)
     shift = origin_us[list(members)]
     families = {key: number for number, key in enumerate(sorted({(m.label, m.size_bytes) for m in matches}))}
     family = np.array([families[m.label, m.size_bytes] for m in matches], np.int64)
-    return CommSpans(post_us=post + shift, end_us=end + shift, family=family)
+    return CommSpans(enqueue_us=enqueue + shift, end_us=end + shift, family=family)

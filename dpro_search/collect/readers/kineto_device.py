@@ -1,4 +1,4 @@
-"""The device ops of a rank by stream and by launch, and which events are the same in different steps: what wait inference asks."""
+"""The device ops of a rank by stream and by launch, and which events are the same in different steps: for wait inference."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class KinetoFile:
     shapes, dtype
         What `shape_table` and `dtypes` index: shapes of an op's inputs, and the element type of its first tensor.
     notes
-        Of records that tell about a collective, by their row.
+        Of records that describe a collective, by their row.
     dropped
         Records that were left out, by reason.
     """

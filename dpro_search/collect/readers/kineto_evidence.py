@@ -52,11 +52,11 @@ class Evidence:
         for site in self.sites(candidates):
             of_event = {event: self._waits_of(event, candidates[event]) for event in site}
             votes = Counter(wait for waits in of_event.values() for wait in waits)
-            doubt = Counter[_Wait]()
+            places = Counter[_Wait]()
             for waits in of_event.values():
-                doubt.update({wait: rank for rank, wait in enumerate(waits)})
+                places.update({wait: rank for rank, wait in enumerate(waits)})
             left = {event for event, waits in of_event.items() if waits}
-            for wait in sorted(votes, key=lambda wait: (-votes[wait], doubt[wait] / votes[wait], wait)):
+            for wait in sorted(votes, key=lambda wait: (-votes[wait], places[wait] / votes[wait], wait)):
                 explained = {event for event in left if wait in of_event[event]}
                 if explained and votes[wait] >= _SHARE * len(site) and (pairs := self._in_all_steps(wait)):
                     found.update(pairs)

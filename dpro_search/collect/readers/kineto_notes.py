@@ -1,4 +1,4 @@
-"""The records of a Kineto file as the profiler spells them, and what they say of the collectives that they are part of."""
+"""The records of a Kineto file as the profiler spells them, and what they hold about the collectives that they are part of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMUNICATES = re.compile(r"nccl|mscclKernel|onecclKernel|^gloo:|^mpi:|^record_p
 
 
 class RecordArgs(msgspec.Struct, gc=False, frozen=True):
-    """What a record says beside its span; -1, None or nothing where it does not."""
+    """What a record holds beside its span; -1, None or nothing where it does not."""
 
     correlation: int | None = -1
     stream: int | None = -1
@@ -55,7 +55,7 @@ class SpanRecord(msgspec.Struct, gc=False, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a record says of the collective that it is part of; None where it does not."""
+    """What a record holds about the collective that it is part of; None where it does not."""
 
     span: str  # the record's own name, "nccl:all_reduce" around the launch of a collective's kernel
     collective: str | None
@@ -69,7 +69,7 @@ class Note:
 
 
 def note_of(args: RecordArgs, name: str) -> Note | None:
-    """What a record says of a collective; None: nothing."""
+    """What a record holds about a collective; None: nothing."""
     if args.collective_name is None and args.sequence is None and args.group_name is None:
         around = name.startswith(("nccl:", "gloo:")) or name == "record_param_comms"
         return _note_of_inputs(args, name) if around and len(args.input_dims) else None
@@ -145,7 +145,7 @@ def _shape(sides: object) -> tuple[int, ...]:
 
 
 def first_dtype(text: bytes) -> str:
-    """Element type of an op's first tensor, from "Input type"; empty where none is told."""
+    """Element type of an op's first tensor, from "Input type"; empty where none is recorded."""
     try:
         types = msgspec.json.decode(text, type=list[Any])
     except DAMAGED:

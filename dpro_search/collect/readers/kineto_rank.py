@@ -47,9 +47,9 @@ class Collective:
     label
         Kind in lower case without underscores: allreduce, alltoall, sendrecv...
     kind
-        As the call of the library says it, else as the kernel's name does: an all-to-all of NCCL runs kernels named SendRecv.
+        From the call of the library, else from the kernel's name: an all-to-all of NCCL runs kernels named SendRecv.
     group, group_ranks
-        Name of the process group and its members; None where the profile does not say.
+        Name of the process group and its members; None where the profile does not have it.
     process_group
         All that is known of it; None: nothing.
     sequence
@@ -75,7 +75,7 @@ class RankRecords:
     Attributes
     ----------
     rank, world_size
-        As the profile says; None where it does not.
+        From the profile; None where it does not have it.
     launch
         Event of the host call that launched each device op, [n]; -1 for other events and where it is unknown.
     correlation, wait_stream, wait_record
@@ -394,8 +394,8 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
 
 
 def _collective_kind(kernel: str, notes: list[Note]) -> CollectiveKind:
-    told = [name for note in notes for name in (note.collective, note.span) if name]
-    kinds = map(collective_kind_of, [*told, kernel])
+    named = [name for note in notes for name in (note.collective, note.span) if name]
+    kinds = map(collective_kind_of, [*named, kernel])
     return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""Which device ops the host's calls waited for: recorded, or told by when the calls returned.
+"""Which device ops the host's calls waited for: recorded, or inferred from when the calls returned.
 
 A call that waits for a stream names it nowhere. It did not wait for a stream that was still busy, with work launched before, when
 it returned; and it returned soon after what it waited for. Of the streams that this leaves, taken over all occurrences of the

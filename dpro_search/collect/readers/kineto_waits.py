@@ -1,10 +1,10 @@
 """What waited for what within one rank: launches, streams for streams, host calls for the device, host threads for each other.
 
-Profiles that were recorded with synchronisation events say it. All others only say that a stream was made to wait, but not for
-what; there the times tell. A device op that began just when an op on another stream ended, later than its launch and its stream
-explain, may have waited for it, if a stream was made to wait between the two launches, and if an event was recorded while that op
-was the last on its stream. It is believed if the occurrences in all steps agree (`kineto_evidence`). A collective also needs what
-its thread launched before it on the stream of its inputs.
+Profiles that were recorded with synchronisation events record it. All others only record that a stream was made to wait, but not
+for what; there it is inferred from the times. A device op that began just when an op on another stream ended, later than its launch
+and its stream explain, may have waited for it, if a stream was made to wait between the two launches, and if an event was recorded
+while that op was the last on its stream. It is believed if the occurrences in all steps agree (`kineto_evidence`). A collective
+also needs what its thread launched before it on the stream of its inputs.
 """
 
 from __future__ import annotations

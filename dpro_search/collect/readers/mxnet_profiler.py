@@ -21,7 +21,7 @@ import numpy as np
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
 from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, match_forward, match_gradients
-from dpro_search.collect.readers._mxnet_parameters import told_by_order, told_by_size
+from dpro_search.collect.readers._mxnet_parameters import identified_by_order, identified_by_size
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers.importers import Importer, read_head
@@ -389,8 +389,8 @@ class ProfileWriter:
 
     def _tell_apart(self) -> None:
         for of_rank in self._comm:
-            self._assign(told_by_size(of_rank, self._least_size))
-        self._assign(told_by_order(self._comm, self._least_size))
+            self._assign(identified_by_size(of_rank, self._least_size))
+        self._assign(identified_by_order(self._comm, self._least_size))
 
     def _assign(self, found: Iterable[tuple[Comm, int]]) -> None:
         for comm, parameter in found:
@@ -420,9 +420,9 @@ class ProfileWriter:
     def _clock(self) -> ClockReport:
         common = self._common()
         shape = (len(common), len(self._workers))
-        post = np.array([[comm.start_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
+        enqueue = np.array([[comm.start_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
         end = np.array([[comm.end_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
-        report = clocks_checked(post, end, np.array([parameter for _, parameter in common], np.int64), "push-pull of a gradient")
+        report = clocks_checked(enqueue, end, np.array([parameter for _, parameter in common], np.int64), "push-pull of a gradient")
         more = (0.0,) * len(self._servers)
         method = report.method + ("; servers taken to share the first worker's clock" if more else "")
         return ClockReport(offset_us=report.offset_us + more, residual_us=report.residual_us + more, method=method)

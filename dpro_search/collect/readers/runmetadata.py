@@ -95,11 +95,11 @@ def read(paths: Sequence[Path]) -> Trace:
     base_us = min(node.start_us for nodes in ranks for node in nodes)
     common = _common(ranks)
     shape = (len(common), len(ranks))
-    post = np.array([[node.start_us - base_us for node in found] for found in common.values()]).reshape(shape)
+    enqueue = np.array([[node.start_us - base_us for node in found] for found in common.values()]).reshape(shape)
     end = np.array([[node.end_us - base_us for node in found] for found in common.values()]).reshape(shape)
     sizes = np.array([math.floor(math.log2(max(found[0].size_bytes, 1))) for found in common.values()], np.int64)
     try:
-        clock = clocks_checked(post, end, sizes, "collective")
+        clock = clocks_checked(enqueue, end, sizes, "collective")
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     tensor = {name: number for number, name in enumerate(common)}

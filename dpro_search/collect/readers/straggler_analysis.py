@@ -63,7 +63,7 @@ def read(paths: Sequence[Path]) -> Trace:
 
     Events are in the order of rank, step and start. Compute, collectives and the optimizer are on stream 0 of a rank, each kind of
     message on a stream of its own. The two ends of a message, and the parts of a collective, share a number. Sizes are not
-    recorded. Dependencies say that a rank went on when what it had started before had ended.
+    recorded. Dependencies express that a rank went on when what it had started before had ended.
 
     Raises
     ------
@@ -252,7 +252,7 @@ def _rank_steps(rows: Sequence[_Row]) -> list[tuple[int, int]]:
 
 
 def _batches(rows: Sequence[_Row], first: int, last: int) -> list[list[int]]:
-    """Rows of a rank in a step, those together that began at one instant: messages posted as one batch."""
+    """Rows of a rank in a step, those together that began at one instant: messages enqueued as one batch."""
     batches = [[first]]
     for i in range(first + 1, last):
         together = rows[i].start_s == rows[i - 1].start_s and {rows[i].optype, rows[i - 1].optype} <= set(_MESSAGES)

@@ -69,7 +69,7 @@ class XPlaneRank:
     Attributes
     ----------
     origin_ns
-        Nanoseconds since the Unix epoch at the start of the profile. None where the file does not say (TensorFlow before 2.16);
+        Nanoseconds since the Unix epoch at the start of the profile. None where the file does not have it (TensorFlow before 2.16);
         `epoch_origin` then finds it from step times.
     nodes, op_types
         Node names and their op types.
@@ -163,7 +163,7 @@ def _profile_start_ns(space: Any) -> int | None:
 
 
 class _Reader:
-    """Sorts a plane's events by what their metadata says they are; each kind becomes columns."""
+    """Sorts a plane's events by their metadata; each kind becomes columns."""
 
     def __init__(self, plane: Any) -> None:
         self._plane = plane
@@ -233,7 +233,7 @@ class _Reader:
         return index
 
     def _role(self, name: str, event: Any) -> str:
-        """What all events of one name are for the reader; the tracer gives them the same stats, so the first one tells."""
+        """What all events of one name are for the reader; the tracer gives them the same stats, so the first one decides."""
         if name in (_ASYNC_START, _ASYNC_DONE, _EXECUTOR, _EAGER, ALLOCATION, RELEASE):
             return name
         stats = {self._stat_names.get(stat.metadata_id) for stat in event.stats}

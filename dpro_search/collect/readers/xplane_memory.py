@@ -1,7 +1,7 @@
-"""What a TensorFlow profile tells of memory: every piece that the framework's allocator handed out and got back.
+"""What a TensorFlow profile holds about memory: every piece that the framework's allocator handed out and got back.
 
 The best-fit allocator (TensorFlow's "BFC": of a GPU, or "mklcpu" of a CPU, which passes on pieces from 256 KiB) notes them from
-level 2 of the host tracer on, each with what it had in use afterwards, and with the op in whose name it was asked.
+level 2 of the host tracer on, each with what it had in use afterwards, and with the op on whose behalf it was requested.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MemoryEvents:
     is_allocation, address
         [m].
     requested_bytes, taken_bytes
-        What was asked for, and the size of the piece, [m].
+        What was requested, and the size of the piece, [m].
     in_use_bytes
         All that the allocator had handed out then, after this event, [m].
     ops

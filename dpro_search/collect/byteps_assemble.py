@@ -205,7 +205,7 @@ def _number(tensor: str) -> int:
 
 
 def _server_order(raw: Path, servers: int) -> list[int]:
-    """Folders of the servers in BytePS's order, by which it spreads keys; as they were started where the logs do not tell."""
+    """Folders of the servers in BytePS's order, by which it spreads keys; in start order where the logs do not have it."""
     found = []
     for server in range(servers):
         log = raw / f"server{server}" / "log"

@@ -10,10 +10,10 @@ theta_h. Two facts fix it:
   Both are the sharper the shorter the collective: completions cannot lie further apart than the clipped duration. So each
   equation is scaled by it. dPRO's term for ranks of one machine is met exactly by sharing theta.
 
-What stays unknown: regularity cannot tell an offset from a delay that one host's completions always have. Such a delay is taken
-to be no larger than completions usually scatter: the residual that is reported is the sampling error (bootstrap over
-collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which
-does not shrink with the number of collectives. It is never wider than what causality leaves.
+What stays unknown: regularity cannot distinguish an offset from a delay that one host's completions always have. Such a delay is
+taken to be no larger than completions usually scatter: the residual that is reported is the sampling error (bootstrap over
+collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which does
+not shrink with the number of collectives. It is never wider than what causality leaves.
 """
 
 from __future__ import annotations

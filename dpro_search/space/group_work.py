@@ -99,7 +99,7 @@ class GroupWork(NamedTuple):
 
 
 def why_not(job: DataParallelJob) -> str | None:
-    """Why groupings of a job must be priced by building its graph each time; None if they need not."""
+    """Why the cost of a grouping of a job needs its whole graph each time; None if they need not."""
     if not isinstance(job.scheme, Rendezvous | Ring | HalvingDoubling):
         return f"{type(job.scheme).__name__} cuts groups into partitions"
     if job.network is not None and job.network.flows and not isinstance(job.scheme, Rendezvous):

@@ -215,14 +215,7 @@ def _execute(run: Run, out: Path, python: str, steps: int) -> None:
         said = "recorded"
     else:
         times: StepTimes = run.scheme.launcher.time(run.spec(python, WARMUP + steps), rate_bps=rate, shaped=True, warmup=WARMUP)
-        measured = Measured(
-            iteration_us=times.iteration_us.tolist(),
-            compute_cpu_us=times.compute_cpu_us.tolist(),
-            comm_cpu_us=times.comm_cpu_us.tolist(),
-            load_before=load,
-            started_at=started,
-        )
-        out.write_bytes(msgspec.json.encode(measured))
+        out.write_bytes(msgspec.json.encode(Measured.of(times, load, started)))
         said = f"{times.median_us / 1e3:.1f} ms"
     name = "base" if run.change is None else run.change.name
     print(f"{run.scheme.name:14} {run.workload:13} {run.rate:10} {name:20} {said}  ({time.time() - started:.0f} s)", flush=True)

@@ -18,7 +18,7 @@ import msgspec
 
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule
+from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
@@ -44,6 +44,17 @@ class Measured(msgspec.Struct):
     comm_cpu_us: list[float]
     load_before: float
     started_at: float
+
+    @staticmethod
+    def of(times: StepTimes, load_before: float, started_at: float) -> Measured:
+        """The times of a run that began at an instant, under the load before it."""
+        return Measured(
+            iteration_us=times.iteration_us.tolist(),
+            compute_cpu_us=times.compute_cpu_us.tolist(),
+            comm_cpu_us=times.comm_cpu_us.tolist(),
+            load_before=load_before,
+            started_at=started_at,
+        )
 
 
 def plans(trace: Trace) -> dict[str, Plan]:
@@ -115,14 +126,7 @@ def _measure(options: argparse.Namespace, workload: str, name: str, rate: str, p
     load, started = os.getloadavg()[0], time.time()
     times = TENSORFLOW_HOROVOD.time(_spec(options, workload, options.steps, env, ranks), rate_bps=parse_rate_bps(rate), shaped=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    measured = Measured(
-        iteration_us=times.iteration_us.tolist(),
-        compute_cpu_us=times.compute_cpu_us.tolist(),
-        comm_cpu_us=times.comm_cpu_us.tolist(),
-        load_before=load,
-        started_at=started,
-    )
-    out.write_bytes(msgspec.json.encode(measured))
+    out.write_bytes(msgspec.json.encode(Measured.of(times, load, started)))
     print(f"{workload:13} {rate:10} {name:16} {times.median_us / 1e3:8.1f} ms  ({time.time() - started:.0f} s)", flush=True)
 
 

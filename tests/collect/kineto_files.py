@@ -90,7 +90,7 @@ def small_job(*, old: bool = False, steps: int = 3, shift_us: float = 0.0, **opt
 
 
 def collective_job(rank: int, *, late_us: float = 0.0, shift_us: float = 0.0, parts: int = 10, **more) -> Profile:
-    """All-reduces that end together; rank 1 posts `late_us` after rank 0."""
+    """All-reduces that end together; rank 1 enqueues `late_us` after rank 0."""
     profile = Profile(pid=100 + rank, device=rank)
     begin = START + shift_us
     profile.step(0, begin, 1000.0 * parts)

@@ -58,8 +58,8 @@ def test_known_skews_lie_within_the_residual_in_nine_of_ten_cases(ranks, slow_ho
 def test_aligned_spans_are_causal(seed, ranks, skew_us, jitter_us, collectives):
     spans, _ = simulated(seed, hosts(ranks), skew_us, jitter_us, collectives)
     offset = np.array(align_clocks(spans, hosts(ranks)).offset_us)
-    first_end, last_post = (spans.end_us - offset).min(axis=1), (spans.enqueue_us - offset).max(axis=1)
-    assert (first_end >= last_post - 1).all()  # 1 us: the digits of an epoch time
+    first_end, last_enqueue = (spans.end_us - offset).min(axis=1), (spans.enqueue_us - offset).max(axis=1)
+    assert (first_end >= last_enqueue - 1).all()  # 1 us: the digits of an epoch time
 
 
 def test_raw_spans_of_skewed_clocks_are_not_causal():

@@ -15,7 +15,7 @@ STEP_US = 1000
 
 
 def one_step(t: int, tensors: tuple[int, ...], *, negotiated_by: tuple[int, ...] = ()) -> list[dict]:
-    """The tensors are posted 10 us apart and travel together in one collective."""
+    """The tensors are enqueued 10 us apart and travel together in one collective."""
     events: list[dict] = []
     for k, pid in enumerate(tensors):
         events.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": t + 10 * k, "pid": pid})

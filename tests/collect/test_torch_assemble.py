@@ -74,12 +74,12 @@ def test_every_bucket_is_one_collective_on_every_rank(trace):
 
 def test_a_transfer_begins_when_the_last_rank_has_taken_it_up(trace):
     for step in TRACED:
-        posts = [of_kind(trace, EventKind.COLLECTIVE, rank, step) for rank in range(2)]
+        enqueues = [of_kind(trace, EventKind.COLLECTIVE, rank, step) for rank in range(2)]
         moves = [of_kind(trace, EventKind.ALLREDUCE, rank, step) for rank in range(2)]
-        last_post = np.maximum(posts[0].start_us, posts[1].start_us)
+        last_enqueue_us = np.maximum(enqueues[0].start_us, enqueues[1].start_us)
         for rank in range(2):
-            np.testing.assert_array_equal(moves[rank].end_us, posts[rank].end_us)
-            assert (moves[rank].start_us >= np.minimum(last_post, posts[rank].end_us) - 1e-6).all()
+            np.testing.assert_array_equal(moves[rank].end_us, enqueues[rank].end_us)
+            assert (moves[rank].start_us >= np.minimum(last_enqueue_us, enqueues[rank].end_us) - 1e-6).all()
 
 
 def test_ops_are_named_by_phase_and_do_not_overlap_on_a_thread(trace):

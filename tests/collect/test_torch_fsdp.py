@@ -102,10 +102,10 @@ def test_the_main_thread_runs_no_op_while_it_waits(trace, prefetching):
 
 def test_a_wait_begins_with_the_post_or_where_the_parameters_are_needed(trace, prefetching):
     for recorded, late in ((trace, False), (prefetching, True)):
-        posts, waits = of_kind(recorded, EventKind.COLLECTIVE), of_kind(recorded, EventKind.SYNC)
-        gathers = np.array([name.startswith("all_gather") for name in names(recorded, posts)])
-        np.testing.assert_array_equal(waits.collective, posts.collective)
-        assert ((waits.start_us > posts.start_us) == (gathers & late)).all()
+        enqueues, waits = of_kind(recorded, EventKind.COLLECTIVE), of_kind(recorded, EventKind.SYNC)
+        gathers = np.array([name.startswith("all_gather") for name in names(recorded, enqueues)])
+        np.testing.assert_array_equal(waits.collective, enqueues.collective)
+        assert ((waits.start_us > enqueues.start_us) == (gathers & late)).all()
         assert (waits.end_us >= waits.start_us).all()
 
 

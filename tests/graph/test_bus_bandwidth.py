@@ -13,7 +13,7 @@ ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
 
 def job(tmp_path, *, elements: int = 1 << 20) -> Trace:
-    """Pairs of six ranks all-reduce 4 MiB; the second of a pair posts 100 us late, and ranks 2 and 3 take 8 times as long."""
+    """Pairs of six ranks all-reduce 4 MiB; the second of a pair enqueues 100 us late, and ranks 2 and 3 take 8 times as long."""
     paths = []
     for rank in range(6):
         group = rank // 2
@@ -27,8 +27,8 @@ def job(tmp_path, *, elements: int = 1 << 20) -> Trace:
             profile.step(number, begin, 9_000)
             end = begin + 300 + (8000 if group == 1 else 1000)
             profile.kernel("gemm", begin + 20, 50, launched=begin + 10)
-            posted = begin + 200 + late_us
-            profile.kernel(ALLREDUCE, posted, end - posted, launched=begin + 100, stream=COLLECTIVES, **about)
+            enqueued = begin + 200 + late_us
+            profile.kernel(ALLREDUCE, enqueued, end - enqueued, launched=begin + 100, stream=COLLECTIVES, **about)
         paths.append(profile.write(tmp_path / f"rank{rank}.json", header={**distributed(rank, 6), "host_name": "one"}))
     return read(paths)
 

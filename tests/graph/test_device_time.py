@@ -13,17 +13,17 @@ ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
 
 def job(tmp_path, ranks: int = 2) -> Trace:
-    """Steps of 1000 us: compute 0-300; an all-reduce that rank 1 posts at 400, rank 0 at 200, which ends at 500; compute 600-700,
+    """Steps of 1000 us: compute 0-300; an all-reduce, enqueued by rank 1 at 400, rank 0 at 200, which ends at 500; compute 600-700,
     launched at 550."""
     paths = []
     for rank in range(ranks):
         profile = Profile(pid=100 + rank, device=rank)
         for number in range(9):
             begin = BEGIN + 1000 * number
-            posted = begin + 200 + 200 * rank
+            enqueued = begin + 200 + 200 * rank
             profile.step(number, begin - 20, 990)
             profile.kernel("gemm", begin, 300, launched=begin - 10)
-            profile.kernel(ALLREDUCE, posted, begin + 500 - posted, launched=begin, stream=COLLECTIVES)
+            profile.kernel(ALLREDUCE, enqueued, begin + 500 - enqueued, launched=begin, stream=COLLECTIVES)
             profile.kernel("adam", begin + 600, 100, launched=begin + 550)
         paths.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, ranks)))
     return read(paths)

@@ -1,8 +1,6 @@
 """Recording a real two-rank job that ``fully_shard`` divides, without a line added to its script."""
 
 import functools
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.fsdp import Purpose, build_fsdp_graph
 from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.space.plan import Plan
+from tests.integration.torch_losses import assert_same_losses_unrecorded
 
 pytestmark = pytest.mark.integration
 
@@ -79,20 +78,7 @@ def test_the_blocks_of_a_workload_are_its_units(torch_python, tmp_path):
 
 def test_the_recorder_changes_no_number(torch_python, recorded, tmp_path):
     raw, _ = recorded("prefetch")
-    plain = subprocess.run(
-        [
-            torch_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29518",
-            "--log-dir", tmp_path / "logs", "--redirects=3", JOB, "prefetch",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert plain.returncode == 0, plain.stderr
-    losses = [
-        {line for path in folder.rglob(name) for line in path.read_text().splitlines() if "0x" in line}
-        for folder, name in ((raw, "log"), (tmp_path / "logs", "stdout.log"))
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 2  # each rank has its own batch
+    assert_same_losses_unrecorded(torch_python, raw, (JOB, "prefetch"), 29518, tmp_path)
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):

@@ -19,6 +19,7 @@ from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
+from tests.integration.torch_losses import assert_same_losses_unrecorded
 
 pytestmark = pytest.mark.integration
 
@@ -110,20 +111,7 @@ def small(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_the_recorder_changes_no_number(torch_python, small, tmp_path):
     raw, _ = small
-    plain = subprocess.run(
-        [
-            torch_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517",
-            "--log-dir", tmp_path / "logs", "--redirects=3", JOB, "plain",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert plain.returncode == 0, plain.stderr
-    losses = [
-        {line for path in folder.rglob(name) for line in path.read_text().splitlines() if "0x" in line}
-        for folder, name in ((raw, "log"), (tmp_path / "logs", "stdout.log"))
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 2  # each rank has its own batch
+    assert_same_losses_unrecorded(torch_python, raw, (JOB, "plain"), 29517, tmp_path)
 
 
 def test_raw_files_give_the_same_trace_again(small):

@@ -86,7 +86,7 @@ def test_no_grouping_loses_bytes_tensors_or_updates(count, seed, moves):
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 40), st.integers(0, 2**31), st.booleans())
 def test_a_job_is_what_the_plain_way_makes_of_it(count, seed, shared):
-    """The same posts, sizes and updates, and so the same iterations; with neighbours together and with any tensors together."""
+    """The same enqueues, sizes and updates, and so the same iterations; with neighbours together and with any tensors together."""
     tensors = predictor().tensors
     rng = np.random.default_rng(seed)
     unit_of = rng.integers(0, count, len(tensors)) if shared else np.arange(len(tensors)) * count // len(tensors)

@@ -161,8 +161,8 @@ def test_a_recorded_rank_posts_its_tensors_when_it_did():
     job = replicated(step, 1, Rendezvous(us_per_byte=1.0))  # so slow that no update delays backward
     built = build(job)
     times = replay_reference(built)
-    posted = [op for op in range(len(built)) if built.name(op).endswith(".post@0")]
-    np.testing.assert_allclose(times.end_us[posted], graph.profiles[0].post_us.mean(axis=0), rtol=1e-9)
+    enqueued = [op for op in range(len(built)) if built.name(op).endswith(".post@0")]
+    np.testing.assert_allclose(times.end_us[enqueued], graph.profiles[0].post_us.mean(axis=0), rtol=1e-9)
 
 
 def test_recorded_ranks_make_a_job_of_any_size():

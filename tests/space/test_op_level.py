@@ -94,8 +94,8 @@ def test_a_gradient_goes_from_its_post_through_one_collective_to_its_consumers()
         for rank in range(source.ranks):
             given = {op for consumer in placement.consumers[rank] for op in preds(consumer) if op in parts()}
             times = timeline().times
-            posted = times.end_us[placement.comm[rank]]
-            returned = [op for op in given if times.start_us[op] >= posted]
+            enqueued = times.end_us[placement.comm[rank]]
+            returned = [op for op in given if times.start_us[op] >= enqueued]
             assert returned
             for consumer in placement.consumers[rank]:
                 assert times.start_us[consumer] >= times.end_us[returned].min()

@@ -186,21 +186,25 @@ def test_a_trace_in_which_nothing_ran_in_a_step_is_refused(tmp_path):
 
 
 def two_ranks(tmp_path, *, ranks: int = 2, late_us: float = 300.0) -> Trace:
-    """Rank 1 has `late_us` more host work before it posts the all-reduce, which moves data for 50 us."""
+    """Rank 1 has `late_us` more host work before it enqueues the all-reduce, which moves data for 50 us."""
     paths = []
     for rank in range(ranks):
         profile = Profile(pid=100 + rank, device=rank)
         for number in range(12):
             begin = 1_700_000_000_000_000 + 1000 * number
             profile.step(number, begin, 990)
-            posted = begin + 100 + late_us * rank
+            enqueued = begin + 100 + late_us * rank
             profile.kernel("gemm", begin + 26, 40, launched=begin + 20)
             profile.kernel(
-                "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", posted, begin + 450 - posted, launched=posted - 6, stream=COLLECTIVES
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL()",
+                enqueued,
+                begin + 450 - enqueued,
+                launched=enqueued - 6,
+                stream=COLLECTIVES,
             )
-            profile.call("cudaStreamWaitEvent", posted + 2, 1)
-            profile.kernel("adam", begin + 451, 20, launched=posted + 4)
-            profile.call("cudaDeviceSynchronize", posted + 10, begin + 475 - posted - 10)
+            profile.call("cudaStreamWaitEvent", enqueued + 2, 1)
+            profile.kernel("adam", begin + 451, 20, launched=enqueued + 4)
+            profile.call("cudaDeviceSynchronize", enqueued + 10, begin + 475 - enqueued - 10)
         paths.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2)))
     return read(paths)
 

@@ -171,7 +171,7 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True, tag="measured",
 
     @property
     def noise_us(self) -> float:
-        """How far the two best rounds of each kind are apart, added up: a smaller difference of the two kinds means nothing."""
+        """How far the two best rounds of each kind are apart, summed: a smaller difference of the two kinds is noise."""
         return sum(_spread(rows) for rows in (self.unfused_min_us, self.fused_min_us))
 
     @property

@@ -1,8 +1,8 @@
 """Measures all-reduces on the real backends over shaped hosts, until a table has all requested ones.
 
 A job has one backend and one number of ranks; its links' rate is changed while it runs, and rounds alternate between rates, sizes
-and algorithms, so that a disturbance does not fall on one of them alone. Sizes grow: one that would take too long, judged by the
-smaller ones, is left out.
+and algorithms, so that a disturbance does not fall on one of them alone. Sizes grow: one that would take too long, predicted from
+the smaller ones, is left out.
 
 What is measured is a call in a train of calls, as `nccl-tests` does it and as a backward pass enqueues them: single calls of small
 tensors wait for a turn on a core, by chance, and links that have rested let a burst pass at once. Calls before the timed ones use

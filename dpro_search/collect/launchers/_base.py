@@ -220,7 +220,7 @@ class Launcher(ABC):
     def read_hook(self, folder: Path) -> RankFile:
         """Read what the hook of the rank of a folder wrote; raises `InputError` or `TraceFormatError` that name the file."""
 
-    def require_groups(self, hook: RankFile, groups: tuple[tuple[str, ...], ...]) -> None:  # noqa: B027 (a default: cannot tell)
+    def require_groups(self, hook: RankFile, groups: tuple[tuple[str, ...], ...]) -> None:  # noqa: B027 (a default: hooks do not report it)
         """Raise `JobError` if a rank's hook reports that other tensors than these travelled together."""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xplane_files import Plane
 
 from dpro_search.collect.readers.graphdef import read_partition_graph
 from dpro_search.collect.readers.protos import MESSAGES
@@ -21,28 +22,13 @@ class PlaneFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.space = MESSAGES["XSpace"]()
-        self.plane = self.space.planes.add(name="/host:CPU")
-        self._names: dict[tuple[str, str], int] = {}
+        self.plane = Plane(self.space, "/host:CPU")
         self._lines: dict[int, object] = {}
-
-    def _key(self, table: str, name: str) -> int:
-        key = self._names.setdefault((table, name), len(self._names) + 1)
-        entries = getattr(self.plane, table)
-        if all(entry.key != key for entry in entries):
-            entries.add(key=key).value.name = name
-        return key
 
     def event(self, line: int, name: str, start_us: float, duration_us: float, /, **stats: str | int) -> None:
         if line not in self._lines:
-            self._lines[line] = self.plane.lines.add(id=line, timestamp_ns=1000)
-        event = self._lines[line].events.add(metadata_id=self._key("event_metadata", name))
-        event.offset_ps, event.duration_ps = round(start_us * 1e6), round(duration_us * 1e6)
-        for stat, value in stats.items():
-            row = event.stats.add(metadata_id=self._key("stat_metadata", stat))
-            if isinstance(value, int):
-                row.int64_value = value
-            else:
-                row.ref_value = self._key("stat_metadata", value)
+            self._lines[line] = self.plane.line(line, 1000)
+        self.plane.add(self._lines[line], name, start_us, duration_us, stats)
 
     def write(self) -> Path:
         self.path.write_bytes(self.space.SerializeToString())

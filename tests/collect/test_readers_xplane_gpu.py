@@ -1,11 +1,11 @@
 """XPlane profiles of GPUs: ranks, streams, launches, steps, collectives."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from importer_kit import ImporterConformance, shared_traces
+from xplane_files import Plane
 
 from dpro_search.collect.readers import xplane_gpu
 from dpro_search.collect.readers.protos import MESSAGES
@@ -17,31 +17,11 @@ MODULE = "jit_train_step"
 STEP_US = 1000
 
 
-class Plane:
-    """A plane being written; events are (name, start_us, duration_us, stats)."""
-
-    def __init__(self, space: Any, name: str) -> None:
-        self._plane = space.planes.add(name=name)
-        self._keys: dict[tuple[str, str], int] = {}
-
-    def _key(self, table: str, name: str) -> int:
-        key = self._keys.setdefault((table, name), len(self._keys) + 1)
-        entries = getattr(self._plane, table)
-        if key not in [entry.key for entry in entries]:
-            entries.add(key=key).value.name = name
-        return key
-
-    def line(self, number: int, events: list[tuple[str, float, float, dict]], name: str = "") -> None:
-        line = self._plane.lines.add(id=number, name=name, timestamp_ns=5_000)
-        for event_name, start, length, stats in events:
-            event = line.events.add(metadata_id=self._key("event_metadata", event_name))
-            event.offset_ps, event.duration_ps = int(start * 1e6), int(length * 1e6)
-            for stat_name, value in stats.items():
-                stat = event.stats.add(metadata_id=self._key("stat_metadata", stat_name))
-                if isinstance(value, int):
-                    stat.int64_value = value
-                else:
-                    stat.ref_value = self._key("stat_metadata", value)
+def add_line(plane: Plane, number: int, events: list[tuple[str, float, float, dict]], name: str = "") -> None:
+    """A line of (name, start us, duration us, stats) events."""
+    line = plane.line(number, 5_000, name)
+    for event in events:
+        plane.add(line, *event)
 
 
 def written(path: Path, *, gpus: int = 2, steps: int = 3) -> Path:
@@ -71,13 +51,13 @@ def written(path: Path, *, gpus: int = 2, steps: int = 3) -> Path:
                 )
         calls.append(("hipStreamSynchronize", 100 + STEP_US * steps, 30, {"correlation_id": 8000 + gpu, "device_id": 70 + gpu}))
         calls.append(("python frame", 0, 500, {}))
-        plane.line(16, compute)
-        plane.line(17, reduce)
-        plane.line(90, [("dot", 100, 200, {})], name="XLA Ops")
+        add_line(plane, 16, compute)
+        add_line(plane, 17, reduce)
+        add_line(plane, 90, [("dot", 100, 200, {})], name="XLA Ops")
         host_calls.append(calls)
     host = Plane(space, "/host:CPU")
     for number, calls in enumerate(host_calls):
-        host.line(500 + number, calls)
+        add_line(host, 500 + number, calls)
     path.write_bytes(space.SerializeToString())
     return path
 

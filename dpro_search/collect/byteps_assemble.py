@@ -216,7 +216,7 @@ def _server_order(raw: Path, servers: int) -> list[int]:
 
 
 def _with_polling(steps: Steps, raw: Path, order: Sequence[int]) -> Steps:
-    """The steps with the CPU time that looking for work takes, which the threads of ps-lite do all the time, as communication's.
+    """The steps with the CPU time that polling for work takes, which the threads of ps-lite do all the time, as communication's.
 
     A server's is what it uses before the workers send anything; the scheduler's is divided among all ranks.
     """

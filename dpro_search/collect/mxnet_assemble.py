@@ -218,7 +218,7 @@ def _parts(job: ServerJobFile, hook: MxnetHookFile) -> dict[str, list[tuple[int,
 def _checked_hook(folder: Path) -> MxnetHookFile:
     hook = read_mxnet_hook(folder / "hook.json")
     if any(not 0 <= value < _LONGEST_NS for step in hook.steps for value in step[:4]):
-        raise TraceFormatError(f"{folder}/hook.json: a time that is none; record the job again")
+        raise TraceFormatError(f"{folder}/hook.json: a time is out of range; record the job again")
     if not hook.traced_steps:
         raise no_profiled_step(folder, hook)
     if hook.kvstore is None or "dist" not in hook.kvstore.type:

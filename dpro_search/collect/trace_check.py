@@ -1,4 +1,4 @@
-"""Columns of a trace on disk, and what every reader relies on, checked: a damaged file, or somebody else's, may be anything."""
+"""Checks of the columns of a trace on disk: a damaged file, or one of another program, may hold anything."""
 
 from __future__ import annotations
 

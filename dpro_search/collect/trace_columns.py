@@ -98,7 +98,7 @@ class Events:
     Attributes
     ----------
     name
-        Index into `Trace.names`. For people: nothing is decided from a name once a reader has seen it.
+        Index into `Trace.names`. A label: nothing is decided from a name once a reader has seen it.
     kind
         `EventKind`.
     rank

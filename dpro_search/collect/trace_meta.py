@@ -76,7 +76,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
         return runs[0][1] if alike else None
 
     def number_knob(self, name: str, unset: float, *, least: float = 0) -> float:
-        """A knob that is a number, `unset` where it was not recorded; raises `InputError` if it is none, or below `least`."""
+        """A knob that is a number, `unset` where it was not recorded; raises `InputError` if it is no number or below `least`."""
         text = self.knobs.get(name)
         if text is None:
             return unset

@@ -1,7 +1,7 @@
 """Which buffers a rank's training step takes, who writes and reads them, and when: from an executed graph with tensor types.
 
 A buffer is what tensors share: TensorFlow hands some tensors on without a copy (`VIEWS`), and some kernels write their result over
-an input of equal size that nobody else will read (`_IN_PLACE`, "forward_input_or_allocate_output" in its sources). Otherwise each
+an input of equal size that no other op will read (`_IN_PLACE`, "forward_input_or_allocate_output" in its sources). Otherwise each
 output is a buffer of its own, from the start of its op to the end of the last op that reads it.
 """
 
@@ -179,7 +179,7 @@ class _Buffers:
         self._held[buffer] += self._readers.get(tensor, [])
 
     def _overwritten(self, node: int, port: int) -> int | None:
-        """The buffer that an output of an op takes over from an input that nobody else reads any more."""
+        """The buffer that an output of an op takes over from an input that no other op reads any more."""
         buffers = [self._buffer.get(tensor, -1) for tensor in self._inputs[node]]
         wanted = self._type[node, port]
         for tensor, buffer in zip(self._inputs[node], buffers, strict=True):

@@ -105,7 +105,7 @@ def divide_step(
 
 
 def without_overhead(work: StepWork, end_us: Floats, is_main: npt.NDArray[np.bool_], each_us: float) -> StepWork:
-    """The same without what the profiler added to every op; an op keeps at least nothing, the main stream its shape."""
+    """The same without what the profiler added to every op; no op falls below 0, and the compute thread keeps its shape."""
     removed = np.minimum(work.work_us, each_us)
     main_removed = np.zeros(len(work.edge_us))
     np.add.at(main_removed, np.searchsorted(work.edge_us, end_us[is_main]), removed[is_main])

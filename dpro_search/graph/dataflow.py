@@ -1,7 +1,7 @@
 """`Trace` -> `DataflowGraph`: one graph of a job's step over all ranks, with what each op costs.
 
 Ops are the nodes that ran; a gradient's communication is one COMM op on every rank. Costs are core time (see `core_time`), a sample
-per traced step. A rank's compute is summarised as the replay needs it: the main stream (ops that wait for no communication) with
+per traced step. A rank's compute is summarised as the replay needs it: the compute thread (ops that wait for no communication) with
 the points at which it enqueues gradients, and the releases (ops that wait for communication, by what they wait for).
 """
 
@@ -62,13 +62,13 @@ class RankProfile:
     post_us
         Main core time used up when each tensor is enqueued, [steps, tensors].
     main_us
-        Core time of the whole main stream, [steps].
+        Core time of the whole compute thread, [steps].
     releases
         What becomes possible when communication ends.
     host_us
         From the end of a step's call to the start of the next, [steps]: the training script between two steps.
     concurrency
-        Executor threads busy at a time while the main stream runs.
+        Executor threads busy at a time while the compute thread runs.
     """
 
     post_us: Floats

@@ -7,7 +7,7 @@ A step lasts from the last device end of the step before to its own (the first o
 * **waiting for ranks**: only collectives run, and each still waits for a rank;
 * **idle**, of which **host-bound**: the next op had not been launched when the device fell idle.
 
-Where only one rank was recorded, nobody knows when the others enqueued: waiting is then inside exposed communication.
+Where only one rank was recorded, it is unknown when the others enqueued: waiting is then inside exposed communication.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with
         for rank, part in enumerate(row):
             if part.program != first.program:
                 raise GraphError(
-                    f"rank {rank} communicated otherwise in step {step} than rank 0 in step {sampled[0]}; record alike steps"
+                    f"rank {rank} communicated differently in step {step} than rank 0 in step {sampled[0]}; "
+                    "record steps that do the same"
                 )
     return FsdpGraph(
         tensors=trace.tensors,
@@ -204,7 +205,7 @@ def _purposes(kind: Codes, role: Codes) -> Ints:
 
 
 def _labels(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names for people; those that come more than once in a step are counted."""
+    """Labels; those that come more than once in a step are counted."""
     seen: Counter[str] = Counter()
     found = []
     for name in names:

@@ -60,7 +60,7 @@ class StepMemory:
     batch: int
 
     def mask(self, names: Collection[str], what: str) -> npt.NDArray[np.bool_]:
-        """Which ops are named; raises `InputError`, naming the field `what`, if a name is none of the ops'."""
+        """Which ops are named; raises `InputError`, naming the field `what`, if a name is not an op's."""
         found = np.zeros(len(self.op_name), dtype=np.bool_)
         for name in names:
             if name not in self._number:

@@ -68,7 +68,7 @@ class HorovodJobs:
         self._number = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
         self._bytes = np.array([tensor.size_bytes for tensor in graph.tensors], dtype=np.float64)
         self._main_us = np.stack([profile.main_us for profile in profiles], axis=1)
-        # Between two steps the script runs on the same core: it is a part of the main stream that comes first.
+        # Between two steps the script runs on the same core: it is the first part of the compute thread's work.
         self._host_us = np.stack([profile.host_us for profile in profiles], axis=1)
         self._post_us = np.ascontiguousarray(np.stack([profile.post_us for profile in profiles], axis=1), dtype=np.float64)
         self._releases = _releases(profiles)

@@ -78,7 +78,7 @@ class BytepsJob(StoreJob):
     scale_us, update_us
         Core time of each tensor's scaling and of its part of the update, on each worker, [workers, t].
     worker_polling, server_polling
-        Share of its core that a process uses to look for work.
+        Share of its core that a process uses to poll for work.
     partition_bytes, credit, hash_name
         BytePS's knobs.
     cpu_us_per_byte, message_us

@@ -17,7 +17,7 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us, worker_count
 from dpro_search.space.store_job import Segment, goodput_bytes_per_us
 
-_SOON = 0.02  # quantile of a delay at which nobody else wanted the core or the link
+_SOON = 0.02  # quantile of a delay at which no other process wanted the core or the link
 _SMALL = 0.5  # tensors up to this quantile of the sizes show how long a message takes without its bytes
 
 
@@ -168,10 +168,10 @@ def _partition_bytes(trace: Trace) -> int:
 
 
 def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float]:
-    """Core time of a byte, and the shares of a core that a worker and a server use to look for work.
+    """Core time of a byte, and the shares of a core that a worker and a server use to poll for work.
 
-    A server's CPU time gives the cost of a byte, for how much it looks for work was seen before the job began. A worker's threads
-    cost the same for a byte; the rest of their CPU time is spent on looking.
+    A server's CPU time gives the cost of a byte, because its polling was measured before the job began. A worker's threads
+    cost the same for a byte; the rest of their CPU time is spent on polling.
     """
     servers = range(workers, trace.meta.ranks)
     total = float(sizes.sum())
@@ -189,7 +189,7 @@ def _cpu(trace: Trace, workers: int, sizes: Floats) -> tuple[float, float, float
 
 
 def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
-    """How long the stages of a partition take where nobody else wants the core or the link."""
+    """How long the stages of a partition take where no other process wants the core or the link."""
     events, workers = trace.events, worker_count(trace)
     small = (sizes <= np.quantile(sizes, _SMALL))[events.tensor] & (events.tensor >= 0) & (events.rank < workers)
     partition = _partitions(trace)

@@ -15,8 +15,8 @@ from dpro_search.space.replay_graph import OrderPolicy
 def coarsened(step: RankStep) -> RankStep:
     """The step with runs of ops of one stream put together; everything else happens when it did.
 
-    An op joins the one before it on a stream in program order if both are of one kind, the first lets nobody else go on (it makes
-    no tensor, and nothing on another stream or in the next iteration needs it), and the second waits for nobody else. Streams that
+    An op joins the one before it on a stream in program order if both are of one kind, the first lets no other op start (it makes
+    no tensor, and nothing on another stream or in the next iteration needs it), and the second waits for no other op. Streams that
     choose among ready ops are left as they are: updates may come between.
     """
     count = len(step)

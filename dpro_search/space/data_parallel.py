@@ -48,7 +48,7 @@ class RankStep:
     carry_src, carry_dst
         ``carry_dst`` needs the ``carry_src`` of the iteration before.
     op_names, tensor_names
-        For people; empty: numbers are shown.
+        Labels; empty: numbers are shown.
 
     Raises
     ------
@@ -345,7 +345,7 @@ def layered_step(
 def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
     """What a recorded rank computes, at tensor level: means over the recorded steps.
 
-    The main stream is cut where the rank enqueues its tensors: forward, a backward segment up to each enqueue, and what is left
+    The compute thread is cut where the rank enqueues its tensors: forward, a backward segment up to each enqueue, and what is left
     after the last one. The updates are the recorded releases. The script between two steps ends the iteration, when all tensors
     are back.
 

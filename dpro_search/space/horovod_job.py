@@ -24,7 +24,7 @@ class HorovodJob:
     core, on_core
         Core of each class, numbered from 0, and how many of its ranks are on each of its cores, [classes].
     main_us, host_us
-        Core time of the main stream and of the script between two steps, [samples, classes].
+        Core time of the compute thread and of the script between two steps, [samples, classes].
     post_us
         Main core time used up when a rank enqueues a unit, ascending in `post_order`, [samples, classes, units].
     post_order

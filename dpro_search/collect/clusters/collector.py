@@ -1,7 +1,7 @@
 """Measures random clusters of real training steps: draws, compiles and times them in processes of the framework's environment.
 
 A process measures clusters of one model until it is stopped; a compiler that crashes or hangs takes only its process along,
-and the next one goes on behind the cluster that did it. Which clusters are measured is decided here: none twice.
+and the next one continues after the cluster that caused it. Which clusters are measured is decided here: none twice.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Progress:
 
 
 def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
-    """Measure clusters until the table `out` has as many as requested; goes on where an earlier call stopped.
+    """Measure clusters until the table `out` has as many as requested; continues where an earlier call stopped.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Measured clusters of ops, as a table on disk: one JSON object a line; the first states where the rows come from.
 
-Rows are only ever appended, so that a killed collection goes on where it stopped. A row holds the cluster itself (op types, wiring,
-shapes, times of its ops), not features of it: features can change without measuring again.
+Rows are only ever appended, so that a killed collection continues where it stopped. A row holds the cluster itself (op types,
+wiring, shapes, times of its ops), not features of it: features can change without measuring again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a time of an op is negative or not finite")
         used = [number for op in self.ops for number in op.inputs + op.outputs]
         if used and not 0 <= min(used) <= max(used) < len(self.tensors):
-            raise ValueError(f"an op names a tensor that is none of the {len(self.tensors)}")
+            raise ValueError(f"an op names a tensor outside of the {len(self.tensors)}")
         if any(tensor.role not in ROLES or min(tensor.shape, default=0) < 0 for tensor in self.tensors):
             raise ValueError("a tensor has an unknown role or a negative size")
 

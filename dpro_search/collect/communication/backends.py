@@ -165,7 +165,7 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
     for text in names or BACKENDS:
         name, _, algorithm = text.partition(":")
         if name not in BACKENDS:
-            raise InputError(f"--backends: '{name}' is none of {', '.join(BACKENDS)}")
+            raise InputError(f"--backends: '{name}' is not one of {', '.join(BACKENDS)}")
         known = BACKENDS[name].algorithms
         if several and name != "mpi":
             raise InputError(f"--backends {text}: several ranks on a host are measured with mpi only")

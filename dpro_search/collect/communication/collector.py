@@ -103,7 +103,7 @@ class Progress:
 
 
 def collect_communication(request: CommRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
-    """Measure all-reduces and write them to the table `out`; goes on where an earlier call stopped.
+    """Measure all-reduces and write them to the table `out`; continues where an earlier call stopped.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Measured all-reduces, as a table on disk: one JSON object a line; the first states where the rows come from.
 
-A table is small and written whole, so that there is never half a row; a collection that was stopped goes on from the rows it has.
+A table is small and written whole, so that there is never half a row; a stopped collection continues from the rows it has.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import sys
 import time
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# Compile at the first execution and report why it failed, instead of running the ops unfused in silence.
+# Compile at the first execution and report why it failed, instead of running the ops unfused without notice.
 os.environ["TF_XLA_FLAGS"] = "--tf_xla_enable_lazy_compilation=false"
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 

@@ -34,7 +34,7 @@ def patch_init(basics, started):
 def watch_threads(clock, tids):
     """Count the threads as the communication's on a `ThreadClock`, and measure what idle cycles cost.
 
-    Rank 0's timeline writer spins; on a busy core it would take time from the job that nobody takes without it.
+    Rank 0's timeline writer spins; on a busy core it would take time from the job that is not taken without it.
 
     Returns
     -------

@@ -69,7 +69,7 @@ class ServerSpec:
 
 
 def servers_of(env: Mapping[str, str], workers: int) -> int:
-    """Number of servers under an environment: DMLC_NUM_SERVER, or as many as workers. Raises `InputError` if it is none."""
+    """Number of servers under an environment: DMLC_NUM_SERVER, or as many as workers. Raises `InputError` if it is not a number."""
     text = env.get("DMLC_NUM_SERVER", str(workers))
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise InputError(f"DMLC_NUM_SERVER={text}: must be a number >= 1")
@@ -77,7 +77,7 @@ def servers_of(env: Mapping[str, str], workers: int) -> int:
 
 
 def on_workers_of(env: Mapping[str, str]) -> bool:
-    """Whether DPRO_SEARCH_SERVER_HOSTS puts servers on the workers' hosts; raises `InputError` for a place that is none."""
+    """Whether DPRO_SEARCH_SERVER_HOSTS puts servers on the workers' hosts; raises `InputError` for an unknown place."""
     text = env.get(SERVER_HOSTS, "own")
     if text not in _ON_WORKERS:
         raise InputError(f"{SERVER_HOSTS}={text}: known are {', '.join(_ON_WORKERS)}")

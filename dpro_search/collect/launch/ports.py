@@ -12,7 +12,7 @@ _TRIES = 100
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, outside of those that the system hands out on its own.
+    """A port of this machine that no process listens on, outside of those that the system hands out on its own.
 
     Between this call and the moment when a process of the job listens there, seconds pass, in which its other processes ask the
     system for ports of their own: one of these must not be the meeting point (a ps-lite server there ends with ``is_scheduler_``).

@@ -187,7 +187,7 @@ class Launcher(ABC):
         require_framework(spec.interpreter, self.modules, self.environment)
 
     def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> JobFile:
-        """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for a setting that is none."""
+        """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for an invalid setting."""
         return job
 
     def hosts_needed(self, spec: JobSpec) -> int:

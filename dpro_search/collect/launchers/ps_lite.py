@@ -55,7 +55,7 @@ class PsLiteLauncher(Launcher):
         """Settings of the communication where no variable sets them."""
 
     def server_spec(self, spec: JobSpec) -> ServerSpec:
-        """The servers of a job; raises `InputError` for a number or place that is none."""
+        """The servers of a job; raises `InputError` for an invalid number or place."""
         env = {**os.environ, **spec.env}
         return ServerSpec(count=servers_of(env, spec.ranks), on_workers=on_workers_of(env))
 

@@ -1,4 +1,4 @@
-"""``import_trace(sources) -> Trace``: files that somebody else recorded, their format recognised by their content.
+"""``import_trace(sources) -> Trace``: files that other recorders wrote, their format recognised by their content.
 
 A format is a module with a constant ``IMPORTER``. A new one adds its module's name to `IMPORTERS`, and its test subclasses the
 conformance kit in ``tests/collect/importer_kit.py``. Modules are imported when a file is to be recognised, in the order of

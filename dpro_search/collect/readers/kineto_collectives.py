@@ -46,7 +46,7 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
         expected = members[key[:2]]
         group_ranks = key[0] if isinstance(key[0], tuple) else None
         if group_ranks and (set(group_ranks) - known):
-            continue  # a member's profile is missing: nobody knows when it enqueued
+            continue  # a member's profile is missing: it is unknown when it enqueued
         if len(expected) < 2 or set(of_rank) != expected:
             continue
         found += _matched(ranks, of_rank)

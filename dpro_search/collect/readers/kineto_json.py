@@ -1,8 +1,8 @@
 """Reads the records of a large JSON trace in pieces, so that memory does not grow with the file; what is damaged costs itself only.
 
 A file is an object with a list ``traceEvents`` or a bare list, gzip or not. It is cut into pieces of some megabytes between two
-records, and each is decoded into typed structs, which leaves out all fields that nobody needs. A piece that is no JSON is repaired
-where profilers are known to err (NaN, unescaped backslashes, bytes that are no UTF-8), else read record by record.
+records, and each is decoded into typed structs, which leaves out all fields that are not needed. A piece that is no JSON is
+repaired where profilers are known to err (NaN, unescaped backslashes, bytes that are no UTF-8), else read record by record.
 """
 
 from __future__ import annotations

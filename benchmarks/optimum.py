@@ -1,9 +1,10 @@
-"""The best plan there is, for jobs small or simple enough to know it: what samplers are measured against.
+"""The optimal plan, for jobs that are small or simple enough: the reference for samplers.
 
-========================  ===================================================================================================
-all plans                 priced one by one: any grouping up to about 8 tensors (Bell's number), neighbours up to about 12 (2^(n-1))
-`serial_optimum`          neighbours, any number of tensors: dynamic programming where collectives run one after the other
-========================  ===================================================================================================
+========================  =================================================================================================== all
+plans                 evaluated one by one: any grouping up to about 8 tensors (Bell's number), neighbours up to about 12
+(2^(n-1)) `serial_optimum`          neighbours, any number of tensors: dynamic programming where collectives run one after the
+other ========================
+===================================================================================================
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.objective import Objective
 from dpro_search.search.samplers._base import CYCLE_RANGE_US, rounded_cycle_us
-from dpro_search.search.workers import ProcessPricer
+from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.data_parallel import DataParallelJob, RankStep, Rendezvous
 from dpro_search.space.folding import classes
 from dpro_search.space.moves import Grouping
@@ -45,7 +46,7 @@ def all_groupings(names: tuple[str, ...]) -> Iterator[Grouping]:
 
 
 def horovod_plans(groupings: Iterable[Grouping]) -> Iterator[Plan]:
-    """Everything that can be said of Horovod's fusion: groupings or a threshold, and a cycle time as samplers round it."""
+    """All settings of Horovod's fusion: groupings or a threshold, and a cycle time, rounded as samplers do."""
     cycles_us = {None} | {rounded_cycle_us(us) for us in np.arange(CYCLE_RANGE_US[0], CYCLE_RANGE_US[1] + 1, 10.0).tolist()}
     thresholds = [None, 0, *(round(2**power) for power in np.arange(16.0, 28.25, 0.5).tolist())]
     known = tuple(groupings)
@@ -56,16 +57,16 @@ def horovod_plans(groupings: Iterable[Grouping]) -> Iterator[Plan]:
             yield Plan(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
 
 
-def prices_us(objective: Objective, plans: Iterable[Plan], workers: int = 1) -> dict[Plan, float]:
-    """Price of each distinct plan; several processes share the work where that is asked for."""
+def costs_us(objective: Objective, plans: Iterable[Plan], workers: int = 1) -> dict[Plan, float]:
+    """Predicted iteration time of each distinct plan, evaluated by `workers` processes."""
     distinct = set(plans)
     if workers == 1:
         return {plan: objective.predict(plan).iteration_us for plan in distinct}
-    with ProcessPricer(objective, workers) as pricer:
+    with ProcessEvaluator(objective, workers) as evaluator:
         for plan in distinct:
-            pricer.submit(plan)
-        priced = (pricer.done() for _ in range(len(distinct)))
-        return {plan: prediction.iteration_us for plan, prediction in priced}
+            evaluator.submit(plan)
+        evaluated = (evaluator.done() for _ in range(len(distinct)))
+        return {plan: prediction.iteration_us for plan, prediction in evaluated}
 
 
 class SerialOptimum(NamedTuple):

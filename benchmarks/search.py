@@ -154,7 +154,7 @@ def gap(predictor: Predictor, groupings_of: str) -> dict[str, Any]:
     position = {name: i for i, name in enumerate(names)}
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
     groupings = [canonical(grouping, position) for grouping in generated]
-    all_us = prices_us(small, {as_change(plan, small.recorded) for plan in horovod_plans(groupings)}, _PROCESSES)
+    all_us = costs_us(small, {as_change(plan, small.recorded) for plan in horovod_plans(groupings)}, _PROCESSES)
     optimum_us = min(all_us.values())
     searches = list(itertools.product(SAMPLERS, range(SEEDS)))
     with ProcessPoolExecutor(_PROCESSES, get_context("fork")) as pool:
@@ -177,7 +177,7 @@ def ring_gap(groupings_of: str) -> dict[str, Any]:
     predictor = DataParallelPredictor(search_jobs.ring(search_jobs.with_few_tensors(search_jobs.resnet50(), tensors)))
     names = tuple(tensor.name for tensor in predictor.tensors)
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
-    all_us = prices_us(predictor, (Plan(tensor_groups=grouping) for grouping in generated))
+    all_us = costs_us(predictor, (Plan(tensor_groups=grouping) for grouping in generated))
     return {
         "job": "ring",
         "tensors": len(names),

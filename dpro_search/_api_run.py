@@ -1,4 +1,4 @@
-"""A search as a value of the Python API: its plans, and what becomes of them; `dpro_search.api` makes it."""
+"""A search as a value of the Python API: its plans, their export and validation; `dpro_search.api` makes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A search and what became of it.
+    """A finished search.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class Run:
         return self.result.plans[0].speedup
 
     def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
-        """Write the files with which a real job follows a plan (0: the best) into the new folder `out`.
+        """Write the files that a real job needs to follow a plan (0: the best) into the new folder `out`.
 
         Parameters
         ----------
         targets
-            What follows the plan, like "horovod" or "xla"; empty: what the job has and the plan needs.
+            Targets, like "horovod" or "xla"; empty: those of the job that the plan needs.
 
         Raises
         ------
@@ -77,20 +77,21 @@ class Run:
         timeout_s: float | None = None,
         trace: str | Path | None = None,
     ) -> RealRuns:
-        """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
+        """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 
         Parameters
         ----------
         command
             The training command of one rank; empty: the recorded one.
         top
-            How many plans.
+            Number of plans.
         rounds, most_rounds, warmup
-            Times that everything runs at least, and at most while a median is not known to 2 %; steps of each run to leave out.
+            Minimum and maximum number of rounds (more than the minimum while a median is not known to 2 %), and steps to skip at
+            the start of each run.
         timeout_s
-            How long a run may take; None: an hour, and for a plan's run five times what the recorded setting took, at least 300.
+            Time limit of a run; None: an hour, and for a plan five times the recorded setting's time, at least 300.
         trace
-            Where the recording lies now, if it has moved.
+            Path of the recording, if it has moved.
 
         Raises
         ------
@@ -125,7 +126,7 @@ class Run:
         )
 
     def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
-        """Write one HTML page on the search; returns its path. `trace`: where the recording lies now, if it has moved."""
+        """Write one HTML page on the search; returns its path. `trace`: path of the recording, if it has moved."""
         from dpro_search.cli._report_facts import facts_of_run
         from dpro_search.report import render
 

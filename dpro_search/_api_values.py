@@ -1,4 +1,4 @@
-"""What the Python API found, as values that a notebook shows as tables; `dpro_search.api` makes them."""
+"""Results of the Python API, which a notebook shows as tables; `dpro_search.api` makes them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_GAINS = 5  # that a notebook shows
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What an iteration would take.
+    """A predicted iteration.
 
     Attributes
     ----------
     iteration_us, interval_us
-        Predicted iteration time, and the interval that should hold the measured median in 9 of 10 cases.
+        Predicted iteration time, and its 90 % interval.
     measured_us, error_pct
-        Of the recording; None where the question has no measurement, because something was changed.
+        Of the recording; None if a setting or cost was changed.
     breakdown_us
-        Where an iteration goes on the slowest rank.
+        Parts of an iteration of the slowest rank.
     peak_memory_bytes
-        None where the recording does not know it.
+        None if the recording does not contain it.
     facts
-        All that ``dpro-search replay --json`` prints.
+        The output of ``dpro-search replay --json``.
     """
 
     iteration_us: float
@@ -58,13 +58,13 @@ class Diagnosis:
     Attributes
     ----------
     iteration_us, measured_us
-        Replayed and recorded; the latter None where it is not known.
+        Replayed and recorded; the latter None if not known.
     findings
-        What stands out, as sentences, the costliest first.
+        Findings as sentences, the costliest first.
     gains
         What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
     facts
-        All that ``dpro-search diagnose --json`` prints: also the critical path and the ranks.
+        The output of ``dpro-search diagnose --json``: also the critical path and the ranks.
     """
 
     iteration_us: float
@@ -86,21 +86,21 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class RealRuns:
-    """What real runs measured, beside what was predicted.
+    """Real runs, compared with predictions.
 
     Attributes
     ----------
     baseline_us, noise_pct
-        Typical iteration of the recorded setting, and half the range of its own runs: a difference below that proves nothing.
+        Typical iteration of the recorded setting, and half the range of its own runs: smaller differences are noise.
     plans
         Each with ``plan``, ``predicted_us``, ``measured_us``, ``error_pct``, ``speedup_measured``, ``speedup_interval`` (95 %),
         ``beyond_noise`` and ``losses``.
     refused
-        Plans that train something else, with ``plan`` and ``losses``: they have no speed-up.
+        Plans whose losses differ, with ``plan`` and ``losses``: no speed-up is reported.
     failed
-        Plans of which a run failed or did not end, with ``plan`` and ``reason``: they have none either.
+        Plans with a failed or endless run, with ``plan`` and ``reason``: no speed-up is reported.
     facts
-        All that ``dpro-search validate --json`` prints.
+        The output of ``dpro-search validate --json``.
     """
 
     baseline_us: float
@@ -119,8 +119,8 @@ class RealRuns:
                 (describe(plan.plan), duration(plan.predicted_us), duration(plan.measured_us), gain, f"{low:.2f} to {high:.2f}")
             )
         for other in self.refused:
-            told = "none: trains something else"
-            rows.append((describe(other.plan), duration(other.predicted_us), duration(other.measured_us), told, ""))
+            reason = "none: trains something else"
+            rows.append((describe(other.plan), duration(other.predicted_us), duration(other.measured_us), reason, ""))
         for lost in self.failed:
             measured = "" if lost.measured_us is None else duration(lost.measured_us)
             rows.append((describe(lost.plan), duration(lost.predicted_us), measured, f"none: {lost.reason}", ""))

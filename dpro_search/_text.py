@@ -1,4 +1,4 @@
-"""Text from files, as it may be shown to people."""
+"""Text from files, made safe to display."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, s
 
 
 def visible(text: str) -> str:
-    r"""The text with what hides, reorders or steers (a terminal's escape, say) made visible: "\u{1b}"."""
+    r"""The text with characters that hide, reorder or control it (for example a terminal's escape) made visible: "\u{1b}"."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in _DISGUISES else c for c in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters: what is too long loses its middle."""
+    """The text with at most so many characters: a longer text loses its middle."""
     if len(text) <= most:
         return text
     head = (most - 3) // 2

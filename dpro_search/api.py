@@ -9,9 +9,8 @@ True
 >>> job.replay(changes={"rate": "500mbit"}).iteration_us > job.replay().iteration_us
 True
 
-A method does what the verb of its name does on the command line, by the same code; results are in microseconds and bytes. What is
-wrong with the arguments or the files is an error of `dpro_search.errors`, all of them children of `DproSearchError`, with one line
-that says what to do.
+A method does what the verb of its name does on the command line, with the same code. Times are in microseconds, sizes in bytes. All
+errors are subclasses of `DproSearchError` (`dpro_search.errors`), with one line that says what to do.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A recorded job: its trace, and what can be asked of it.
+    """A recorded job: its trace, predictions, diagnosis and search.
 
     Attributes
     ----------
     folder
-        Where the trace lies.
+        Path of the trace folder.
     trace
         Events, steps, tensors and provenance, in columns.
     """
@@ -82,22 +81,22 @@ class Recording:
         Parameters
         ----------
         plan
-            A strategy; None: as recorded.
+            A plan; None: the recorded setting.
         cluster
             What the job runs on, like "16xhgx-h100" or a TOML file; None: as recorded.
         changes
             What ``--set`` takes, like ``{"fusion_threshold_bytes": 2**20, "ranks": 4, "rate": "500mbit"}``.
         what_if
-            Questions about the job itself: ``compute=0.9``, ``rank1.compute=0.9``, ``bandwidth=2``, ``communication=0``.
+            What-if changes of costs: ``compute=0.9``, ``rank1.compute=0.9``, ``bandwidth=2``, ``communication=0``.
         holdout_step
             Predict this profiled step from all the others.
         samples
-            Replay so many times with durations drawn anew; the quantiles are in ``facts["quantiles_us"]``.
+            Number of replays with resampled durations; the quantiles are in ``facts["quantiles_us"]``.
 
         Raises
         ------
         InputError
-            The job does not know what was asked for.
+            The job does not support a requested change.
 
         Examples
         --------
@@ -163,46 +162,47 @@ class Recording:
         until_settled: bool = False,
         on_trial: Callable[[FinishedTrial], None] | None = None,
     ) -> Run:
-        """Price plans and keep the best, in a run folder. One that exists is continued, also one of ``dpro-search run``.
+        """Predict plans and keep the best, in a run folder; an existing one, also of ``dpro-search run``, is continued.
 
         Parameters
         ----------
         trials
-            Plans to price, the recorded setting included.
+            Number of plans to evaluate, the recorded setting included.
         sampler, seed
-            How plans are chosen; the same seed gives the same plans.
+            What proposes plans, and its random seed; equal seeds give equal plans.
         out
-            The run folder; None: a name in ``runs/`` that says trace, sampler and seed.
+            The run folder; None: a folder in ``runs/`` named by trace, sampler and seed.
         with_
-            What plans may also do to compute: some of "op-fusion", "precision", "recomputation" and "accumulation" (TensorFlow with
+            Transformations of compute to search as well: some of "op-fusion", "precision", "recomputation" and "accumulation" (TensorFlow with
             Horovod), "recomputation" (PyTorch's DistributedDataParallel).
         allow_lossy
-            Also what changes the numbers: gradients in fp16 (Horovod, DistributedDataParallel, BytePS), by PowerSGD
+            Also search lossy changes: gradients in fp16 (Horovod, DistributedDataParallel, BytePS), by PowerSGD
             (DistributedDataParallel) or in 2 bits (KVStore).
         memory_limit_bytes
-            Memory that a rank may take; plans recompute or accumulate to fit.
+            Memory limit of a rank; recomputation and gradient accumulation are searched as well.
         cluster_model, precision_table
-            What fused ops take (a folder that ``dpro-search fit`` wrote; None: the bundled one), and what bfloat16 does to ops.
+            Model of the durations of fused ops (a folder of ``dpro-search fit``; None: the bundled one), and table of op
+            durations in bfloat16.
         all_reduce_model
-            What Open MPI's all-reduces take by each algorithm (a folder that ``dpro-search fit`` wrote): plans of a Horovod job on
-            MPI may then choose algorithms by size.
+            Model of Open MPI's all-reduce algorithms (a folder of ``dpro-search fit``): plans of a Horovod job on MPI may then
+            choose algorithms by size.
         calibrate
-            A run folder: predictions are corrected by what real runs measured of it.
+            A run folder: predictions are corrected by its real runs.
         quantile
-            Rank the best plans by this quantile over other luck, like 0.9.
+            Re-rank the best plans by this quantile over resampled durations, for example 0.9.
         workers
-            Processes that price plans.
+            Number of search processes.
         timeout_s
-            End after this time, with what was found by then.
+            End after this time, with the plans found by then.
         until_settled
-            End when more trials are expected to gain less than predictions are sure of.
+            End when the expected further gain is below the prediction error.
         on_trial
             Called after each trial.
 
         Raises
         ------
         InputError
-            The folder belongs to another search, there is nothing to search, or the job does not have what was asked for.
+            The folder belongs to another search, there is nothing to search, or the job does not support an option.
         MissingCapabilityError
             The disk cannot take the results.
 
@@ -216,13 +216,13 @@ class Recording:
         >>> run.speedup >= 1
         True
 
-        With micro-batches, where an iteration may take two gigabytes, and ranked by what nine iterations in ten stay below:
+        With micro-batches, a memory limit of two gigabytes, and plans ranked by the 0.9 quantile:
 
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = load().search(
         ...         trials=20, sampler="mcmc", out=f"{folder}/run", with_=["accumulation"], memory_limit_bytes=2**31, quantile=0.9
         ...     )
-        >>> 0 <= run.result.plans[0].beats_recorded <= 1  # in which share of all luck it is faster
+        >>> 0 <= run.result.plans[0].beats_recorded <= 1  # share of the draws in which it is faster
         True
         """
         from dpro_search.search import run_search
@@ -257,7 +257,7 @@ class Recording:
         return Run(folder=folder, result=result)
 
     def report(self, out: str | Path) -> Path:
-        """Write one HTML page on the recording, which needs nothing else to be read; returns its path."""
+        """Write one self-contained HTML page on the recording; returns its path."""
         from dpro_search.cli._report_facts import facts_of_trace
         from dpro_search.report import render
 
@@ -284,7 +284,7 @@ def load(folder: str | Path | None = None) -> Recording:
     Raises
     ------
     InputError
-        It is no trace, or is damaged.
+        It is not a trace, or is damaged.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def load(folder: str | Path | None = None) -> Recording:
 
 
 def import_trace(sources: Sequence[str | Path], out: str | Path) -> Recording:
-    """Turn raw files of one job, of any format that ``dpro-search import`` knows, into the new trace folder `out`.
+    """Convert raw files of one job, of any format that ``dpro-search import`` knows, into the new trace folder `out`.
 
     Raises
     ------
@@ -321,12 +321,12 @@ def load_run(folder: str | Path) -> Run:
     Raises
     ------
     InputError
-        It is none, is damaged, or the search has no result yet.
+        It is not a run folder, is damaged, or the search has no result yet.
     """
     path = Path(folder)
     read_run(path)
     result = SearchResult.load(path)
     if not result.plans:
         raise InputError(f"{path / 'result.json'}: no plans in it; search again with 'dpro-search run'")
-    # The folder may have been moved, or made by somebody else: nothing goes where its files say.
+    # The folder may have been moved, or made by somebody else: paths in its files are not used.
     return Run(folder=path, result=msgspec.structs.replace(result, run=str(path)))

@@ -1,4 +1,4 @@
-"""Every error that the package raises on purpose: one tree, so that a caller catches what it means to."""
+"""The errors that the package raises: one tree with the base `DproSearchError`."""
 
 
 class DproSearchError(Exception):
@@ -8,11 +8,11 @@ class DproSearchError(Exception):
 
 
 class InputError(DproSearchError, ValueError):
-    """Wrong usage or bad input: a file, a line or a field that the user can mend."""
+    """Wrong usage or bad input: an option, a file, a line or a field that the user can correct."""
 
 
 class TraceFormatError(InputError):
-    """A file is not what its reader expects, or ends in the middle."""
+    """A file does not have the expected format, or is incomplete."""
 
 
 class TraceVersionError(TraceFormatError):
@@ -24,12 +24,12 @@ class GraphError(InputError):
 
 
 class JobError(DproSearchError, RuntimeError):
-    """A training job that was started failed by itself."""
+    """A training job failed."""
 
     exit_code = 1
 
 
 class MissingCapabilityError(DproSearchError, RuntimeError):
-    """This machine lacks something that the request needs: a framework, a permission, disk space."""
+    """This machine lacks a requirement: a framework, a permission, disk space."""
 
     exit_code = 1

@@ -1,7 +1,7 @@
-"""The command `dpro-search`: finds the verb, runs it, and turns what goes wrong into one line and an exit code.
+"""The command `dpro-search`: finds the verb, runs it, and converts an error into one line and an exit code.
 
-A verb is a module here with one function of its name. Only the module of the verb that was asked for is imported, so that
-`--help` answers at once, and so does a shell that asks for completions.
+A verb is a module here with one function of its name. Only the module of the requested verb is imported, so that `--help` and shell
+completion are fast.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from dpro_search.errors import DproSearchError
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: its module, which has a function of the same name, and a line on it."""
+    """A verb: its module, which has a function of the same name, and a line of help."""
 
     module: str
     help: str
 
 
 VERBS = {
-    "collect": Verb("dpro_search.cli.collect", "Run a training job with the hooks on and write a trace."),
-    "import": Verb("dpro_search.cli.import_", "Turn the raw files of a recorded job into a trace."),
+    "collect": Verb("dpro_search.cli.collect", "Run a training job with recording hooks and write a trace."),
+    "import": Verb("dpro_search.cli.import_", "Convert the raw files of a recorded job to a trace."),
     "replay": Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
     "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
-    "fit": Verb("dpro_search.cli.fit", "Train cost models, or measure what they are trained on."),
-    "run": Verb("dpro_search.cli.run", "Search the best plans for a trace."),
-    "export": Verb("dpro_search.cli.export", "Write the files with which a real job follows a plan."),
+    "fit": Verb("dpro_search.cli.fit", "Train cost models, or measure their training data."),
+    "run": Verb("dpro_search.cli.run", "Search the fastest plans for a trace."),
+    "export": Verb("dpro_search.cli.export", "Write the files that a real job needs to follow a plan."),
     "validate": Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
     "report": Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
-    "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to get the rest."),
+    "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to install what is missing."),
 }
 _PROGRAM = "dpro-search"
-_COMPLETE = "_DPRO_SEARCH_COMPLETE"  # set by a shell that asks for completions; the words typed so far are in the other two
+_COMPLETE = "_DPRO_SEARCH_COMPLETE"  # set by a shell for completion; the words typed so far are in the other two variables
 _TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 # The base of all usage errors. Typer exports only this child of it, and has its own copy of click in some versions.
@@ -54,13 +54,13 @@ _ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__na
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C, in a form that the command-line library does not turn into an exit code of its own."""
+    """Ctrl-C, in a form that the command-line library does not convert to its own exit code."""
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (default: of this process) and exit.
 
-    Exit codes: 0 success; 1 the job itself failed, or this machine could not do it, or Ctrl-C; 2 wrong usage or bad input.
+    Exit codes: 0 success; 1 the job failed, this machine lacks something, or Ctrl-C; 2 wrong usage or bad input.
     """
     args = list(sys.argv[1:] if args is None else args) or ["--help"]
     verb = _verb_of(_typed(os.environ) if _COMPLETE in os.environ else args)
@@ -81,8 +81,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _command_of(verb: str) -> Any:
-    """All verbs as the command-line library has them, for `--help`; the one asked for (or none) with its options."""
-    app = typer.Typer(help="Record a distributed training job, replay it, search plans, prove the best.")
+    """All verbs as commands of the command-line library; only the requested verb has its options."""
+    app = typer.Typer(help="Record a distributed training job, replay it, search plans, validate the best.")
     app.callback()(_options)
     for name, entry in VERBS.items():
         app.command(name, help=None if name == verb else entry.help)(loaded(entry) if name == verb else _listed)
@@ -108,7 +108,7 @@ def loaded(verb: Verb) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         quiet = kwargs["quiet"] if own else kwargs.pop("quiet")
         try:
-            # Errors are said by `main`, which is outside.
+            # `main`, which is outside, prints errors.
             with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
                 return function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
@@ -126,7 +126,7 @@ _Quiet = Annotated[bool, typer.Option("--quiet", help="Only the result and error
 
 
 def _listed() -> None:
-    raise AssertionError("a verb that was not asked for")
+    raise AssertionError("a verb that was not requested")
 
 
 def _print_version(wanted: bool) -> None:
@@ -164,6 +164,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _close_quietly() -> NoReturn:
-    """The reader of our output is gone or its disk is full: what is still buffered must not raise again at exit."""
+    """The reader of our output has ended or its disk is full: buffered output must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

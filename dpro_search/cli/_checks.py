@@ -1,4 +1,4 @@
-"""The checks of `dpro-search doctor`; each looks at the real thing and never raises."""
+"""The checks of `dpro-search doctor`; none of them raises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REPORT = {
     "print('MXNet', mx.__version__, '+ Horovod', horovod.__version__, '(mpi)' if hvd.mpi_built() else '(no mpi)', "
     "'+ BytePS' if u.find_spec('byteps') else '(no BytePS: build it there to record BytePS jobs)')",
 }
-_EXTRAS = {  # packages that few need: the extra that installs them, and what for
+_EXTRAS = {  # optional packages: the extra that installs them, and their use
     "pyarrow": ("parquet", "import StragglerAnalysis traces"),
     "psycopg": ("postgresql", "run --storage postgresql://"),
     "ray": ("ray", "run --engine ray"),
@@ -140,7 +140,7 @@ def _extra(name: str, extra: str, use: str) -> Check:
 
 
 def missing_for_shaped_hosts() -> list[str]:
-    """What hosts with links of their own lack here."""
+    """What is missing for hosts with links of their own."""
     missing = [tool for tool in _HOST_TOOLS if shutil.which(tool) is None]
     return ([f"no {', '.join(missing)}"] if missing else []) + ([] if os.geteuid() == 0 else ["not root"])
 

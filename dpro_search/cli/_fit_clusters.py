@@ -74,7 +74,7 @@ def _print_scores(model: FusionModel, out: Path) -> None:
         )
     stdout_console().print(table)
     print(
-        "in 90 %: truth in the 90 % interval; pays: right about whether fusing pays, then by the sum of the members, and by 'never'"
+        "in 90 %: measured in the 90 % interval; pays: right decisions to fuse, by the model, the sum of the members, and 'never'"
     )
     blind = model.info.times.overall
     inside = share(None if blind.coverage is None else blind.coverage * 100)
@@ -84,7 +84,7 @@ def _print_scores(model: FusionModel, out: Path) -> None:
 
 
 def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path, python: str | None, as_json: bool) -> None:
-    """Measure clusters until the table `out` holds `limit` of them; goes on where an earlier call stopped."""
+    """Measure clusters until the table `out` holds `limit` of them; continues where an earlier call stopped."""
     import os
 
     from dpro_search.cli._output import print_json, stderr_console

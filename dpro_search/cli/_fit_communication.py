@@ -23,7 +23,7 @@ def are_of_communication(sources: Sequence[Path]) -> bool:
     kinds = {source: source.is_dir() or is_comm_table(source) for source in sources}
     if len(set(kinds.values())) > 1:
         clusters = next(source for source, communication in kinds.items() if not communication)
-        raise InputError(f"{clusters}: no trace and no table of all-reduces, as the others are; train on it by itself")
+        raise InputError(f"{clusters}: no trace and no table of all-reduces, unlike the others; train on it separately")
     return any(kinds.values())
 
 
@@ -45,7 +45,7 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
 
 
 def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> CommRequest:
-    """What the options of --collect comm ask for, `others` as they are; raises `InputError` for what they cannot be."""
+    """The request of the options of --collect comm; `others` are passed on. Raises `InputError` for invalid values."""
     from dpro_search.collect.communication.collector import CommRequest
     from dpro_search.errors import InputError
     from dpro_search.quantities import parse_rate_bps
@@ -62,7 +62,7 @@ def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> C
 
 
 def measure_communication(request: CommRequest, out: Path, as_json: bool) -> None:
-    """Measure all-reduces into the table `out`; goes on where an earlier call stopped."""
+    """Measure all-reduces into the table `out`; continues where an earlier call stopped."""
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect.communication.collector import collect_communication
 
@@ -86,7 +86,7 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
         return
     for name, reason in (*progress.skipped.items(), *progress.failed.items()):
         stderr_console().print(f"warning: {name}: {reason}", style="yellow")
-    rest = "" if progress.complete else "; not all yet: the same command goes on"
+    rest = "" if progress.complete else "; not complete: the same command continues"
     print(f"{progress.rows} all-reduces, {progress.new} calls timed now{rest}")
     print(f"table: {out}")
 

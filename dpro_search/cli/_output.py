@@ -25,7 +25,7 @@ def print_json(value: Any) -> None:
 
 
 def say(console: Console, sentence: str, style: str = "") -> None:
-    """Print a sentence that may hold names from a file: they are neither markup nor escape codes."""
+    """Print a sentence that may contain names from a file, without interpreting markup or escape codes in them."""
     from rich.text import Text
 
     console.print(Text(visible(sentence), style))

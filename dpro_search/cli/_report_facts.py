@@ -1,4 +1,4 @@
-"""Gathers what a report shows, from a run folder or a trace."""
+"""Collects the content of a report from a run folder or a trace."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
 
 def facts_of_trace(folder: Path) -> Facts:
-    """What a report of a recording shows."""
+    """The content of a report of a recording."""
     return _Gathered(folder).facts(folder.resolve().name)
 
 
 def facts_of_run(run: Path, trace: Path | None) -> Facts:
-    """What a report of a search shows; `trace` is where its trace lies now, if it has moved.
+    """The content of a report of a search; `trace` is the path of its trace, if it has moved.
 
     Raises
     ------
@@ -51,9 +51,9 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         raise InputError(f"{run / 'result.json'}: no plans in it; search again with 'dpro-search run'")
     folder = trace or Path(info.trace)
     if not (folder / "trace.npz").is_file() or not (folder / "meta.json").is_file():
-        raise InputError(f"{folder}: the trace of this search is not there any more; tell where it is with --trace")
+        raise InputError(f"{folder}: the trace of this search is no longer there; give its new path with --trace")
     if digest_of(folder) != info.trace_digest:
-        raise InputError(f"{folder}: not the trace that was searched; give that one with --trace")
+        raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
@@ -84,16 +84,16 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
 
 
 def _refuse_impossible(path: Path, found: object) -> None:
-    """Raise `InputError` for a number in a file that is no time and no size, which no chart could show."""
+    """Raise `InputError` for a number in a file that cannot be a time or a size."""
     if isinstance(found, Mapping | list | tuple):
         for value in found.values() if isinstance(found, Mapping) else found:
             _refuse_impossible(path, value)
     elif isinstance(found, int | float) and not abs(found) <= _MOST:
-        raise InputError(f"{path}: {found:.3g} is no time and no size; make the file again")
+        raise InputError(f"{path}: {found:.3g} is not a time or a size; make the file again")
 
 
 class _Gathered:
-    """What the trace itself gives; `notes` and `provenance` grow on the way."""
+    """The content from the trace; methods add to `notes` and `provenance`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ class _Gathered:
         self.provenance = _provenance(folder, self.trace)
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
-        """All of it; `searched` are the fields of a search."""
+        """All content; `searched` are the fields of a search."""
         step = typical_step(self.trace)
         timeline = self._timeline(step)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -128,7 +128,7 @@ class _Gathered:
         return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
     def _predicted(self) -> list[Lane]:
-        """The replayed step, by way of the content of a file for viewers."""
+        """The replayed step, from the content of a Perfetto file."""
         try:
             content = self.job.perfetto(Plan(), recorded=True)
         except InputError as refusal:
@@ -137,7 +137,7 @@ class _Gathered:
         return predicted_lanes(msgspec.json.decode(content)["traceEvents"])
 
     def _held_out(self) -> list[HeldOutStep]:
-        """Some of the steps that the kind of job can hold out."""
+        """Some profiled steps, each predicted from the others, if the kind of job supports that."""
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
         found: list[HeldOutStep] = []
         for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
@@ -151,7 +151,7 @@ class _Gathered:
 
 
 def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
-    """The journal as far as it can be read, without its lock: a search may be writing it."""
+    """The readable part of the journal, without locking it: a search may be writing it."""
     from dpro_search.search.run_folder import Trial
 
     try:
@@ -200,7 +200,7 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
 
 
 def _corrected_pct(run: Path) -> tuple[float, float] | None:
-    """Mean error of the predictions that were validated, before and after correction; None where nothing tells."""
+    """Mean error of the predictions that were validated, before and after correction; None if not known."""
     from dpro_search.search.calibration import Calibration
 
     if not (run / "calibration.json").is_file():

@@ -1,4 +1,4 @@
-"""What `collect` and `import` say of the trace that they wrote."""
+"""What `collect` and `import` print about the trace that they wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dpro-search doctor` says of a trace: what each verb can do with it. Nothing that the trace names is run."""
+"""What `dpro-search doctor` reports about a trace: which verbs can use it. Nothing that the trace names is run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _search(trace: Trace) -> Check:
     job = job_of(trace)
     if job.space.fields:
         return Check(name="run", ok=True, detail=f"plans may change {', '.join(job.space.fields)}")
-    fix = "'replay --what-if' asks what a faster part would gain; to search, record the job with 'dpro-search collect'"
+    fix = "'replay --what-if' predicts the gain of a faster part; to search, record the job with 'dpro-search collect'"
     return Check(name="run", ok=False, detail=job.nothing_to_search, fix=fix)
 
 

@@ -1,4 +1,4 @@
-"""`dpro-search collect`: runs a real job with the hooks on and writes its trace."""
+"""`dpro-search collect`: runs a real job with recording hooks and writes its trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collect(
             "--framework",
             autocompletion=_frameworks,
             metavar="F",
-            help="What the job trains with: tensorflow, pytorch, mxnet.",
+            help="Training framework: tensorflow, pytorch, mxnet.",
         ),
     ] = "tensorflow",
     comm: Annotated[
@@ -38,29 +38,33 @@ def collect(
             "--comm",
             autocompletion=_comms,
             metavar="C",
-            help="What it communicates with: horovod, ddp, fsdp, kvstore, byteps.",
+            help="Communication: horovod, ddp, fsdp, kvstore, byteps.",
         ),
     ] = "horovod",
     hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
     ranks_per_host: Annotated[
-        int, typer.Option("--ranks-per-host", metavar="N", min=1, help="Ranks on each host; with --rate, Horovod on MPI.")
+        int, typer.Option("--ranks-per-host", metavar="N", min=1, help="Ranks per host; needs --rate, and Horovod on MPI.")
     ] = 1,
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="RATE", help="Make the hosts network namespaces with links of 500mbit, 2gbit, unlimited (root)."
+            "--rate",
+            metavar="RATE",
+            help="Run each host in a network namespace with a link of this rate: 500mbit, 2gbit, unlimited (needs root).",
         ),
     ] = None,
-    warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip first.")] = 5,
-    untraced: Annotated[int, typer.Option("--untraced", help="Steps to time then, without the profiler.")] = 8,
-    traced: Annotated[int, typer.Option("--traced", help="Steps to profile then; later ones are timed again.")] = 11,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End the job if it takes longer.")] = 3600,
-    keep_raw: Annotated[Path | None, typer.Option("--keep-raw", metavar="DIR", help="Leave the raw files here as well.")] = None,
+    warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip at the start.")] = 5,
+    untraced: Annotated[int, typer.Option("--untraced", help="Steps to time without the profiler, after the warm-up.")] = 8,
+    traced: Annotated[int, typer.Option("--traced", help="Steps to profile after that; later steps are timed without it.")] = 11,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Stop the job if it takes longer.")] = 3600,
+    keep_raw: Annotated[
+        Path | None, typer.Option("--keep-raw", metavar="DIR", help="Also keep the raw files in this folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training job with the hooks on and write a trace.
+    """Run a training job with recording hooks and write a trace.
 
-    The training script needs no added line; it must run at least warmup + untraced + traced + 2 steps. Horovod runs on Gloo, or on
+    The training script stays unchanged; it must run at least warmup + untraced + traced + 2 steps. Horovod runs on Gloo, or on
     MPI with HOROVOD_CONTROLLER=mpi; with MXNet always on MPI.
 
     Example: dpro-search collect --framework tensorflow --comm horovod --out T --hosts 2 -- python train.py
@@ -78,7 +82,7 @@ def collect(
     launcher = launcher_for(framework, comm)
     if ranks_per_host > 1 and rate is None:
         raise InputError(
-            "--ranks-per-host: give --rate as well; without it all ranks are on this machine, and --hosts says how many"
+            "--ranks-per-host: give --rate as well; without it all ranks run on this machine, and --hosts is their number"
         )
     ranks = hosts * ranks_per_host
     spec = JobSpec(
@@ -101,6 +105,6 @@ def collect(
     untraced_us = trace.iterations_us()
     measured = float(np.median(untraced_us)) if len(untraced_us) else None
     overhead = trace.meta.overhead_pct
-    said = "unknown" if measured is None else microseconds(measured)
-    lines = [f"iteration {said} without the profiler, overhead {'unknown' if overhead is None else percent(overhead)}"]
+    iteration = "unknown" if measured is None else microseconds(measured)
+    lines = [f"iteration {iteration} without the profiler, overhead {'unknown' if overhead is None else percent(overhead)}"]
     print_trace(trace_facts(trace, out) | {"measured_iteration_us": measured, "overhead_pct": overhead}, lines, as_json)

@@ -1,4 +1,4 @@
-"""`dpro-search diagnose`: what an iteration waits for, rank by rank, and what removing it would gain."""
+"""`dpro-search diagnose`: what an iteration waits for on each rank, and the gain of removing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def diagnose(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what an iteration waits for, which rank comes late, what each improvement would gain, and what takes memory.
+    """Show what an iteration waits for, stragglers, the gain of each possible improvement, and memory use.
 
     Example: dpro-search diagnose T
     """

@@ -1,4 +1,4 @@
-"""`dpro-search doctor`: what this machine and a trace support, what is missing and how to get it."""
+"""`dpro-search doctor`: what this machine and a trace support, what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def doctor(
     trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Trace; left out: the bundled sample.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what this machine and a trace support, and how to get the rest.
+    """Show what this machine and a trace support, and how to install what is missing.
 
-    Of the trace it says which verbs can be used on it. Nothing that the trace names is run.
+    For the trace it lists the verbs that can use it. Nothing that the trace names is run.
 
-    Ends with 1 if what every verb needs is missing: Python, the packages, a trace that can be read.
+    The exit code is 1 if a requirement of every verb is missing: Python, the packages, a readable trace.
 
     Example: dpro-search doctor
     """
@@ -29,7 +29,7 @@ def doctor(
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.cli._trace_checks import check_trace
 
-    with stderr_console().status("looking at frameworks and trace"):
+    with stderr_console().status("checking frameworks and trace"):
         machine, recorded = list(check_machine()), list(check_trace(trace))
     checks = [*machine, *recorded]
     if as_json:
@@ -54,8 +54,8 @@ def _print_tables(parts: Sequence[tuple[str, Sequence[Check]]]) -> None:
             table.add_column(overflow="fold")
         for check in checks:
             mark = Text("ok", "green") if check.ok else Text("missing", "red") if check.needed else Text("not here", "yellow")
-            said = check.detail if check.ok else f"{check.detail}\nfix: {check.fix}"
-            table.add_row(mark, Text(check.name), Text("\n".join(map(visible, said.split("\n")))))
+            detail = check.detail if check.ok else f"{check.detail}\nfix: {check.fix}"
+            table.add_row(mark, Text(check.name), Text("\n".join(map(visible, detail.split("\n")))))
         console.print(table)
     checks = [check for _, part in parts for check in part]
     needed = [check.name for check in checks if check.needed and not check.ok]

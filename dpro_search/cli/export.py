@@ -30,9 +30,9 @@ def export(
     plan: Annotated[int | None, typer.Option("--plan", metavar="N", min=0, help="Plan of the run; 0: the best.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the files with which a real job follows a plan.
+    """Write the files that a real job needs to follow a plan.
 
-    A part of the plan that no target can express is refused, with the reason.
+    A plan with a field that no target can express is refused, with the reason.
 
     Example: dpro-search export runs/sample --target horovod --out tuned
     """

@@ -1,4 +1,4 @@
-"""`dpro-search fit`: trains cost models, and measures what they are trained on."""
+"""`dpro-search fit`: trains cost models, and measures their training data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def fit(
         list[Path] | None,
         typer.Argument(
             metavar="[TRACE|TABLE]...",
-            help="Traces or tables of collectives for a model of communication; tables of clusters (default: the bundled one).",
+            help="Traces or tables of collectives, for a model of communication; or tables of fused clusters, for a model of "
+            "fused ops (default: the bundled table).",
         ),
     ] = None,
     out: Annotated[
@@ -30,13 +31,14 @@ def fit(
     ] = ...,  # type: ignore[assignment]
     collect: Annotated[Measurement | None, typer.Option("--collect", help="Measure instead of training.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="With --collect: rows in the table, in all (xla: 3000; comm: all).")
+        int | None, typer.Option("--limit", min=1, help="With --collect: total number of rows in the table (xla: 3000; comm: all).")
     ] = None,
     models: Annotated[
-        str | None, typer.Option("--models", metavar="A,B", help="With --collect xla: only these of the workloads' models.")
+        str | None, typer.Option("--models", metavar="A,B", help="With --collect xla: only these models of the workloads.")
     ] = None,
     workloads: Annotated[
-        Path, typer.Option("--workloads", metavar="FILE", help="With --collect xla: Python file with BUILDERS of models.")
+        Path,
+        typer.Option("--workloads", metavar="FILE", help="With --collect xla: Python file with a dictionary BUILDERS of models."),
     ] = Path("experiments/costmodel/models.py"),
     python: Annotated[
         str | None, typer.Option("--python", metavar="PYTHON", help="With --collect: interpreter that has the framework.")
@@ -44,28 +46,33 @@ def fit(
     backends: Annotated[
         str | None,
         typer.Option(
-            "--backends", metavar="A,B", help="With --collect comm: only these, e.g. gloo,mpi:ring (default: all that are here)."
+            "--backends",
+            metavar="A,B",
+            help="With --collect comm: only these, for example gloo,mpi:ring (default: all that are installed).",
         ),
     ] = None,
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="With --collect comm: numbers of ranks.")] = "2,3,4,8",
     ranks_per_host: Annotated[
-        int, typer.Option("--ranks-per-host", min=1, help="With --collect comm: ranks on each host; more than one: of mpi only.")
+        int, typer.Option("--ranks-per-host", min=1, help="With --collect comm: ranks per host; more than one for mpi only.")
     ] = 1,
     rates: Annotated[
-        str, typer.Option("--rates", metavar="R,R", help="With --collect comm: limits of the links.")
+        str, typer.Option("--rates", metavar="R,R", help="With --collect comm: rates of the links.")
     ] = "500mbit,1gbit,2gbit",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="With --collect comm or machine: times that all is measured.")] = 3,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="With --collect comm or machine: number of repetitions of all measurements.")
+    ] = 3,
     longest: Annotated[
-        float, typer.Option("--longest", min=0.01, help="With --collect comm: leave out all-reduces that take more seconds.")
+        float, typer.Option("--longest", min=0.01, help="With --collect comm: leave out all-reduces that take longer, in seconds.")
     ] = 10.0,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="With --collect comm: stop after so long; go on with the same command.")
+        float | None,
+        typer.Option("--seconds", min=1, help="With --collect comm: stop after this time; the same command continues."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train cost models on traces or measured tables, or measure such tables.
 
-    A collection may be interrupted: the same command goes on where it stopped. --collect machine measures constants of this machine
+    A collection may be interrupted: the same command continues it. --collect machine measures constants of this machine
     that cost models use; name its file in DPRO_SEARCH_MACHINE for replay, run and diagnose.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model

@@ -1,4 +1,4 @@
-"""`dpro-search import`: turns raw files into a trace."""
+"""`dpro-search import`: converts raw files to a trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def import_(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Turn raw files into a trace: profiles that others recorded, or the folder that 'collect --keep-raw' left.
+    """Convert raw files to a trace: profiles of other tools, or the folder of 'collect --keep-raw'.
 
-    The format is told by the files' content. Files of several ranks are matched, and the ranks' clocks aligned.
+    The format is recognised by the files' content. Files of several ranks are matched, and the ranks' clocks are aligned.
 
     Example: dpro-search import rank0.json.gz rank1.json.gz --out T
     """

@@ -22,10 +22,10 @@ def replay(
         typer.Option(
             "--set",
             metavar="K=V",
-            help="A change, with units: fusion_threshold_bytes=16MiB, cycle_time_us=5ms, groups=N (Horovod); "
+            help="A changed setting, with units: fusion_threshold_bytes=16MiB, cycle_time_us=5ms, groups=N (Horovod); "
             "bucket_cap_bytes=25MiB, first_bucket_bytes=1MiB (DDP); prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
-            "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, cores=N (that the ranks share; Horovod, PyTorch), "
+            "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, cores=N shared by the ranks (Horovod, PyTorch), "
             "rate=1gbit.",
         ),
     ] = None,
@@ -34,34 +34,42 @@ def replay(
         typer.Option(
             "--what-if",
             metavar="W",
-            help="Other speeds: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; takes what --set takes, too.",
+            help="A changed cost: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; also accepts the settings of --set.",
         ),
     ] = None,
     holdout_step: Annotated[
         int | None, typer.Option("--holdout-step", metavar="N", help="Predict profiled step N from all the others.")
     ] = None,
     own_durations: Annotated[
-        bool, typer.Option("--own-durations", help="Replay each profiled step from its own durations; the error is their mean.")
+        bool, typer.Option("--own-durations", help="Replay each profiled step with its own durations; report the mean error.")
     ] = False,
     samples: Annotated[
-        int | None, typer.Option("--samples", metavar="N", min=1, help="Replay N times with durations drawn anew, for quantiles.")
+        int | None,
+        typer.Option("--samples", metavar="N", min=1, help="Replay N times with resampled durations and report quantiles."),
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write prediction and measurement for ui.perfetto.dev.")
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the replay and the measured step for ui.perfetto.dev.")
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option("--timeline", metavar="FILE", help="Write when each op runs in the replay, as CSV.")
+        Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start and end of each op in the replay, as CSV.")
     ] = None,
     cluster_model: Annotated[
         Path | None,
-        typer.Option("--cluster-model", metavar="DIR", help="What fused ops take (default: the bundled model)."),
+        typer.Option(
+            "--cluster-model", metavar="DIR", help="Model of the durations of fused ops, from 'fit' (default: the bundled one)."
+        ),
     ] = None,
     precision_table: Annotated[
-        Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops, for plans with such ops.")
+        Path | None,
+        typer.Option("--precision-table", metavar="FILE", help="Table of op durations in bfloat16, for plans with such ops."),
     ] = None,
     all_reduce_model: Annotated[
         Path | None,
-        typer.Option("--all-reduce-model", metavar="DIR", help="What Open MPI's algorithms take, for plans that name some."),
+        typer.Option(
+            "--all-reduce-model",
+            metavar="DIR",
+            help="Model of Open MPI's all-reduce algorithms, from 'fit', for plans that set them.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

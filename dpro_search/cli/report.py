@@ -14,10 +14,12 @@ def report(
         typer.Argument(metavar="RUN", help="Folder of a search, or of a trace; left out: the bundled sample trace."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")] = Path("report.html"),
-    trace: Annotated[Path | None, typer.Option("--trace", metavar="TRACE", help="The search's trace, if it has moved.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one self-contained HTML page: what a plan gains and how sure that is, where an iteration goes, and why.
+    """Write one self-contained HTML page: the gain of the best plans with its uncertainty, and the breakdown of an iteration.
 
     Example: dpro-search report runs/mine --out mine.html
     """

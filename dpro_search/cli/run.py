@@ -1,4 +1,4 @@
-"""`dpro-search run`: searches the best plans for a trace."""
+"""`dpro-search run`: searches the fastest plans for a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SamplerName(StrEnum):
-    """Ways to choose the next plan."""
+    """The samplers."""
 
     AUTO = "auto"
     CRITICAL_PATH = "critical-path"
@@ -32,14 +32,14 @@ class SamplerName(StrEnum):
 
 
 class EngineName(StrEnum):
-    """Where the workers are."""
+    """Where the workers run."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
 class ComputeName(StrEnum):
-    """What plans may do to compute, where that is asked for."""
+    """Transformations of compute, searched on request."""
 
     OP_FUSION = "op-fusion"
     PRECISION = "precision"
@@ -50,34 +50,39 @@ class ComputeName(StrEnum):
 def run(
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="TRACE", help="Folder made by 'collect' or 'import'; left out: the bundled sample."),
+        typer.Argument(metavar="TRACE", help="Folder made by 'collect' or 'import' (default: the bundled sample)."),
     ] = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", min=1, help="Plans to price; with --storage, by all searches together.")
+        int,
+        typer.Option("--trials", metavar="N", min=1, help="Number of plans to evaluate; with --storage, of all searches together."),
     ] = 500,
-    sampler: Annotated[SamplerName, typer.Option("--sampler", help="How plans are chosen.")] = SamplerName.AUTO,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same plans.")] = 0,
+    sampler: Annotated[SamplerName, typer.Option("--sampler", help="What proposes the next plan.")] = SamplerName.AUTO,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed; equal seeds give equal plans.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="RUN", help="Run folder; one that exists is continued.", show_default="in runs/"),
+        typer.Option("--out", metavar="RUN", help="Run folder; an existing one is continued.", show_default="in runs/"),
     ] = None,
     compute: Annotated[
         list[ComputeName] | None,
         typer.Option(
-            "--with", help="Also change compute (TensorFlow with Horovod; DDP: precision, recomputation); may be repeated."
+            "--with",
+            help="Also search this change of compute (TensorFlow with Horovod; DDP: precision, recomputation); may be repeated.",
         ),
     ] = None,
     allow_lossy: Annotated[
         bool,
         typer.Option(
             "--allow-lossy",
-            help="Also what changes the numbers: gradients in fp16 (Horovod, DDP, BytePS), by PowerSGD (DDP), in 2 bits (KVStore).",
+            help="Also search lossy changes: gradients in fp16 (Horovod, DDP, BytePS), by PowerSGD (DDP), in 2 bits (KVStore).",
         ),
     ] = False,
     memory_limit: Annotated[
         int | None,
         typer.Option(
-            "--memory-limit", metavar="BYTES", min=1, help="Memory that a rank may take; recomputes or accumulates to fit."
+            "--memory-limit",
+            metavar="BYTES",
+            min=1,
+            help="Memory limit of a rank; also searches recomputation and gradient accumulation.",
         ),
     ] = None,
     cluster: Annotated[
@@ -86,45 +91,56 @@ def run(
     ] = None,
     cluster_model: Annotated[
         Path | None,
-        typer.Option("--cluster-model", metavar="DIR", help="What fused ops take (from 'fit'); left out: the bundled one."),
+        typer.Option(
+            "--cluster-model", metavar="DIR", help="Model of the durations of fused ops, from 'fit' (default: the bundled one)."
+        ),
     ] = None,
     precision_table: Annotated[
-        Path | None, typer.Option("--precision-table", metavar="FILE", help="What bfloat16 does to ops; for --with precision.")
+        Path | None,
+        typer.Option("--precision-table", metavar="FILE", help="Table of op durations in bfloat16, for --with precision."),
     ] = None,
     all_reduce_model: Annotated[
         Path | None,
         typer.Option(
-            "--all-reduce-model", metavar="DIR", help="Also choose Open MPI's algorithm by size (from 'fit'; Horovod on MPI)."
+            "--all-reduce-model",
+            metavar="DIR",
+            help="Model of Open MPI's all-reduce algorithms, from 'fit'; also searches the algorithm by size (Horovod on MPI).",
         ),
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", metavar="RUN", help="Correct predictions by what 'validate' measured of that run.")
+        Path | None,
+        typer.Option(
+            "--calibrate", metavar="RUN", help="Correct predictions by the measurements of 'validate' in that run folder."
+        ),
     ] = None,
     quantile: Annotated[
-        float | None, typer.Option("--quantile", metavar="Q", help="Rank the best plans by this quantile over other luck: 0.9.")
+        float | None,
+        typer.Option(
+            "--quantile", metavar="Q", help="Re-rank the best plans by this quantile over resampled durations, for example 0.9."
+        ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Processes that search, each with a sampler of its own.")
+        int, typer.Option("--workers", metavar="N", min=1, help="Number of search processes, each with its own sampler.")
     ] = 1,
     engine: Annotated[
-        EngineName, typer.Option("--engine", help="Workers here, or as tasks of a Ray cluster (RAY_ADDRESS).")
+        EngineName, typer.Option("--engine", help="Run workers on this machine, or as tasks of a Ray cluster (RAY_ADDRESS).")
     ] = EngineName.LOCAL,
     storage: Annotated[
         str | None,
-        typer.Option("--storage", metavar="URL", help="Share the trials with searches elsewhere: postgresql://..., journal:///..."),
+        typer.Option("--storage", metavar="URL", help="Share trials with other searches: postgresql://..., journal:///..."),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Stop after this time.")] = None,
     until_settled: Annotated[
-        bool, typer.Option("--until-settled", help="Stop when more trials are expected to gain less than predictions are sure of.")
+        bool, typer.Option("--until-settled", help="Stop when the expected further gain is below the prediction error.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Search the best plans for a trace: predict many, keep the fastest.
+    """Search the fastest plans for a trace: predict many plans and keep the best ten.
 
-    Ctrl-C stops the search and keeps what it found; the same command continues it, and so does one with more trials.
+    Ctrl-C stops the search and keeps its results. The same command continues it, also with more trials.
 
-    On a cluster, give every search the same --storage and a RUN of its own: they share one study and end together.
+    On a cluster, give every search the same --storage and its own RUN: they share one study and end together.
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
@@ -163,7 +179,7 @@ def run(
             trace=request.trace,
             trace_digest=request.trace_digest,
             on_trial=bar.trial,
-            on_judged=bar.judged,
+            on_reevaluated=bar.reevaluated,
             timeout_s=timeout,
             workers=workers,
             engine=engine.value,
@@ -186,22 +202,22 @@ def _warn_of_slow_storage(console: Console, storage: str) -> None:
 
     if waits_for_the_disk(storage):
         console.print(
-            "warning: this --storage waits for the disk at every trial; on one machine leave it out, on a cluster use a server",
+            "warning: this --storage syncs the disk at every trial; leave it out on one machine, use a server on a cluster",
             style="yellow",
             soft_wrap=True,
         )
 
 
 class SearchBar(NamedTuple):
-    """What moves a bar: a finished trial, and how many plans of how many have been judged."""
+    """Callbacks of a progress bar: a finished trial; the number of re-evaluated plans, and of all."""
 
     trial: Callable[[FinishedTrial], None]
-    judged: Callable[[int, int], None]
+    reevaluated: Callable[[int, int], None]
 
 
 @contextmanager
 def progress(console: Console, trials: int, *, shown: bool) -> Iterator[SearchBar]:
-    """A bar with rate and best so far, on a terminal only; it is gone when the block ends."""
+    """A bar with rate and best plan so far, on a terminal only; it disappears at the end of the block."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from dpro_search.cli._output import microseconds
@@ -223,23 +239,23 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[SearchBa
             best = microseconds(best_us) if best_us < math.inf else "-"
             bar.update(task, advance=1, best=best, rate=f"{speed:.0f}/s" if speed else "")
 
-        def judged(done: int, plans: int) -> None:
-            bar.update(task, description="judging", completed=done, total=plans, rate="")
+        def reevaluated(done: int, plans: int) -> None:
+            bar.update(task, description="re-evaluating", completed=done, total=plans, rate="")
 
-        yield SearchBar(advance, judged)
+        yield SearchBar(advance, reevaluated)
 
 
 _NOTES = {
     "finished": "",
     "timeout": " (stopped by --timeout)",
     "interrupted": " (interrupted)",
-    "exhausted": " (no further plan to be found)",
-    "settled": " (no further gain expected)",
+    "exhausted": " (the sampler found no new plan)",
+    "settled": " (expected further gain below the prediction error)",
 }
 
 
 def result_facts(result: SearchResult, servers: Servers) -> dict[str, Any]:
-    """What is printed as JSON; `servers`: parameter servers of the recorded job."""
+    """The JSON output; `servers`: parameter servers of the recorded job."""
     from dpro_search.deploy.targets import more_servers
 
     facts = result.summary()
@@ -249,22 +265,22 @@ def result_facts(result: SearchResult, servers: Servers) -> dict[str, Any]:
 
 
 def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
-    """Which of some plans, by their number, need more server hosts than were recorded; empty: none."""
+    """A sentence on the plans that need more server hosts than were recorded; empty: there are none."""
     from dpro_search.deploy.targets import more_servers
 
     found = {number: more for number, plan in enumerate(plans) if (more := more_servers(plan, servers))}
     if not found:
         return ""
-    told = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
+    needs = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
     if servers.on_workers:
-        return f"Servers on hosts of their own, where the recorded ones were on the workers': {told}, with links like theirs."
-    return f"More servers than the {servers.count} recorded: {told}. Each needs a host with a link like theirs."
+        return f"Plans that need further hosts for servers: {needs}, with links like the workers'; the recorded ones shared hosts."
+    return f"Plans with more than the {servers.count} recorded servers: {needs}. Each server needs a host with a link like theirs."
 
 
 def print_result(
     console: Console, result: SearchResult, servers: Servers | None = None, calibration: Calibration | None = None
 ) -> None:
-    """The best plans as a table, what they are worth, what they need, and where they are.
+    """The best plans as a table, their gain, what they need, and the run folder.
 
     Parameters
     ----------
@@ -278,7 +294,9 @@ def print_result(
     console.print(result_table(result))
     best = result.plans[0]
     if not result.feasible:
-        console.print(f"No plan keeps the memory limit. The nearest {best.prediction.infeasible}.", style="yellow")
+        console.print(
+            f"No plan keeps the memory limit. The plan with the least memory {best.prediction.infeasible}.", style="yellow"
+        )
     elif result.baseline.infeasible is not None:
         console.print(
             f"The recorded setting {result.baseline.infeasible} MiB. Best plan that fits:"
@@ -286,13 +304,13 @@ def print_result(
         )
     elif result.worth_measuring:
         console.print(
-            f"No gain is certain. The best plan is predicted to be {best.speedup:.2f}x as fast, which the predictions' intervals"
-            " do not bear out: `dpro-search validate` measures it.",
+            f"No gain is certain: the intervals overlap. The best plan is predicted to be {best.speedup:.2f}x as fast;"
+            " measure it with `dpro-search validate`.",
             style="yellow",
         )
     elif not result.gain_certain:
         console.print(
-            "Nothing to gain here: no plan is faster than the recorded setting by more than the predictions' intervals.",
+            "No gain found: no plan is faster than the recorded setting by more than the prediction intervals.",
             style="yellow",
         )
     else:
@@ -302,17 +320,17 @@ def print_result(
         )
     if best.beats_recorded is not None and best.quantile_us is not None:
         console.print(
-            f"Ranked by a quantile over other luck: {microseconds(best.quantile_us)};"
-            f" the best plan beats the recorded setting in {best.beats_recorded:.0%} of all luck."
+            f"Re-ranked by a quantile over resampled durations: {microseconds(best.quantile_us)};"
+            f" the best plan is faster than the recorded setting in {best.beats_recorded:.0%} of the draws."
         )
     if calibration is not None and not calibration.calibrated:
         console.print(f"Intervals: {calibration.text}.", style="yellow", soft_wrap=True)
     if servers is not None and (note := servers_note([ranked.plan for ranked in result.plans], servers)):
         console.print(note, style="yellow")
     if result.front:
-        console.print(f"{len(result.front)} plans are on the front of time against memory: pareto.csv.")
+        console.print(f"{len(result.front)} plans are on the Pareto front of time and memory: pareto.csv.")
     if result.workers_lost:
-        console.print(f"{result.workers_lost} workers ended before their time; the others did their work.", style="yellow")
+        console.print(f"{result.workers_lost} workers ended too early; others took over their plans.", style="yellow")
     note = _NOTES[result.stopped]
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
 
@@ -325,8 +343,8 @@ def result_table(result: SearchResult) -> Table:
     from dpro_search.space.describe import describe
     from dpro_search.space.plan import Plan
 
-    doubtful = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
-    caption = "? = not certain: overlaps the interval of the recorded setting" if doubtful else None
+    uncertain = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
+    caption = "? = not certain: overlaps the interval of the recorded setting" if uncertain else None
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
     table.add_column("#", justify="right")
     table.add_column("plan", ratio=1)
@@ -334,7 +352,7 @@ def result_table(result: SearchResult) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for rank, ranked in enumerate(result.plans):
         if ranked.plan == Plan():
-            continue  # it has its row at the end
+            continue  # it is the last row
         speedup = f"{ranked.speedup:.2f}x" + ("  " if ranked.gain_certain else " ?")
         style = "green" if ranked.gain_certain else ""
         table.add_row(str(rank), describe(ranked.plan), *_times(ranked.prediction), speedup, style=style)
@@ -346,5 +364,5 @@ def _times(prediction: Prediction) -> tuple[str, str]:
     from dpro_search.cli._output import microseconds
 
     low, high = map(microseconds, prediction.interval_us)
-    low = low.removesuffix(high[high.index(" ") :])  # a unit that both share is said once
+    low = low.removesuffix(high[high.index(" ") :])  # a common unit is printed once
     return microseconds(prediction.iteration_us), f"{low} - {high}"

@@ -16,32 +16,39 @@ if TYPE_CHECKING:
 def validate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="The training command; left out: the recorded one.")
+        list[str] | None, typer.Argument(metavar="-- CMD...", help="The training command (default: the recorded one).")
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many of the best plans to run.")] = 3,
-    trace: Annotated[Path | None, typer.Option("--trace", metavar="TRACE", help="The search's trace, if it has moved.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Times that everything runs, in turn, at least.")] = 2,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Minimum number of rounds; runs are interleaved.")] = 2,
     most_rounds: Annotated[
         int | None,
-        typer.Option("--most-rounds", metavar="N", help="At most, while a median is not known to 2 %.", show_default="--rounds"),
+        typer.Option(
+            "--most-rounds",
+            metavar="N",
+            help="Maximum number of rounds, run until all medians are known to 2 %.",
+            show_default="--rounds",
+        ),
     ] = None,
-    warmup: Annotated[int, typer.Option("--warmup", help="Steps of each run to leave out.")] = 5,
+    warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip at the start of each run.")] = 5,
     timeout: Annotated[
         float | None,
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            help="End a run that takes longer.",
-            show_default="an hour; for a plan's run 5 times the recorded setting's, at least 300",
+            help="Stop a run that takes longer.",
+            show_default="an hour; for a plan, 5 times the recorded setting's time, at least 300",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run the recorded setting and the best plans for real, in turn, and compare with the predictions.
+    """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 
-    The job runs on hosts, links and cores like the recorded ones. Where a plan needs a line of the script, DPRO_SEARCH_PLAN names
-    the folder with the plan's files (see 'dpro-search export'). If the script prints its losses, these are compared too: a plan
-    that trains something else gets no speed-up, nor does one of which a run fails or hangs; the others go on.
+    The job runs on hosts, links and cores like the recorded ones. If a plan needs a change of the script, DPRO_SEARCH_PLAN names
+    the folder with the plan's files (see 'dpro-search export'). If the script prints losses, these are compared: no speed-up is
+    reported for a plan whose losses differ, or with a failed run. The other plans are still measured.
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
@@ -57,9 +64,9 @@ def validate(
 
     console = stderr_console()
 
-    def tell(name: str, found: StepTimes | JobError) -> None:
-        said = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
-        console.print(f"{name}: {said}", markup=False, soft_wrap=True)
+    def show(name: str, found: StepTimes | JobError) -> None:
+        outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
+        console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
     recording = Trace.load(trace or Path(read_run(run).trace))
     job = recorded_job(recording, command or ())
@@ -74,7 +81,7 @@ def validate(
             most_rounds=most_rounds,
             warmup=warmup,
             timeout_s=timeout,
-            on_run=tell,
+            on_run=show,
         )
     if as_json:
         print_json(msgspec.to_builtins(validation))
@@ -124,26 +131,26 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     changed_pct = validation.changed_pct
     if changed_pct is not None and validation.recorded_us is not None:
         console.print(
-            f"As recorded it takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than when it was recorded"
-            f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects only what"
-            " plans gain.",
+            f"The recorded setting now takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than in the recording"
+            f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects only the"
+            " gains of plans.",
             style="yellow",
         )
     if not validation.stable:
-        console.print("Some medians are not known to 2 %: more --rounds or a longer job would tell more.")
+        console.print("Some medians are not known to 2 %: use more --rounds or a longer job.")
     if not any(plan.beyond_noise and plan.speedup_measured > 1 for plan in validation.plans):
         console.print("No plan is faster by more than the noise.")
     elif any(not plan.beyond_noise for plan in validation.plans):
         console.print("? = within the noise: no difference is proved.")
     for refused in validation.refused:
-        console.print(f"{describe(refused.plan)}: trains something else, so its speed-up is none: {refused.losses.reason}.")
+        console.print(f"{describe(refused.plan)}: no speed-up, it trains something else: {refused.losses.reason}.")
     for failed in validation.failed:
-        said = f"{describe(failed.plan)}: failed in run {failed.runs + 1}: {visible(failed.reason)}"
-        console.print(said, style="yellow", markup=False, soft_wrap=True)
-    for sentence in dict.fromkeys(_said_of_losses(plan) for plan in validation.plans):
+        failure = f"{describe(failed.plan)}: failed in run {failed.runs + 1}: {visible(failed.reason)}"
+        console.print(failure, style="yellow", markup=False, soft_wrap=True)
+    for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans):
         console.print(sentence)
-    console.print(f"dpro-search run --calibrate {run}: {calibration.said}", soft_wrap=True)
+    console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
 
 
-def _said_of_losses(plan: MeasuredPlan) -> str:
+def _loss_sentence(plan: MeasuredPlan) -> str:
     return "" if plan.losses is None else f"Losses: {plan.losses.reason}."

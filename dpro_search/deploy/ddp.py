@@ -21,7 +21,7 @@ def planned_ddp(module: Any, **options: Any) -> Any:
     Raises
     ------
     ValueError
-        `options` has an argument that is the plan's, or this PyTorch has no buckets of given sizes (2.13 and later do).
+        `options` has an argument that the plan sets, or this PyTorch has no buckets of given sizes (2.13 and later do).
     """
     import inspect
 
@@ -30,7 +30,7 @@ def planned_ddp(module: Any, **options: Any) -> Any:
     plan = json.loads(Path(__file__).resolve().with_name("ddp.json").read_text())
     twice = sorted(set(plan["options"]) & set(options))
     if twice:
-        raise ValueError(f"{twice[0]} is the plan's to choose: leave it out of planned_ddp")
+        raise ValueError(f"the plan sets {twice[0]}: leave it out of planned_ddp")
     unknown = sorted(set(plan["options"]) - set(inspect.signature(DistributedDataParallel.__init__).parameters))
     if unknown:
         raise ValueError(f"this PyTorch's DistributedDataParallel has no {unknown[0]}, which the plan's buckets need")
@@ -41,28 +41,28 @@ def planned_ddp(module: Any, **options: Any) -> Any:
         parallel.register_comm_hook(None, fp16_compress_hook)
     if "powersgd" in plan:
         _compress_by_powersgd(parallel, plan["powersgd"])
-    _tell_used()
+    _report_used()
     return parallel
 
 
 def _compress_by_powersgd(parallel: Any, options: dict[str, Any]) -> None:
     """Register PyTorch's PowerSGD with the given options, a bucket at a time.
 
-    The hook posts a bucket's second and third all-reduce from callbacks. Gloo runs these on threads of its own, whenever they come,
-    so that ranks post the all-reduces of two buckets in different orders: they then add up what does not belong together, or abort
-    ("Received data size doesn't match expected size"). Waited for, no bucket meets another.
+    The hook enqueues a bucket's second and third all-reduce from callbacks. Gloo runs callbacks on its own threads in any order,
+    so ranks may enqueue the all-reduces of two buckets in different orders. Then they reduce different tensors together, or abort
+    ("Received data size doesn't match expected size"). The wait separates the buckets.
     """
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    def powersgd_in_turn(state, bucket):  # type: ignore[no-untyped-def] # DDP wants its own types, or none
+    def powersgd_in_sequence(state, bucket):  # type: ignore[no-untyped-def] # DDP wants its own types, or none
         done = powerSGD_hook(state, bucket)
         done.wait()
         return done
 
-    parallel.register_comm_hook(PowerSGDState(None, **options), powersgd_in_turn)
+    parallel.register_comm_hook(PowerSGDState(None, **options), powersgd_in_sequence)
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

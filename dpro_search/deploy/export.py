@@ -1,4 +1,4 @@
-"""Export of a `Plan`: one folder with what a real job needs to follow it, whatever systems that takes."""
+"""Export of a `Plan`: one folder with the files that a real job needs to follow it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dpro_search.deploy.targets import more_servers, parts_of
 from dpro_search.space.plan import Plan, Prediction
 
 _START_SERVERS = {
-    True: "Start server N on the host of worker N (in turn).",
+    True: "Start server N on the host of worker N, cyclically.",
     False: "Start each server on a host of its own.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFiles:
-    """What was written, and how a job uses it."""
+    """The written files, and how a job uses them."""
 
     folder: Path
     files: tuple[str, ...]  # names in `folder`, sorted
@@ -30,7 +30,7 @@ class ExportedFiles:
 
     @property
     def helpers(self) -> tuple[str, ...]:
-        """Files that a training script must use, or the plan is not followed."""
+        """Files that a training script must use to follow the plan."""
         return tuple(name for name in self.files if name in _HELPERS)
 
 
@@ -52,9 +52,9 @@ def export_plan(
     Parameters
     ----------
     targets
-        Which systems follow the plan; see `targets.targets_for`.
+        Targets that follow the plan; see `targets.targets_for`.
     facts
-        What is known of the job; with it more can be checked.
+        Facts of the job, for further checks.
     expected
         Predictions of the plan and of the recorded setting, for the README.
     known
@@ -85,7 +85,7 @@ def export_plan(
 
 
 def _in_folder(part: Part, folder: Path) -> Part:
-    """A part whose variables name the folder where they mean it."""
+    """A part with the path of the folder in its variables."""
     return replace(part, env={key: value.replace(FOLDER, str(folder.resolve())) for key, value in part.env.items()})
 
 
@@ -108,23 +108,23 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
 def _readme(
     plan: Plan, parts: Mapping[Target, Part], facts: JobFacts | None, expected: tuple[Prediction, Prediction] | None
 ) -> str:
-    told = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected)]
-    lines = [f"{number}. {line}" for number, line in enumerate(told, start=1)]
+    items = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected)]
+    lines = [f"{number}. {line}" for number, line in enumerate(items, start=1)]
     return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
 
 
 def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
-    """Where servers are to be started, and which hosts the recorded job did not have."""
-    told = [] if plan.servers_on_workers is None else [_START_SERVERS[plan.servers_on_workers]]
+    """Where to start servers, and which additional hosts they need."""
+    needs = [] if plan.servers_on_workers is None else [_START_SERVERS[plan.servers_on_workers]]
     recorded = Servers() if facts is None else facts.servers
     more = more_servers(plan, recorded)
     if not more:
-        return told
+        return needs
     hosts = "1 more host" if more == 1 else f"{more} more hosts"
     needed = f"it needs {hosts}, with links like the others'."
     if recorded.on_workers:
-        return [*told, f"The plan has servers on hosts of their own where the recorded ones were on the workers': {needed}"]
-    return [*told, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
+        return [*needs, f"The plan has servers on hosts of their own where the recorded ones were on the workers': {needed}"]
+    return [*needs, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
 
 
 def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:
@@ -137,4 +137,4 @@ def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) ->
             f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x; "
             "`dpro-search validate` measures it."
         )
-    return [*found, f"The training is to be the same: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]
+    return [*found, f"Training is equivalent: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]

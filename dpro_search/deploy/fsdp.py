@@ -1,4 +1,4 @@
-"""Makes a fully sharded model gather and keep its parameters as a plan says. Copy beside `fsdp.json` and import it from the script:
+"""Sets the prefetch and resharding of a fully sharded model by a plan. Copy beside `fsdp.json` and import it from the script:
 
     from fsdp import planned_fsdp
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def planned_fsdp(model: Any) -> Any:
-    """The model, changed in place: its units prefetch, or keep their parameters after the forward pass, as the plan says.
+    """The model, changed in place: its units prefetch, or keep their parameters after the forward pass, by the plan.
 
     Units are taken in the order in which the model registers them, which is the order of a forward pass that runs its modules so.
 
@@ -38,11 +38,11 @@ def planned_fsdp(model: Any) -> Any:
         model._set_unshard_async_op(True)
         for unit, following in zip(units, units[1:]):
             unit.set_modules_to_forward_prefetch([following])
-    _tell_used()
+    _report_used()
     return model
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

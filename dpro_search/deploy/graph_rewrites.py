@@ -26,7 +26,7 @@ def recompute(definition: Any, names: Sequence[str], place: Mapping[str, int]) -
     A copy waits for the gradients that the first op which needs it waits for: see `computed_again`, also for `place`.
 
     Nodes are added in the order of the graph, so that it is the same in every process: TensorFlow numbers what it inlines in that
-    order, and the numbers are in the names under which Horovod's ranks agree on tensors.
+    order, and the numbers are in the names by which Horovod's ranks match tensors.
     """
     from tensorflow.python.framework import op_def_registry
 

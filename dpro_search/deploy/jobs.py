@@ -1,4 +1,4 @@
-"""Runs a recorded job again, as it was or under a plan."""
+"""Runs a recorded job again, in its recorded setting or under a plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RecordedJob:
     Attributes
     ----------
     launcher, targets
-        How it is started, and what can follow a plan in it.
+        How it is started, and its targets.
     spec
         The job in its recorded setting.
     rate_bps, shaped
@@ -72,12 +72,12 @@ class RecordedJob:
         Raises
         ------
         InputError
-            The trace does not tell the job's command, or its hosts differ.
+            The trace has no command, or its hosts have different numbers of ranks.
         """
         meta = trace.meta
         chosen = tuple(command) or meta.command
         if not chosen:
-            raise InputError("the trace does not tell the job's command: write it after '--', like '-- python train.py'")
+            raise InputError("the trace has no command of the job: write it after '--', like '-- python train.py'")
         servers = facts.servers.count
         workers = meta.ranks - servers
         cores = meta.cores[:workers]
@@ -104,7 +104,7 @@ class RecordedJob:
         warmup
             Steps that are left out.
         timeout_s
-            How long it may run; None: as long as its `spec` says.
+            Time limit; None: that of `spec`.
 
         Raises
         ------
@@ -137,12 +137,12 @@ def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:
         env["HOROVOD_CYCLE_TIME"] = f"{meta.settings.cycle_time_us / 1000:.6g}"
     if servers:
         env["DMLC_NUM_SERVER"] = str(servers)
-        env.setdefault(SERVER_HOSTS, "own")  # recordings of before there was a choice
+        env.setdefault(SERVER_HOSTS, "own")  # the setting of recordings of earlier versions
     return env
 
 
 def _with_env(spec: JobSpec, exported: ExportedFiles | None, report: Path) -> JobSpec:
-    """The job with what a plan sets, and with what reads its losses."""
+    """The job with the variables of a plan, and with the module that reads its losses."""
     env = {**spec.env, _REPORT_VARIABLE: str(report)}
     path = [str(_IN_JOB)]
     if exported is not None:

@@ -1,4 +1,4 @@
-"""Whether two runs train the same: their losses side by side, within what the changes of a plan may do to them."""
+"""Comparison of the losses of two runs, within the tolerance of a plan's changes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dpro_search.space.plan import Plan
 
 COMPARED_STEPS = 20
 _FEWEST = 3
-_OWN_FACTOR = 3.0  # times what the recorded setting's runs differ among themselves
+_OWN_FACTOR = 3.0  # times the difference among runs of the recorded setting
 _OWN_LIMIT = 0.05  # runs of one setting that differ by more are not comparable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far losses may be apart.
+    """The allowed difference of losses.
 
     Attributes
     ----------
     relative
         Largest relative difference.
     by_convergence
-        Of the means of the last third of the losses, not of each: for changes that round every step.
+        Compare the means of the last third of the losses instead of each loss: for changes of precision.
     """
 
     relative: float
@@ -41,7 +41,7 @@ class Tolerance:
 
 
 class Equivalence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison of losses found.
+    """The result of a comparison of losses.
 
     Attributes
     ----------
@@ -83,10 +83,10 @@ Losses = tuple[Loss, ...]
 
 
 def tolerance_of(plan: Plan) -> Tolerance:
-    """What a plan may do to the losses.
+    """The allowed difference of losses for a plan's changes.
 
-    Another order of summation changes the last bits of a float32 sum (two ranks: none); fused, recomputed or cut ops the last bits
-    of every value. Half precision changes each step, so the training as a whole is compared.
+    Another order of summation changes the last bits of a float32 sum (on two ranks: none). Fused, recomputed or split ops change
+    the last bits of every value. Half precision changes every step, so the convergence is compared.
     """
     if any(field is not None for field in (plan.bfloat16_ops, plan.bfloat16_modules, plan.compression)):
         return Tolerance(relative=0.05, by_convergence=True)
@@ -106,7 +106,7 @@ def read_losses(folder: Path) -> Losses:
     for line in paths[0].read_text().split()[:COMPARED_STEPS]:
         try:
             found.append(Loss.parse(line))
-        except ValueError:  # cut off by the end of its process
+        except ValueError:  # incomplete, because its process ended
             break
     return tuple(found)
 
@@ -124,13 +124,13 @@ def compare(recorded: Sequence[Losses], planned: Sequence[Losses], tolerance: To
     found = max(_difference(base, losses, count, tolerance) for losses in planned)
     same = found <= allowed
     how = "means of the last losses" if tolerance.by_convergence else f"first {count} losses"
-    said = "agree within" if same else "differ, by more than"
+    relation = "agree within" if same else "differ, by more than"
     return Equivalence(
         verdict="same" if same else "different",
         compared=count,
         difference=found if math.isfinite(found) else None,
         tolerance=allowed,
-        reason=f"{how} {said} {allowed:.2g} (largest relative difference {found:.2g})",
+        reason=f"{how} {relation} {allowed:.2g} (largest relative difference {found:.2g})",
     )
 
 
@@ -139,7 +139,7 @@ def _unknown(count: int, reason: str) -> Equivalence:
 
 
 def _difference(a: Losses, b: Losses, count: int, tolerance: Tolerance) -> float:
-    """Largest relative difference beyond what rounding in print explains; infinite where one is no number."""
+    """Largest relative difference beyond the rounding of printed numbers; infinite if a loss is not finite."""
     if tolerance.by_convergence:
         tail = max(count // 3, 1)
         return _apart(_mean(a[count - tail : count]), _mean(b[count - tail : count]))

@@ -1,4 +1,4 @@
-"""Computes a step's batch in parts and communicates once, as a plan says. Copy beside `micro_batches.json` and import it.
+"""Computes a step's batch in micro-batches and communicates once, by a plan. Copy beside `micro_batches.json` and import it.
 
 PyTorch: forward and backward pass come below a loop; the gradients are then those of the mean of the parts' losses.
 
@@ -80,11 +80,11 @@ def _split(count: int, batch: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _count() -> int:
-    _tell_used()
+    _report_used()
     return int(json.loads(Path(__file__).resolve().with_name("micro_batches.json").read_text())["micro_batches"])
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

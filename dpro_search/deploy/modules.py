@@ -1,10 +1,11 @@
-"""Makes a model run modules as a plan says. Copy beside `modules.json` and import it from the training script:
+"""Sets recomputation and precision of a model's modules by a plan. Copy beside `modules.json` and import it from the training
+script:
 
     from modules import planned_modules
 
     model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
 
-A module that is computed again keeps only what goes in; its forward pass runs again, with the same random numbers, when its
+A recomputed module keeps only its inputs; its forward pass runs again, with the same random numbers, when its
 backward pass begins. Batch normalisation's running statistics are changed once, as before; other state that a forward pass changes
 is changed twice. A module in bfloat16 runs its forward pass under autocast, in evaluation as well, and gives float32 back; its
 parameters and their gradients stay float32. Names of parameters stay as they are. Needs PyTorch, nothing else; Python 3.8 and
@@ -46,7 +47,7 @@ def planned_modules(model: Any) -> Any:
         _compute_again(modules[name])
     for name in plan["bfloat16"]:
         _compute_in_bfloat16(modules[name])
-    _tell_used()
+    _report_used()
     return model
 
 
@@ -115,7 +116,7 @@ def _same_statistics(module: Any) -> Iterator[None]:
                     part.num_batches_tracked.fill_(batches)
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

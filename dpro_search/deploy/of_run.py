@@ -28,25 +28,25 @@ from dpro_search.space.plan import Plan, Prediction
 
 
 class DeployedKind(Protocol):
-    """What of a kind of job an export asks; `kinds.Kind` is one."""
+    """What an export needs of a kind of job; `kinds.Kind` is one."""
 
     def targets_of(self, framework: str) -> tuple[Target, ...]:
         """What plans of such jobs of a framework can be exported to."""
 
     def facts(self, trace: Trace) -> JobFacts:
-        """What an export can check a plan against."""
+        """Facts with which an export checks a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, and what is known of it and of its job.
+    """A plan, its predictions and its recording.
 
     Attributes
     ----------
     trace
         The recording; None without one.
     expected
-        Predictions of the plan and of the recorded setting, where it comes from a search.
+        Predictions of the plan and of the recorded setting, if it comes from a search.
     """
 
     plan: Plan
@@ -90,16 +90,16 @@ def export_from(
     targets: Sequence[str] = (),
     number: int | None = None,
 ) -> ExportedFiles:
-    """Write the files with which a real job follows a plan.
+    """Write the files that a real job needs to follow a plan.
 
     Parameters
     ----------
     known
-        All targets that there are; the first is meant where a plan alone does not tell.
+        All targets; the first is the default for a plan without a recording.
     kind_of
         Finds the kind of the recorded job.
     targets
-        Names of the systems that follow it; empty: those that the job has and the plan needs.
+        Names of targets; empty: those of the job that the plan needs.
 
     Raises
     ------
@@ -133,12 +133,12 @@ def validate_run(
     timeout_s: float | None = None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
-    """Run the best plans of a search for real; leaves ``validation.json`` and ``calibration.json`` in the run folder.
+    """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
 
     Parameters
     ----------
     recording, job
-        What was searched, and how it runs again.
+        The searched trace, and the job that runs again.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     rounds, most_rounds, warmup, timeout_s, on_run
@@ -177,14 +177,14 @@ def validate_run(
 
 
 def measured_session(validation: Validation, baseline: Prediction, held: Calibration | None = None) -> Session:
-    """What a validation measured, for a calibration: the recorded setting, and plans that train the same.
+    """The measurements of a validation, for a calibration: the recorded setting, and plans with equal losses.
 
     Parameters
     ----------
     baseline
         The prediction of the recorded setting.
     held
-        The calibration that its predictions hold: what is measured next corrects predictions without it.
+        The calibration of its predictions, which is removed: measurements correct uncorrected predictions.
     """
     held = held or Calibration()
     noise = validation.noise_pct / 100

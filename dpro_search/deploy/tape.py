@@ -7,7 +7,7 @@
     tape = planned_tape(tape, model.trainable_variables)     # in place of hvd.DistributedGradientTape(tape)
     gradients = tape.gradient(loss, model.trainable_variables)
 
-With micro-batches, whose gradients are added up before they are averaged over the ranks:
+With micro-batches, whose gradients are summed before they are averaged over the ranks:
 
     loss, gradients = planned_gradients(compute, inputs, labels)     # of micro_batches
     gradients = planned_averages(gradients, model.trainable_variables)
@@ -54,10 +54,10 @@ def planned_averages(gradients, variables, **options):
 def planned_groups(variables):
     """The plan as `groups=` of Horovod's own `DistributedGradientTape` and Keras `DistributedOptimizer`.
 
-    Horovod tells variables apart by name there and would drop a gradient when two are alike, so that is a `ValueError` here;
+    There Horovod identifies variables by name and would drop a gradient if two have the same name, so that is a `ValueError` here;
     `planned_tape` has no such limit.
     """
-    _tell_used()
+    _report_used()
     names = [variable.name for variable in variables]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -91,7 +91,7 @@ class _PlannedTape:
 
 class _Averages:
     def __init__(self, variables, options):
-        _tell_used()
+        _report_used()
         self._variables = list(variables)
         self._groups = _indices(self._variables)
         self._options = options
@@ -125,7 +125,7 @@ class _Averages:
 
 
 def _check_sizes(groups):
-    """Horovod silently splits a group that is larger than the threshold, and merges groups unless told not to."""
+    """Horovod splits a group above the threshold without an error, and merges groups without HOROVOD_DISABLE_GROUP_FUSION."""
     if not groups:
         return
     threshold = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", 128 * 2**20))
@@ -155,7 +155,7 @@ def _plan():
     return json.loads(_PLAN.read_text())
 
 
-def _tell_used():
+def _report_used():
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

@@ -1,4 +1,4 @@
-"""What each system takes of a plan: `targets_for` chooses among those that a job has, `parts_of` asks each, or says why not."""
+"""Targets of plans: `targets_for` chooses those that a plan needs, `parts_of` gives the files of each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dpro_search.space.plan import Plan
 
 
 def targets_for(plan: Plan, available: Sequence[Target], preferred: Target | None = None) -> tuple[Target, ...]:
-    """The targets that together follow a plan, in the order of those that there are.
+    """The targets that together follow a plan, in the order of `available`.
 
     Parameters
     ----------
     available
         Those of the job's kind; all, where the kind is not known.
     preferred
-        Which one is meant where several could be; None: that is an error.
+        The default if several are possible; None: that is an error.
 
     Raises
     ------
     InputError
-        A field of the plan is nobody's, or several could be meant.
+        No target can express a field of the plan, or several can.
     """
     able = {name: [target for target in available if name in target.fields] for name in plan.changes}
     chosen = {targets[0] for targets in able.values() if len(targets) == 1}
@@ -36,7 +36,7 @@ def targets_for(plan: Plan, available: Sequence[Target], preferred: Target | Non
         if not chosen & set(targets) and preferred in targets:
             chosen.add(preferred)
         if not chosen & set(targets):
-            raise InputError(f"{name}: say which of {', '.join(map(str, targets))} is meant with --target")
+            raise InputError(f"{name}: {', '.join(map(str, targets))} can express it; choose one with --target")
     if not chosen:
         chosen = {preferred} if preferred is not None else set(available[:1])  # the empty plan
     return tuple(target for target in available if target in chosen)

@@ -1,4 +1,4 @@
-"""What a plan asks of an MXNet Trainer. Copy beside `trainer.json` and import it from the training script:
+"""Options of an MXNet Trainer from a plan. Copy beside `trainer.json` and import it from the training script:
 
     from trainer import planned_options
 
@@ -26,7 +26,7 @@ def planned_options() -> dict[str, Any]:
         options["compression"] = getattr(hvd.Compression, options["compression"])
     if "type" in options.get("compression_params", {}):  # KVStore's; BytePS's has no type
         _push_and_pull_apart()
-    _tell_used()
+    _report_used()
     return options
 
 
@@ -41,7 +41,7 @@ def _push_and_pull_apart() -> None:
     KVStore.pushpull = push_and_pull
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

@@ -1,9 +1,9 @@
-"""Real runs of the recorded setting and of plans, in turn, beside what was predicted.
+"""Interleaved real runs of the recorded setting and of plans, compared with the predictions.
 
 Runs are interleaved (A B C A, A B C A, ...): the recorded setting opens and closes each round, so that it is also compared with
-itself. Half the spread of its own runs is the noise floor; a speed-up inside it proves nothing. A plan whose losses are not the
-recorded setting's trains something else: its times are told, a speed-up is not. A plan with a run that failed, or did not end, is
-not run again and gets none either; the others go on.
+itself. Half the spread of its own runs is the noise floor; a smaller speed-up is noise. No speed-up is reported for a plan whose
+losses differ from the recorded setting's. A plan with a run that failed, or did not end, is not run again and has no speed-up;
+the other plans are still measured.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
 
-STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below which more rounds would tell nothing
-_PATIENCE, _LEAST_PATIENCE_S = 5, 300.0  # a plan's run may take so many times what the recorded setting took, and at least this
+STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below which no further rounds are needed
+_PATIENCE, _LEAST_PATIENCE_S = 5, 300.0  # time limit of a plan's run: so many times the recorded setting's, and at least this
 _BOOTSTRAPS = 2000
 _TRIMMED = 0.2
 _RECORDED = -1
@@ -31,7 +31,7 @@ _CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 
 
 class Job(Protocol):
-    """What is run; `jobs.RecordedJob` is one."""
+    """A job that can run; `jobs.RecordedJob` is one."""
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
@@ -43,8 +43,8 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     measured_us, spread_us
-        Median of the runs' typical iterations, and their range. Typical is the mean without the lowest and the highest fifth of the
-        steps: jobs with parameter servers have short and long ones in turn, of which a median would be one kind.
+        Median of the runs' typical iterations, and their range. Typical is the trimmed mean, without the lowest and the highest
+        fifth of the steps: in jobs with parameter servers short and long steps alternate, and a median would be one of the two.
     stability_pct
         Half the 95 % interval of that median, relative to it.
     speedup_measured, speedup_interval
@@ -52,7 +52,7 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
     beyond_noise
         The gain (or loss) is larger than the noise floor, and the interval does not contain 1.
     losses
-        Whether it trains the same.
+        Comparison of the losses with the recorded setting's.
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan whose runs compute something else than the recorded setting: no speed-up is told."""
+    """A plan whose losses differ from the recorded setting's: no speed-up is reported."""
 
     plan: Plan
     predicted_us: float
@@ -80,12 +80,12 @@ class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan of which a run failed or did not end: no speed-up is told.
+    """A plan with a run that failed or did not end: no speed-up is reported.
 
     Attributes
     ----------
     runs, measured_us
-        Those that ended well before, and their typical iteration (None: there were none).
+        Successful runs before, and their typical iteration (None: there were none).
     """
 
     plan: Plan
@@ -96,12 +96,12 @@ class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `validate` measured; times in us.
+    """The measurements of `validate`; times in us.
 
     Attributes
     ----------
     recorded_us
-        What the recording itself took, where it tells: far from `baseline_us`, the machine or its links are not what they were.
+        Iteration time of the recording, if known. If it is far from `baseline_us`, the machine or its links have changed.
     baseline_breakdown_us
         Of the prediction of the recorded setting.
     noise_pct
@@ -109,7 +109,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     stable
         Whether every typical iteration was known to `STABLE_PCT` at the end.
     plans, refused, failed
-        Plans that train the same, or of which that is not known; those that do not; and those of which a run failed.
+        Plans with equal or unknown losses; plans with different losses; plans with a failed run.
     """
 
     baseline_us: float
@@ -126,7 +126,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changed_pct(self) -> float | None:
-        """How much longer the recorded setting takes than when it was recorded; None: by no more than such runs differ by."""
+        """Change of the recorded setting's time since the recording; None: within the noise."""
         if self.recorded_us is None:
             return None
         changed = (self.baseline_us / self.recorded_us - 1) * 100
@@ -144,17 +144,17 @@ def validate(
     timeout_s: float | None = None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> Validation:
-    """Run everything for real and compare.
+    """Run the recorded setting and plans for real, and compare with the predictions.
 
     Parameters
     ----------
     rounds, most_rounds
-        How often everything runs at least, and at most (None: as often) while some typical iteration is not known to `STABLE_PCT`.
+        Minimum and maximum number of rounds (None: the minimum), more while some typical iteration is not known to `STABLE_PCT`.
     warmup
         Steps of each run that are left out.
     timeout_s
-        How long a run may take. None: the recorded setting's as long as the job says, a plan's five times as long as the longest of
-        those took, and at least five minutes.
+        Time limit of a run. None: for the recorded setting that of the job, for a plan five times the longest run of the recorded
+        setting, at least five minutes.
     on_run
         Called after each run with its name (``recorded`` or ``plan N``) and its steps, or why there are none.
 
@@ -163,32 +163,32 @@ def validate(
     InputError
         Fewer than two rounds, or a plan that this kind of job cannot follow.
     JobError
-        A run of the recorded setting failed, or every plan's first one did (where the script does not follow it, for instance).
+        A run of the recorded setting failed, or the first run of every plan (for example because the script does not follow it).
     """
     most_rounds = rounds if most_rounds is None else most_rounds
     if rounds < 2:
-        raise InputError(f"--rounds {rounds}: at least 2, or the noise cannot be told")
+        raise InputError(f"--rounds {rounds}: at least 2, so that the noise can be estimated")
     if most_rounds < rounds:
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
-    turns = _Turns(job, [plan for plan, _ in plans], warmup, timeout_s, on_run)
+    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, on_run)
     done = 0
-    while done < rounds or (done < most_rounds and not turns.stable()):
-        turns.round()
+    while done < rounds or (done < most_rounds and not rounds_run.stable()):
+        rounds_run.round()
         done += 1
-        if plans and len(turns.failures) == len(plans):
+        if plans and len(rounds_run.failures) == len(plans):
             break
-    return _compared(baseline, plans, turns, done)
+    return _compared(baseline, plans, rounds_run, done)
 
 
-class _Turns:
-    """Runs in turn, by the plan's number.
+class _Rounds:
+    """Interleaved runs, by the plan's number.
 
     Attributes
     ----------
     ended
-        Runs that ended well.
+        Successful runs.
     failures
-        Why a plan is not run any more.
+        Errors of plans that are not run again.
     """
 
     def __init__(
@@ -238,8 +238,8 @@ def _name(number: int) -> str:
     return "recorded" if number == _RECORDED else f"plan {number}"
 
 
-def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], turns: _Turns, rounds: int) -> Validation:
-    runs = turns.ended
+def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int) -> Validation:
+    runs = rounds_run.ended
     base = _times(runs[_RECORDED])
     base_us = typical_us(base)
     noise_pct = noise_pct_of(base)
@@ -248,8 +248,8 @@ def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], tu
     failed: list[FailedPlan] = []
     for number, (plan, prediction) in enumerate(plans):
         found, expected_us = _times(runs[number]), prediction.iteration_us
-        if number in turns.failures:
-            reason, before_us = str(turns.failures[number]), typical_us(found) if found else None
+        if number in rounds_run.failures:
+            reason, before_us = str(rounds_run.failures[number]), typical_us(found) if found else None
             failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
             continue
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
@@ -264,7 +264,7 @@ def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], tu
         baseline_breakdown_us=baseline.breakdown_us,
         noise_pct=noise_pct,
         rounds=rounds,
-        stable=turns.stable(),
+        stable=rounds_run.stable(),
         plans=tuple(measured),
         refused=tuple(refused),
         failed=tuple(failed),
@@ -280,7 +280,7 @@ def measured_plan(
     noise_pct: float,
     losses: Equivalence | None = None,
 ) -> MeasuredPlan:
-    """What the iterations of a plan's runs and of the recorded setting's say, each [steps]."""
+    """Compare the iterations of a plan's runs with those of the recorded setting, each [steps]."""
     measured_us = typical_us(runs)
     speedup, (low, high) = speedup_of(runs, base_runs)
     return MeasuredPlan(
@@ -306,7 +306,7 @@ def _times(runs: Sequence[Run]) -> list[Floats]:
 
 def typical_us(runs: Sequence[Floats]) -> float:
     """Median over runs of a run's typical iteration: the mean without the lowest and the highest fifth of its steps."""
-    from scipy.stats import trim_mean  # here, for a search needs none of it and it takes long to import
+    from scipy.stats import trim_mean  # imported here, because it is slow to import and a search does not need it
 
     return float(np.median([trim_mean(run, _TRIMMED) for run in runs]))
 
@@ -324,7 +324,7 @@ def speedup_of(runs: Sequence[Floats], base_runs: Sequence[Floats]) -> tuple[flo
 
 
 def _stability_pct(runs: Sequence[Floats]) -> float:
-    """Half the 95 % interval of what a bootstrap finds typical, relative to it."""
+    """Half the 95 % bootstrap interval of the typical iteration, relative to it."""
     low, middle, high = np.percentile(_drawn_us(runs, np.random.default_rng(0)), [2.5, 50, 97.5])
     return float((high - low) / 2 / middle * 100)
 

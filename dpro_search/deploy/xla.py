@@ -56,7 +56,7 @@ def planned_step(function: Any) -> Any:
     """
     import tensorflow as tf
 
-    _tell_used()
+    _report_used()
     plan = _read_plan()
     if not any(plan.values()):
         return function
@@ -375,7 +375,7 @@ def _read_plan() -> dict[str, Any]:
     return {name: content.get(name, []) for name in ("clusters", "bfloat16", "recomputed")}
 
 
-def _tell_used() -> None:
+def _report_used() -> None:
     """Let `dpro-search validate` know that the script follows the plan."""
     folder = os.environ.get("DPRO_SEARCH_REPORT")
     if folder:

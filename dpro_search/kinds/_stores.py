@@ -50,7 +50,7 @@ PLACEMENTS = {
     "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
     "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
 }
-_JUDGED, _ITERATIONS = 16, 10  # replays of a plan that is judged, and iterations of each
+_SAMPLES, _ITERATIONS = 16, 10  # replays of a plan that is judged, and iterations of each
 _OPERATORS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE)
 _Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
 _PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
@@ -140,7 +140,7 @@ class StoreJob(Job, Generic[_Job]):
 
     def replayed(self, plan: Plan) -> Prediction:
         """The price at costs that other recordings might have told, with the breakdown of one replay."""
-        one, found = self.priced(self.timeline(plan), plan), self.judged(plan)
+        one, found = self.priced(self.timeline(plan), plan), self.reevaluated(plan)
         parts = {part: us * found.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()}
         return msgspec.structs.replace(found, breakdown_us=parts, settled=one.settled)
 
@@ -170,9 +170,9 @@ class StoreJob(Job, Generic[_Job]):
                 on_sample()
         return found
 
-    def judged(self, plan: Plan) -> Prediction:
+    def reevaluated(self, plan: Plan) -> Prediction:
         """The price of a plan at costs that other recordings might have told: the mean, in an interval that knows the spread."""
-        found, times_us = self.predict(plan), self.sampled(plan, samples=_JUDGED)
+        found, times_us = self.predict(plan), self.sampled(plan, samples=_SAMPLES)
         centre = float(times_us.mean())
         model_error = self.calibration.model_error[0 if found.source == "recorded" else 1]
         half = float(np.hypot(model_error * centre, _Z_90 * times_us.std()))

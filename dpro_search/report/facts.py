@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a report is made of. A part that does not exist is None or empty, and its section says so or is left out.
+    """What a report is made of. A part that does not exist is None or empty, and its section states that or is left out.
 
     Attributes
     ----------

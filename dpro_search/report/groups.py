@@ -50,7 +50,7 @@ class TensorGroups:
 
 
 def recorded_groups(trace: Trace, step: int) -> tuple[Group, ...]:
-    """The collectives of a step as rank 0 saw them, in order; empty where the recording does not tell what they carried."""
+    """The collectives of a step as rank 0 saw them, in order; empty if the recording does not contain their tensors."""
     events = trace.events
     mine = np.flatnonzero((events.kind == EventKind.COMM) & (events.step == step) & (events.rank == 0) & (events.collective >= 0))
     mine = mine[events.tensor[mine] >= 0]
@@ -62,7 +62,7 @@ def recorded_groups(trace: Trace, step: int) -> tuple[Group, ...]:
 
 
 def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]]) -> tuple[Group, ...]:
-    """Exact groups, and every other tensor by itself, in the order in which their last tensor is posted."""
+    """Exact groups, and every other tensor alone, in the order in which their last tensor is enqueued."""
     position = {tensor.name: place for place, tensor in enumerate(tensors)}
     of = {name: tuple(group) for group in groups for name in group if name in position}
     found = {of.get(tensor.name, (tensor.name,)): None for tensor in tensors}
@@ -71,7 +71,7 @@ def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]
 
 
 def groups_section(settings: TensorGroups | None) -> Section | None:
-    """Bars of messages, one a setting, on a common scale of bytes; None where nothing is known."""
+    """Bars of messages, one a setting, on a common scale of bytes; None if nothing is known."""
     if settings is None or not settings.groups:
         return None
     noun = settings.noun

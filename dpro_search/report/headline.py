@@ -1,4 +1,4 @@
-"""The first thing to read: what a plan gains, how sure that is, and what an iteration takes."""
+"""The headline: the gain of the best plan, its uncertainty, and the iteration time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the page says first.
+    """The headline of the page.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Verdict:
 
 
 def verdict(facts: Facts) -> Verdict:
-    """What was found, never more than what is certain."""
+    """The result; a gain is stated only as far as it is certain."""
     if facts.search is None:
         return _of_trace(facts)
     if facts.validation is not None and facts.validation["plans"]:
@@ -167,7 +167,9 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
     confirmed = [row for row in ran if row["beyond_noise"] and row["speedup_measured"] > 1]
     best = max(confirmed or ran, key=lambda row: row["speedup_measured"])
     name, gain, (low, high) = best["name"], units.ratio(best["speedup_measured"]), best["speedup_interval"]
-    runs = f"{units.count(len(ran), 'plan')} and the recorded setting ran in turn, in {units.count(validation['rounds'], 'round')}"
+    runs = (
+        f"{units.count(len(ran), 'plan')} and the recorded setting ran interleaved, in {units.count(validation['rounds'], 'round')}"
+    )
     noise = units.percent(validation["noise_pct"])
     inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
     more = _notes(best, validation)

@@ -86,7 +86,7 @@ def details(summary: str, content: Content) -> Element:
 
 
 def figure(chart: Element, caption: str, numbers: Element | None, legend: Sequence[tuple[str, str]] = ()) -> Element:
-    """A chart with the names of its colours, (class, name) each, with what it says, and with a table of its numbers."""
+    """A chart with the names of its colours, (class, name) each, with its caption, and with a table of its numbers."""
     return element("figure", chart, caption, numbers, legend)
 
 

@@ -67,7 +67,7 @@ def quality_section(
 def _held_out(steps: Sequence[HeldOutStep]) -> Element:
     errors = [abs(step.error_pct) for step in steps]
     middle, worst, number = units.percent(median(errors)), units.percent(max(errors)), units.count(len(steps), "step")
-    caption = f"Each step is predicted from all others: median error {middle}, maximum {worst} ({number} held out in turn)."
+    caption = f"Each step is predicted from all others: median error {middle}, maximum {worst} ({number} held out, one at a time)."
     rows = [
         (f"step {s.step}", units.signed_percent(s.error_pct), s.error_pct, f"{units.duration(s.predicted_us)} predicted")
         for s in steps

@@ -26,6 +26,7 @@ _REASONS = {
     "device": "the previous op on its device",
     "collective": "the last rank to enqueue it",
 }
+_TERMS = {"agreement": "negotiation"}  # of kinds in the JSON of 'diagnose' that are called otherwise
 _PATH_KINDS = {
     "collective": "comm",
     "communication": "comm",
@@ -46,7 +47,7 @@ _PATH_KINDS = {
 
 
 def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Section:
-    """A bar a rank, from the diagnosis, or from the lanes of the timeline where that does not tell."""
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
     if not any(rows.values()):
@@ -218,7 +219,8 @@ def _path_name(row: Mapping[str, Any]) -> str:
 
 
 def _words(kind: str) -> str:
-    return kind.lower().replace("_", " ")
+    kind = kind.lower()
+    return _TERMS.get(kind, kind.replace("_", " "))
 
 
 def _share(us: float, total_us: float) -> str:

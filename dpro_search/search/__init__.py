@@ -1,4 +1,4 @@
-"""Search over plans: samplers propose, an objective prices, a study keeps the books."""
+"""Search over plans: samplers propose plans, an objective predicts their cost, a study records the trials."""
 
 from dpro_search.search.finished import FinishedTrial
 from dpro_search.search.objective import Objective

@@ -1,8 +1,7 @@
-"""Corrections of predictions by what real runs measured: `validate` leaves them in the run folder, `run --calibrate RUN` uses them.
+"""Corrections of predictions by real runs: `validate` writes them into the run folder, `run --calibrate RUN` applies them.
 
-What the measurements say of other settings is `correction.Correction`. Here is its file, the objective that uses it, and how a run
-folder tells which correction its predictions hold, so that what is measured of them next corrects the predictions without it, and
-earlier measurements stay known.
+`correction.Correction` is the model. This module has its file, the objective that applies it, and the text in ``run.json`` that
+names the correction of a run's predictions. A later validation removes that correction first, and keeps the earlier measurements.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.correction import Correction, Knobs, Session, half_width, knobs_of, mean_errors_pct
-from dpro_search.search.objective import Objective, judge_of
+from dpro_search.search.objective import Objective, reevaluator_of
 from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
@@ -29,7 +28,7 @@ _FILE = "calibration.json"
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Measured settings, and what they say of the predictions of others.
+    """Measured settings, which correct the predictions of other settings.
 
     Attributes
     ----------
@@ -50,12 +49,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @staticmethod
     def fit(sessions: Sequence[Session], recorded: Mapping[str, object] | None = None) -> Calibration:
-        """What measured sessions say.
+        """The calibration of measured sessions.
 
         Parameters
         ----------
         recorded
-            Recorded values of plan fields (`JobFacts.values`), which tell how far a plan is from others.
+            Recorded values of plan fields (`JobFacts.values`), from which the similarity of two plans follows.
 
         Raises
         ------
@@ -94,14 +93,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def named(self) -> str:
-        """What was measured, as text that `calibration_named` reads: what tells searches with other corrections from each other."""
+        """The measurements as text, which `calibration_named` reads. It identifies the correction of a search."""
         return msgspec.json.encode(_Named(sessions=self.sessions, knobs=self.knobs), order="sorted").decode()
 
     @property
-    def said(self) -> str:
-        """What the correction does and how sure it is, in one line."""
+    def summary(self) -> str:
+        """What the correction does and its error, in one line."""
         if not self.sessions:
-            return "Nothing is corrected: nothing was measured."
+            return "No correction: nothing was measured."
         changed = [point for session in self.sessions for point in session.changed]
         factors = [self._correction.of(point.plan, point.half_width)[0] for point in changed]
         of_recorded = self._correction.of(Plan(), self.sessions[0].recorded.half_width)[0]
@@ -110,16 +109,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             settings = "1 measured setting" if len(factors) == 1 else f"{len(factors)} measured settings"
             by = _percent(factors[0]) if len(factors) == 1 else f"{_percent(min(factors))} to {_percent(max(factors))}"
             carried = _percent(float(np.exp(self._correction.carried)))
-            parts.append(f"{settings} by {by}, others the less the more they differ (by {carried} at the end)")
+            parts.append(f"{settings} by {by}, other settings by less, the more they differ from these (the limit is {carried})")
         text = ", ".join(parts) + "."
         if self.error_before_pct is not None and self.error_after_pct is not None:
-            text += f" Mean error, each corrected by the others: {self.error_before_pct:.1f} -> {self.error_after_pct:.1f} %."
+            text += (
+                f" Mean error, each setting corrected by the others: {self.error_before_pct:.1f} -> {self.error_after_pct:.1f} %."
+            )
         if any(session.machine_changed for session in self.sessions):
-            text += " The machine was not as recorded: of that nothing is carried over, only what plans gain."
+            text += " The machine has changed since the recording: only the gains of plans are corrected."
         return text
 
     def corrected(self, prediction: Prediction, plan: Plan) -> Prediction:
-        """A plan's prediction as the measurements correct it; its parts keep their shares."""
+        """A plan's prediction, corrected by the measurements; the parts of the breakdown keep their shares."""
         if not self.sessions:
             return prediction
         us = prediction.iteration_us
@@ -133,7 +134,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def uncorrected(self, prediction: Prediction, plan: Plan) -> Prediction:
-        """What `corrected` was given."""
+        """The inverse of `corrected`."""
         if not self.sessions:
             return prediction
         _, narrowing = self._correction.of(plan, 1.0)  # the same for every width
@@ -178,13 +179,15 @@ class CalibratedObjective:
         """The objective's prediction, corrected."""
         return self._calibration.corrected(self._objective.predict(plan), plan)
 
-    def judged(self, plan: Plan) -> Prediction:
-        """What the objective says where it judges more carefully, corrected."""
-        judge = judge_of(self._objective)
-        return self._calibration.corrected(self._objective.predict(plan) if judge is None else judge.judged(plan), plan)
+    def reevaluated(self, plan: Plan) -> Prediction:
+        """The objective's re-evaluation of a plan, corrected; its prediction, if it has no re-evaluation."""
+        reevaluator = reevaluator_of(self._objective)
+        return self._calibration.corrected(
+            self._objective.predict(plan) if reevaluator is None else reevaluator.reevaluated(plan), plan
+        )
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
-        """The objective's replays in other luck, corrected by as much as its prediction."""
+        """The objective's iteration times over resampled durations, corrected by the same factor as its prediction."""
         prediction = self._objective.predict(plan)
         factor = self._calibration.corrected(prediction, plan).iteration_us / prediction.iteration_us
         return factor * sampled_of(self._objective).sampled(plan, samples=samples, seed=seed)
@@ -196,7 +199,7 @@ class CalibratedObjective:
 
 
 def calibration_named(text: str, where: str) -> Calibration:
-    """The calibration of a `Calibration.named`; raises `InputError` that names `where` if it is none."""
+    """The calibration of a text `Calibration.named`; raises `InputError`, which names `where`, if it is not one."""
     try:
         found = msgspec.json.decode(text, type=_Named)
     except DAMAGED as error:

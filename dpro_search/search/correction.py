@@ -1,17 +1,18 @@
-"""What real runs say of the predictions of settings that did not run: a Gaussian process over settings.
+"""Correction of the predictions of settings that did not run, from those that did: a Gaussian process over settings.
 
-The logarithm of measured over predicted time is taken to be a sum of
+The logarithm of measured over predicted time is modelled as a sum of
 
-* the state of the machine while the runs were made, one number for all of them. The recorded setting tells it: what that takes
-  now beside what it took when it was recorded. So what a plan teaches is how its *gain* was mispredicted. `CARRIED` of the state
-  is expected to last, none of it where it is beyond what runs of one job differ by anyway;
-* what the model gets wrong of the setting: as large as the interval of the prediction says, alike for settings that are alike
-  (`similarity`), and of the recorded setting independent of all others, for its prediction is rebuilt and not extrapolated;
+* the state of the machine during the runs, one number for all of them. It is estimated from the recorded setting: its iteration
+  time now, compared with that of the recording. So a measured plan corrects predicted *gains*. The share `CARRIED` of the state
+  is expected in later runs; none of it if the state differs by more than runs of one job usually do;
+* the model error of the setting. Its standard deviation follows from the interval of the prediction. Its correlation between
+  settings is `similarity`. The error of the recorded setting is independent of the others, because that setting is not
+  extrapolated;
 * the noise of the measurement.
 
-A setting that is like a measured one is corrected by nearly what was measured, and its interval shrinks; one that is like none is
-left as it was. No correction leaves the interval of the prediction that it corrects. How the constants were chosen is in
-``docs/calibration.md``.
+A setting that is similar to a measured one is corrected by nearly its error, and its interval shrinks. One that is similar to none
+stays as it was. A corrected prediction never leaves the original interval. ``experiments/validation/calibration.md`` shows how the
+constants were chosen.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from dpro_search.space.plan import Plan
 
 Knobs = dict[str, bool | float | str]
 
-CARRIED = 0.5  # recording and validation are two looks at a machine that varies: the next one is expected between them
+CARRIED = 0.5  # recording and validation are two samples of a varying machine: the next is expected between them
 _STATE = 0.05  # standard deviation of the machine's state; recordings of one job differ by about 4 % from run to run
-_CHANGED = 0.05  # relative; a recorded setting farther than that, and than its noise, from its recording: another machine
+_CHANGED = (
+    0.05  # relative; if the recorded setting differs from its recording by more (and more than its noise), the machine has changed
+)
 _LEAST_NOISE = 0.04  # relative; of a median of a few runs
 _RECORDING_NOISE = 0.01
-_ALIKE_RATIO = 1.5  # logarithm of the ratio of two sizes at which they are mostly unlike
-_SIGMAS = 1.645  # of a normal distribution, that half the width of a 90 % interval is
+_SIMILAR_RATIO = 1.5  # logarithm of the ratio of two sizes at which their similarity has fallen to 1/e
+_SIGMAS = 1.645  # half the width of a normal distribution's 90 % interval, in standard deviations
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +62,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured in turn, in one state of the machine.
+    """Interleaved runs, in one state of the machine.
 
     Attributes
     ----------
@@ -77,17 +80,17 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine_changed(self) -> bool:
-        """Whether the recorded setting takes another time than it took and than is predicted, by more than such runs differ by."""
+        """Whether the recorded setting differs from its recording and its prediction by more than the noise."""
         return abs(math.exp(self._change) - 1) > max(self.recorded.noise, _CHANGED)
 
     @property
     def state_spread(self) -> float:
-        """Standard deviation of the machine's state; as large as the change that is seen, lest it is taken for errors of plans."""
+        """Standard deviation of the machine's state; at least the observed change, so that it is not attributed to plans."""
         return max(_STATE, abs(self._change))
 
     @property
     def _change(self) -> float:
-        """Logarithm of what the recorded setting takes over its recording, or over its prediction if that is nearer."""
+        """Logarithm of the recorded setting's time over that of its recording, or over its prediction if that is nearer."""
         if self.recording_us is None:
             return 0.0
         return min(math.log(self.recorded.measured_us / self.recording_us), self.recorded.residual, key=abs)
@@ -95,7 +98,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Correction:
-    """The process after the measurements of some sessions.
+    """The Gaussian process, conditioned on the measurements of some sessions.
 
     Attributes
     ----------
@@ -117,15 +120,15 @@ class Correction:
             Of the prediction's interval, relative to the prediction.
         """
         prior = half_width / _SIGMAS
-        likeness = self._likeness(plan) * prior
-        shift = float(likeness @ self._weights) + self.carried
-        learnt = float(likeness @ self._precision @ likeness)
+        similarities = self._similarities(plan) * prior
+        shift = float(similarities @ self._weights) + self.carried
+        learnt = float(similarities @ self._precision @ similarities)
         low, high = math.log(max(1 - half_width, 0.1)), math.log(1 + half_width)
         return math.exp(min(max(shift, low), high)), math.sqrt(max(1 - learnt / max(prior**2, 1e-12), 0.0))
 
     @cached_property
     def carried(self) -> float:
-        """What of the machine's state is expected to last, as a logarithm."""
+        """The part of the machine's state that is expected in later runs, as a logarithm."""
         states = [
             session.state_spread**2 * float(self._weights[self._session == number].sum())
             for number, session in enumerate(self.sessions)
@@ -158,11 +161,11 @@ class Correction:
     def _precision(self) -> Floats:
         """Inverse covariance of the residuals, [observations, observations]."""
         priors = np.array([point.half_width for point in self._points]) / _SIGMAS
-        alike = np.array([self._likeness(point.plan, scaled=False) for point in self._points])
+        similar = np.array([self._similarities(point.plan, scaled=False) for point in self._points])
         state = np.array([session.state_spread**2 for session in self.sessions] + [0.0])[self._session]
         same_state = np.where(self._session[:, None] == self._session, state, 0.0)
         noise = np.where(self._session >= 0, [max(point.noise, _LEAST_NOISE) for point in self._points], _RECORDING_NOISE)
-        covariance = alike * np.outer(priors, priors) + same_state + np.diag(noise**2)
+        covariance = similar * np.outer(priors, priors) + same_state + np.diag(noise**2)
         return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
 
     @cached_property
@@ -175,7 +178,7 @@ class Correction:
         """Knobs of the observations; None: the recorded setting, [observations]."""
         return [None if point.plan == Plan() else self.knobs | knobs_of(point.plan) for point in self._points]
 
-    def _likeness(self, plan: Plan, *, scaled: bool = True) -> Floats:
+    def _similarities(self, plan: Plan, *, scaled: bool = True) -> Floats:
         """Similarity of a plan to each observation, times that one's standard deviation if `scaled`, [observations]."""
         own = None if plan == Plan() else self.knobs | knobs_of(plan)
         found = np.array(
@@ -207,16 +210,16 @@ def _knob(name: str, value: object) -> bool | float | str:
 
 
 def similarity(one: Knobs, other: Knobs) -> float:
-    """How much the errors of two settings are alike, 0 to 1: the less, the more fields differ and the more their sizes do."""
-    return math.exp(-sum(_unlike(one.get(name), other.get(name)) for name in one.keys() | other.keys()))
+    """Correlation of the model errors of two settings, 0 to 1; smaller, the more fields differ and the more their sizes do."""
+    return math.exp(-sum(_difference(one.get(name), other.get(name)) for name in one.keys() | other.keys()))
 
 
-def _unlike(one: bool | float | str | None, other: bool | float | str | None) -> float:
+def _difference(one: bool | float | str | None, other: bool | float | str | None) -> float:
     """0 for equal values, towards 1 for others; sizes by their ratio. A sum of these makes a positive definite `similarity`."""
     if one == other:
         return 0.0
     if isinstance(one, float) and isinstance(other, float):
-        return 1 - math.exp(-abs(math.log((one + 1) / (other + 1))) / _ALIKE_RATIO)
+        return 1 - math.exp(-abs(math.log((one + 1) / (other + 1))) / _SIMILAR_RATIO)
     return 1.0
 
 

@@ -1,4 +1,4 @@
-"""Finished trials, whole or as lines of the journal, and how much their plans say."""
+"""Finished trials, decoded or as lines of the journal, and the sizes of their plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 
 class PlanSize(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """How much a plan says: fields, and then groups, clusters and ops that it names. Less is simpler."""
+    """Size of a plan: its number of fields, then of the groups, clusters and ops that it names. Smaller is simpler."""
 
     fields: int
     named: int
@@ -22,16 +22,16 @@ _TRIAL = msgspec.json.Decoder(Trial)
 
 
 class LazyTrial(msgspec.Struct, array_like=True, eq=False, dict=True):
-    """A trial of an island, as the journal's line of it; its plan is read when somebody looks at it.
+    """A trial of an island, as a line of the journal; its plan is decoded on first access.
 
     Attributes
     ----------
     line
         As the journal holds it.
     key
-        What tells its plan from others.
+        Hash of its plan.
     size
-        How much its plan says.
+        Size of its plan.
     number, origin, prediction, told
         As a `Trial` has them.
     """
@@ -46,7 +46,7 @@ class LazyTrial(msgspec.Struct, array_like=True, eq=False, dict=True):
 
     @cached_property
     def plan(self) -> Plan:
-        """What was priced."""
+        """The evaluated plan."""
         return _TRIAL.decode(self.line).plan
 
 
@@ -59,16 +59,16 @@ def line_as_written(trial: FinishedTrial) -> bytes:
 
 
 def plan_size(plan: Plan) -> PlanSize:
-    """How much a plan says."""
+    """The size of a plan."""
     changes = plan.changes
     return PlanSize(len(changes), sum(len(value) for name in changes if isinstance(value := getattr(plan, name), tuple)))
 
 
 def size_of(trial: FinishedTrial) -> PlanSize:
-    """How much a trial's plan says."""
+    """The size of a trial's plan."""
     return trial.size if isinstance(trial, LazyTrial) else plan_size(trial.plan)
 
 
 def plan_key(trial: FinishedTrial) -> object:
-    """What tells a trial's plan from those of other trials of its kind."""
+    """A key that is equal for trials of equal plans."""
     return trial.key if isinstance(trial, LazyTrial) else trial.plan

@@ -1,4 +1,4 @@
-"""The garbage collector kept off what a search begins with."""
+"""Exclude the objects that exist at the start of a search from garbage collection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Within the block, full collections pass over the objects that there were at its beginning.
+    """Within the block, full collections skip the objects that existed at its beginning (`gc.freeze`).
 
-    A trace, a compiled replay and the libraries are a few 100,000 of them. Looking at all takes as long as some hundred trials, and
-    writes to each: so it copies every page that a search shares with its workers. Where the caller has frozen objects itself,
-    nothing is done.
+    A trace, a compiled replay and the libraries are a few 100,000 objects. A full collection takes as long as some hundred
+    trials, and writes to every object, which copies every page that a search shares with its workers. If the caller has frozen
+    objects already, nothing is done.
     """
     if gc.get_freeze_count():
         yield

@@ -1,7 +1,7 @@
-"""What a worker process does that runs islands: ask, price, tell, and send what is finished.
+"""The worker process that runs islands: ask, evaluate, tell, and send finished trials to the search.
 
-It sends reports as it likes, which the search always reads, and hears news by a pipe of its own, into which the search never waits
-to write: so neither side ever waits for one that waits for it.
+It sends reports at any time; the search always reads them. It receives the results of other islands through a pipe of its own, to
+which the search writes without blocking. So the two sides cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from dpro_search.search.finished import FinishedTrial, LazyTrial, plan_size
-from dpro_search.search.islands import FIRST_NEWS, ROUND, Asked, Island, News
+from dpro_search.search.islands import FIRST_NEWS, ROUND, Island, KeyedProposal, News
 from dpro_search.search.news_pipe import NewsReader
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, line_with
@@ -28,16 +28,16 @@ from dpro_search.search.trials import check_same
 from dpro_search.search.workers import SHOWN_BYTES, failed
 from dpro_search.space.plan import Prediction
 
-_SEND_EVERY_S = 0.025  # of the trials so far: what a killed worker may lose, beside the one that it was pricing
+_SEND_EVERY_S = 0.025  # interval of reports: a killed worker loses the trials of this time, and the current one
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What a worker sends of an island.
+    """A report of a worker on an island.
 
     Attributes
     ----------
     passed
-        How many of its trials the island has been through, those included whose price the search knew.
+        How many of its trials the island has finished, with those that the search knew.
     finished
         New trials, in order.
     """
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Mark:
-    """What a worker is pricing, where the search can read it when the worker is gone: a trial's number and its plan's beginning."""
+    """The trial that a worker evaluates, in shared memory: the search can read it after the worker has ended."""
 
     _HEAD = struct.Struct("<qi")
 
@@ -64,23 +64,23 @@ class Mark:
         self._HEAD.pack_into(self._shared, 0, 0, 0)
 
     def read(self) -> tuple[int, str]:
-        """Number 0: nothing is being priced."""
+        """Number of the trial, 0 if there is none, and the beginning of its plan's JSON."""
         number, length = self._HEAD.unpack_from(self._shared)
         return number, self._shared[self._HEAD.size : self._HEAD.size + length].decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What an island has to do.
+    """The task of an island.
 
     Attributes
     ----------
     make
-        Makes the island, given the price of the recorded setting.
+        Makes the island, given the prediction of the recorded setting.
     share
         How many trials are its own.
     known
-        Those of them that are finished.
+        Those that are finished.
     number_of
         The number of a trial of its own among all.
     """
@@ -97,8 +97,8 @@ class _GoneError(Exception):
 
 
 @dataclass(eq=False)
-class _Post:
-    """Reports of the island whose turn it is, and what it hears."""
+class _Exchange:
+    """Reports of the island that runs now, and the results that it receives."""
 
     connection: Connection
     heard: NewsReader
@@ -136,29 +136,29 @@ def work(
     news: NewsReader,
     foreign: Sequence[int],
 ) -> NoReturn:
-    """Run islands round by round until they have their shares or the search is gone; Ctrl-C is the search's business.
+    """Run islands round by round until they have their shares or the search is gone; Ctrl-C is handled by the search.
 
     Parameters
     ----------
     foreign
-        File descriptors that are the search's own.
+        File descriptors of the search, which are closed here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in foreign:
         os.close(descriptor)
-    gc.freeze()  # what was forked along is not looked at, which would copy its pages
+    gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
     try:
-        _run(objective, recorded, assignments, journal, mark, _Post(connection, news))
+        _run(objective, recorded, assignments, journal, mark, _Exchange(connection, news))
     except _GoneError:
         pass
     except Exception as error:
         connection.send_bytes(msgspec.msgpack.encode(failed(error)))
     finally:
-        os._exit(0)  # without clean-up: what was forked along (progress bars, files) belongs to the search
+        os._exit(0)  # without clean-up: inherited progress bars and files belong to the search
 
 
 def _run(
-    objective: Objective, recorded: Prediction, assignments: Sequence[Assignment], journal: Journal, mark: Mark, post: _Post
+    objective: Objective, recorded: Prediction, assignments: Sequence[Assignment], journal: Journal, mark: Mark, exchange: _Exchange
 ) -> None:
     islands = [assignment.make(recorded) for assignment in assignments]
     longest = max(assignment.share for assignment in assignments)
@@ -166,35 +166,35 @@ def _run(
         for assignment, island in zip(assignments, islands, strict=True):
             if first >= assignment.share:
                 continue
-            post.island, post.passed = assignment.island, first
+            exchange.island, exchange.passed = assignment.island, first
             if first >= FIRST_NEWS * ROUND:
-                island.hear(post.news(first // ROUND))
+                island.hear(exchange.news(first // ROUND))
             for place in range(first, min(first + ROUND, assignment.share)):
-                asked = island.ask()
+                keyed = island.ask()
                 if place < len(assignment.known):
                     known = assignment.known[place]
-                    check_same(known, asked.proposal, journal)
+                    check_same(known, keyed.proposal, journal)
                     prediction = known.prediction
                 else:
                     number = assignment.number_of(place)
-                    prediction = _priced(objective, island, asked, number, mark)
-                    post.finished.append(_finished(asked, number, prediction))
-                island.tell(asked, prediction)
-                post.passed = place + 1
-                post.send_soon()
-            post.send()
+                    prediction = _evaluated(objective, island, keyed, number, mark)
+                    exchange.finished.append(_finished(keyed, number, prediction))
+                island.tell(keyed, prediction)
+                exchange.passed = place + 1
+                exchange.send_soon()
+            exchange.send()
 
 
-def _priced(objective: Objective, island: Island, asked: Asked, number: int, mark: Mark) -> Prediction:
-    prediction = island.price(asked)
+def _evaluated(objective: Objective, island: Island, keyed: KeyedProposal, number: int, mark: Mark) -> Prediction:
+    prediction = island.known_prediction(keyed)
     if prediction is None:
-        mark.set(number, asked.plan_json)
-        prediction = objective.predict(asked.proposal.plan)
+        mark.set(number, keyed.plan_json)
+        prediction = objective.predict(keyed.proposal.plan)
         mark.clear()
     return prediction
 
 
-def _finished(asked: Asked, number: int, prediction: Prediction) -> LazyTrial:
-    plan, origin = asked.proposal
-    line = line_with(number, origin, asked.plan_json, prediction)
-    return LazyTrial(line, asked.key, plan_size(plan), number, origin, prediction)
+def _finished(keyed: KeyedProposal, number: int, prediction: Prediction) -> LazyTrial:
+    plan, origin = keyed.proposal
+    line = line_with(number, origin, keyed.plan_json, prediction)
+    return LazyTrial(line, keyed.key, plan_size(plan), number, origin, prediction)

@@ -1,7 +1,7 @@
-"""Islands in processes on this machine, which ask, price and tell by themselves; the search only collects what they found.
+"""Islands in processes on this machine; the search only collects their trials.
 
 A worker is a fork of the search: it shares the trace and the compiled replay. It runs one island or several. No lock is shared.
-When one is killed, at any point, another fork takes its place, is driven through the trials that had come from it, and goes on.
+If a worker is killed, another fork replaces it, repeats the proposals of its finished trials, and continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpro_search.search.run_folder import Journal, Trial, line_of
 from dpro_search.search.workers import Failed, end_of, end_workers, raise_failed, refuse_fatal
 from dpro_search.space.plan import Prediction
 
-_MOST_BARREN = 8  # losses in a row between which no trial was finished
+_MOST_LOSSES_IN_A_ROW = 8  # without a finished trial between them
 
 _REPORT = msgspec.msgpack.Decoder(Report | Failed)
 
@@ -49,20 +49,20 @@ class IslandWorkers:
     Parameters
     ----------
     make
-        Makes an island, given its number and the price of the recorded setting; called in the process where it runs.
+        Makes an island, given its number and the prediction of the recorded setting; called in the worker process.
     first
         Trial 0.
     journal
-        What it knows is not priced again; takes what is found.
+        Its trials are not evaluated again; new ones are appended.
     trials
-        How many trials there are to be, trial 0 included.
+        How many trials the search has, with trial 0.
     islands, workers
-        Islands are dealt to at most so many processes.
+        Islands are distributed to at most so many processes.
 
     Attributes
     ----------
     lost
-        Workers that have ended before their time.
+        Workers that ended too early.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class IslandWorkers:
         for trial in journal.trials[1:]:
             known = _lazy(trial)
             self._findings.add(known, known.key)
-        self._told = [self._findings.rounds(island) for island in range(islands)]  # rounds that the others were told of
+        self._told = [self._findings.rounds(island) for island in range(islands)]  # rounds whose results were sent to the others
         self._passed = [0] * islands
-        self._losses: Counter[int] = Counter()  # workers, by the trial that they were pricing
-        self._barren = 0
+        self._losses: Counter[int] = Counter()  # workers, by the trial that they evaluated
+        self._losses_in_a_row = 0
         self._workers: list[_Worker] = []
         self._ready = selectors.DefaultSelector()
         for least in range(min(workers, islands, trials - 1)):
@@ -100,7 +100,7 @@ class IslandWorkers:
         DproSearchError
             What an objective or a sampler raised in a worker.
         MissingCapabilityError
-            A plan ends every worker that prices it, or workers end again and again before a trial is finished.
+            A plan ends every worker that evaluates it, or workers end repeatedly before a trial is finished.
         """
         yield _lazy(self._first)
         for number in range(1, self._trials):
@@ -126,7 +126,7 @@ class IslandWorkers:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         news, heard = news_pipe(self._findings.islands)
-        # Kept open in a worker, others' ends would hide that the search has ended, and the journal would stay locked then.
+        # If a worker kept them open, other workers would not notice the end of the search, and the journal would stay locked.
         foreign = [end.fileno() for worker in self._workers for end in (worker.connection, worker.news)]
         foreign += [ours.fileno(), news.fileno(), self._journal.fileno()]
         assignments = [self._assignment(island) for island in islands]
@@ -144,7 +144,7 @@ class IslandWorkers:
         for round_ in range(max(self._told)):
             for island, told in enumerate(self._told):
                 if round_ < told:
-                    self._tell(worker, island, msgspec.msgpack.encode(self._findings.news_of(island, round_)))
+                    self._send(worker, island, msgspec.msgpack.encode(self._findings.news_of(island, round_)))
 
     def _assignment(self, island: int) -> Assignment:
         count = self._findings.islands
@@ -157,13 +157,13 @@ class IslandWorkers:
         )
 
     def _receive(self) -> None:
-        """Take what has come, at least one report or end, and go on telling those that can hear more."""
+        """Take what has arrived, at least one report or end, and continue to send results to workers that can take more."""
         for ready, _ in self._ready.select():
             worker: _Worker = ready.data
             if worker not in self._workers:
                 continue  # its end came first
             if ready.fileobj is worker.news:
-                self._go_on_telling(worker)
+                self._continue_sending(worker)
             else:
                 self._take_report(worker)
 
@@ -177,23 +177,23 @@ class IslandWorkers:
             raise_failed(report)
         for trial in report.finished:
             self._findings.add(trial, trial.key)
-            self._barren = 0
+            self._losses_in_a_row = 0
         island = report.island
         self._passed[island] = max(self._passed[island], report.passed)
         for round_ in range(self._told[island], self._findings.rounds(island)):
             news = msgspec.msgpack.encode(self._findings.news_of(island, round_))
             for other in self._workers:
-                self._tell(other, island, news)
+                self._send(other, island, news)
             self._told[island] += 1
 
-    def _tell(self, worker: _Worker, island: int, news: bytes) -> None:
-        """Tell a worker of an island's round, unless that island is all that it runs."""
+    def _send(self, worker: _Worker, island: int, news: bytes) -> None:
+        """Send a worker the results of an island's round, unless the worker runs that island only."""
         if list(worker.islands) != [island]:
             worker.news.add(news)
-            self._go_on_telling(worker)
+            self._continue_sending(worker)
 
-    def _go_on_telling(self, worker: _Worker) -> None:
-        """Write news on, and come back when there is room for what is left."""
+    def _continue_sending(self, worker: _Worker) -> None:
+        """Write pending results; if some are left, wait for room in the pipe."""
         left, awaited = worker.news.write(), worker.news.fileno() in self._ready.get_map()
         if left and not awaited:
             self._ready.register(worker.news, selectors.EVENT_WRITE, worker)
@@ -201,7 +201,7 @@ class IslandWorkers:
             self._ready.unregister(worker.news)
 
     def _ended(self, worker: _Worker) -> None:
-        """Start another one in the place of a worker that was not done."""
+        """Replace a worker that ended before its islands were finished."""
         self._ready.unregister(worker.connection)
         if worker.news.fileno() in self._ready.get_map():
             self._ready.unregister(worker.news)
@@ -213,14 +213,14 @@ class IslandWorkers:
         if all(self._passed[island] >= share_of(island, count, self._trials) for island in worker.islands):
             return
         self.lost += 1
-        self._barren += 1
+        self._losses_in_a_row += 1
         number, plan = worker.mark.read()
         if number:
             self._losses[number] += 1
             refuse_fatal(plan, self._losses[number])
-        if self._barren >= _MOST_BARREN:
+        if self._losses_in_a_row >= _MOST_LOSSES_IN_A_ROW:
             raise MissingCapabilityError(
-                f"--workers: {self._barren} worker processes have ended one after the other before a trial was finished"
+                f"--workers: {self._losses_in_a_row} worker processes have ended one after the other before a trial was finished"
                 f" (the last: {end_of(worker.process)}); run the same command to continue"
             )
         worker.mark.clear()

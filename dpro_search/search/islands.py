@@ -1,9 +1,9 @@
-"""Samplers that share the trials of a search: each is alone with its plans, and hears in rounds what the others found.
+"""Islands: samplers that share the trials of a search, and exchange results after rounds of trials.
 
-Trial n > 0 is trial (n - 1) // islands of island (n - 1) % islands. An island is told of its own trials at once. Before its round
-r, a round being `ROUND` trials of each island, it hears what the others found in their round r - 2: so nobody waits for an island
-that is less than a round behind. What a search finds depends on its seed and on the number of islands, and not on where they
-run, how fast, or who is killed.
+Trial n > 0 is trial (n - 1) // islands of island (n - 1) % islands. An island receives the results of its own trials at once. A
+round is `ROUND` trials of each island. Before its round r an island receives the results of the others' round r - 2, so it does
+not wait for an island that is less than a round behind. What a search finds depends on its seed and on the number of islands
+only, not on where they run, on their speed, or on killed processes.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import msgspec
 from dpro_search.search.finished import FinishedTrial, line_as_written
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal, Sampler
-from dpro_search.search.samplers._base import price_us
+from dpro_search.search.samplers._base import cost_us
 from dpro_search.space.plan import Plan, Prediction
 
 ROUND = 32
-FIRST_NEWS = 2  # the round before which islands hear something first
+FIRST_NEWS = 2  # the first round before which islands receive results
 _TRIAL = msgspec.json.Decoder(Trial)
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """What an island found in a round, for the others to hear.
+    """The results of an island's round, for the other islands.
 
     Attributes
     ----------
-    prices
-        Keys and prices of the plans that it had priced.
+    predictions
+        Keys and predictions of the plans that it evaluated.
     best_us, number, best
-        The best of these trials: what samplers minimise, its number, and the trial as the journal holds it.
+        The best of these trials: its cost (`cost_us`), its number, and its line of the journal.
     """
 
     island: int
     round: int
-    prices: list[tuple[bytes, Prediction]]
+    predictions: list[tuple[bytes, Prediction]]
     best_us: float
     number: int
     best: bytes
 
 
-class Asked(NamedTuple):
+class KeyedProposal(NamedTuple):
     """A proposal, its plan in JSON, and the plan's key."""
 
     proposal: Proposal
@@ -53,63 +53,64 @@ class Asked(NamedTuple):
 
 
 def key_of(plan_json: bytes) -> bytes:
-    """What tells a plan from others, and is short."""
+    """A hash of a plan, 16 bytes."""
     return hashlib.blake2b(plan_json, digest_size=16).digest()
 
 
 class Island:
-    """A sampler that does not ask for what the others are known to have had priced.
+    """A sampler that does not propose plans that other islands are known to have evaluated.
 
-    Driven like a sampler, one ask at a time::
+    It is called like a sampler, one proposal at a time::
 
         repeat:
             island.hear(news)               # before each round from the third on
             repeat `ROUND` times:
-                asked = island.ask()
-                island.tell(asked, prediction)
+                keyed = island.ask()
+                island.tell(keyed, prediction)
 
     Parameters
     ----------
     recorded
-        Price of the recorded setting.
+        Prediction of the recorded setting.
     """
 
     def __init__(self, sampler: Sampler, recorded: Prediction) -> None:
         self._sampler = sampler
-        self._heard = {key_of(msgspec.json.encode(Plan())): recorded}  # prices that others paid, until the sampler asks for them
-        self._known = {Plan(): recorded}  # prices that the sampler was told
-        self._best_us = price_us(recorded)
+        # Results of other islands, until the sampler proposes their plans.
+        self._heard = {key_of(msgspec.json.encode(Plan())): recorded}
+        self._known = {Plan(): recorded}  # results that the sampler has received
+        self._best_us = cost_us(recorded)
         sampler.observe(Plan(), recorded)
 
     def hear(self, news: Collection[News]) -> None:
-        """Take what each of the others found in a round."""
+        """Take the results of a round of each of the other islands."""
         for found in news:
-            self._heard.update(found.prices)
+            self._heard.update(found.predictions)
         best = min(news, key=lambda found: (found.best_us, found.number))
         if best.best_us < self._best_us:
             self._best_us = best.best_us
             trial = _TRIAL.decode(best.best)
             self._sampler.observe(trial.plan, trial.prediction)
 
-    def ask(self) -> Asked:
-        """The next plan of its own. Proposals that others had priced cost no trial, once each: they are told at once."""
+    def ask(self) -> KeyedProposal:
+        """The next new plan. The sampler receives results of other islands' plans at once, without a trial."""
         while True:
             proposal = self._sampler.ask()
             plan_json = msgspec.json.encode(proposal.plan)
-            asked = Asked(proposal, plan_json, key_of(plan_json))
-            heard = self._heard.pop(asked.key, None)
+            keyed = KeyedProposal(proposal, plan_json, key_of(plan_json))
+            heard = self._heard.pop(keyed.key, None)
             if heard is None:
-                return asked
-            self.tell(asked, heard)
+                return keyed
+            self.tell(keyed, heard)
 
-    def price(self, asked: Asked) -> Prediction | None:
-        """The price of a plan that the sampler was told before."""
-        return self._known.get(asked.proposal.plan)
+    def known_prediction(self, keyed: KeyedProposal) -> Prediction | None:
+        """The result of a plan that the sampler has received before."""
+        return self._known.get(keyed.proposal.plan)
 
-    def tell(self, asked: Asked, prediction: Prediction) -> None:
-        self._known[asked.proposal.plan] = prediction
-        self._best_us = min(self._best_us, price_us(prediction))
-        self._sampler.tell(asked.proposal, prediction)
+    def tell(self, keyed: KeyedProposal, prediction: Prediction) -> None:
+        self._known[keyed.proposal.plan] = prediction
+        self._best_us = min(self._best_us, cost_us(prediction))
+        self._sampler.tell(keyed.proposal, prediction)
 
 
 class Findings:
@@ -132,24 +133,24 @@ class Findings:
         return self._trials[island]
 
     def rounds(self, island: int) -> int:
-        """How many rounds an island is through."""
+        """How many rounds an island has finished."""
         return len(self._trials[island]) // ROUND
 
     def news(self, island: int, round_: int) -> list[News]:
-        """What an island hears before a round, which is at least `FIRST_NEWS`."""
+        """What an island receives before a round, which is at least `FIRST_NEWS`."""
         return [self.news_of(other, round_ - FIRST_NEWS) for other in range(self.islands) if other != island]
 
     def news_of(self, island: int, round_: int) -> News:
-        """What the others hear of a round that an island is through."""
+        """What the others receive of a round that an island has finished."""
         whole = slice(round_ * ROUND, (round_ + 1) * ROUND)
         trials = self._trials[island][whole]
-        prices = [(key, trial.prediction) for key, trial in zip(self._keys[island][whole], trials, strict=True)]
-        best = min(trials, key=lambda trial: (price_us(trial.prediction), trial.number))
-        return News(island, round_, prices, price_us(best.prediction), best.number, line_as_written(best))
+        predictions = [(key, trial.prediction) for key, trial in zip(self._keys[island][whole], trials, strict=True)]
+        best = min(trials, key=lambda trial: (cost_us(trial.prediction), trial.number))
+        return News(island, round_, predictions, cost_us(best.prediction), best.number, line_as_written(best))
 
 
 def owner_of(number: int, islands: int) -> tuple[int, int]:
-    """Whose a trial from number 1 on is, and which of the island's."""
+    """The island of a trial (from number 1 on), and its place among the island's trials."""
     place, island = divmod(number - 1, islands)
     return island, place
 
@@ -160,5 +161,5 @@ def number_of(island: int, islands: int, place: int) -> int:
 
 
 def share_of(island: int, islands: int, trials: int) -> int:
-    """How many of a search's trials are an island's."""
+    """How many of a search's trials belong to an island."""
     return max(-(-(trials - 1 - island) // islands), 0)

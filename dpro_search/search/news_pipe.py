@@ -1,6 +1,6 @@
-"""How news reach a process that runs islands: through a pipe into which the search never waits to write.
+"""A pipe that carries results to a process that runs islands. The search writes to it without blocking.
 
-So a worker that has fallen behind keeps nobody, and one that is about to begin a round has mostly been told already.
+So a slow worker does not delay the search, and a worker that begins a round usually has its results already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEWS = msgspec.msgpack.Decoder(News)
 
 
 def news_pipe(islands: int) -> tuple[NewsWriter, NewsReader]:
-    """Both ends, for a worker that is one of those that run so many islands. To be closed in the process that does not use them."""
+    """Both ends, for one worker of a search with so many islands. Each end must be closed in the process that does not use it."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     return NewsWriter(writes), NewsReader(reads, islands)
@@ -39,7 +39,7 @@ class NewsWriter:
         self._unsent += _LENGTH.pack(len(news)) + news
 
     def write(self) -> bool:
-        """Write what the pipe takes now; whether something is left. To a reader that is gone there is nothing to say."""
+        """Write what the pipe takes now; returns whether something is left. Results for a reader that has ended are dropped."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._descriptor, self._unsent)]
@@ -62,7 +62,7 @@ class NewsReader:
         self._rounds: defaultdict[int, dict[int, News]] = defaultdict(dict)
 
     def before(self, island: int, round_: int) -> list[News]:
-        """What an island hears before a round; waits for it. Raises `EOFError` if the search is gone."""
+        """What an island receives before a round; waits for it. Raises `EOFError` if the search has ended."""
         self._rounds.pop(round_ - FIRST_NEWS - 1, None)
         heard = self._rounds[round_ - FIRST_NEWS]
         while len(heard.keys() - {island}) < self._islands - 1:

@@ -1,4 +1,4 @@
-"""What a search asks: the price of a plan."""
+"""What a search minimises: the predicted cost of a plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dpro_search.space.transformations import PlanSpace
 
 
 class Objective(Protocol):
-    """Prices plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
+    """Predicts the cost of plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
-    An objective may also be a `Guide` of samplers (have `exchanges`, unless its attribute `guides` is False), and a `Judge` of the
+    An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), and a `Reevaluator` of the
     plans that a search lists.
     """
 
@@ -29,16 +29,16 @@ class Objective(Protocol):
         """The plans that the job can follow."""
 
     def predict(self, plan: Plan) -> Prediction:
-        """What one iteration would cost under a plan."""
+        """The predicted iteration time of a plan."""
 
 
-class Judge(Protocol):
-    """Prices plans more carefully than `predict`, and more slowly."""
+class Reevaluator(Protocol):
+    """Predicts plans more precisely than `predict`, and more slowly: over resampled costs."""
 
-    def judged(self, plan: Plan) -> Prediction:
-        """What one iteration would cost under a plan."""
+    def reevaluated(self, plan: Plan) -> Prediction:
+        """The predicted iteration time of a plan."""
 
 
-def judge_of(objective: Objective) -> Judge | None:
-    """The objective, if it is one."""
-    return cast("Judge", objective) if callable(getattr(objective, "judged", None)) else None
+def reevaluator_of(objective: Objective) -> Reevaluator | None:
+    """The objective, if it has the method `reevaluated`."""
+    return cast("Reevaluator", objective) if callable(getattr(objective, "reevaluated", None)) else None

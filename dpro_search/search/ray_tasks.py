@@ -1,7 +1,7 @@
-"""The same workers as tasks of a Ray cluster that exists already, at `RAY_ADDRESS`.
+"""Workers as tasks of a running Ray cluster, at `RAY_ADDRESS`.
 
-The objective lies in Ray's object store once, and a node fetches it once. The task of a lost process or node runs again elsewhere,
-which is Ray's doing. Every node needs this package at the same version.
+The objective is put into Ray's object store once, and each node fetches it once. Ray runs the tasks of a lost process or node again
+elsewhere. Every node needs the same version of this package.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import msgspec
 
 from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.objective import Objective
-from dpro_search.search.workers import Failed, Priced, answer_to, raise_failed, refuse_fatal
+from dpro_search.search.workers import Evaluated, Failed, answer_to, raise_failed, refuse_fatal
 from dpro_search.space.plan import Plan, Prediction
 
 _RETRIES = 1  # a second loss is reported with the plan
-_KNOCK_S = 5.0
-_ANSWER = msgspec.json.Decoder(Priced | Failed)
+_CONNECT_TIMEOUT_S = 5.0
+_ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
-class RayPricer:
-    """Prices plans as tasks that take one processor each, at most `workers` of them at a time.
+class RayEvaluator:
+    """Evaluates plans as tasks that take one processor each, at most `workers` of them at a time.
 
     Raises
     ------
@@ -33,12 +33,12 @@ class RayPricer:
         Ray is not installed, or there is no cluster.
     """
 
-    lost = 0  # Ray starts lost tasks again and does not tell
+    lost = 0  # Ray restarts lost tasks without a report
 
     def __init__(self, objective: Objective, workers: int) -> None:
         self._ray = _connected()
         self._objective = self._ray.put(objective)
-        self._price = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_price)
+        self._evaluate = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_evaluate)
         self._waiting: deque[Plan] = deque()
         self._running: dict[Any, Plan] = {}
         self._most = workers
@@ -73,10 +73,10 @@ class RayPricer:
     def _hand_out(self) -> None:
         while self._waiting and len(self._running) < self._most:
             plan = self._waiting.popleft()
-            self._running[self._price.remote(self._objective, msgspec.json.encode(plan))] = plan
+            self._running[self._evaluate.remote(self._objective, msgspec.json.encode(plan))] = plan
 
 
-def _price(objective: Objective, plan: bytes) -> bytes:
+def _evaluate(objective: Objective, plan: bytes) -> bytes:
     return answer_to(objective, plan)
 
 
@@ -91,7 +91,7 @@ def _connected() -> Any:
     except ImportError as error:
         raise MissingCapabilityError("--engine ray: Ray is not installed; pip install 'dpro-search[ray]'") from error
     try:
-        _knock(address)
+        _check_port(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -101,8 +101,8 @@ def _connected() -> Any:
     return ray
 
 
-def _knock(address: str) -> None:
-    """Raise `OSError` where nobody listens: Ray itself would try for minutes."""
+def _check_port(address: str) -> None:
+    """Raise `OSError` if no process listens there: Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()

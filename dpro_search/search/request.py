@@ -1,10 +1,10 @@
-"""What is searched: a recorded job's prices, and all that tells its run folder from those of other searches.
+"""What is searched: a recorded job's objective, and what identifies the search in its run folder.
 
     options = PlanOptions(allow_lossy=True)
     request = SearchRequest.of(folder, job_of(Trace.load(folder), options), options.named)
     run_search(request.objective, trials=500, out=out, trace_digest=request.trace_digest, options=request.options)
 
-The command line and the Python API both ask in this way, so that each continues the other's runs.
+The command line and the Python API both use it, so that each can continue the other's runs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SearchRequest:
     Attributes
     ----------
     objective
-        Prices of the job's plans, corrected where that was asked for.
+        Predicts the job's plans, corrected if a calibration was requested.
     trace, trace_digest
-        Where the recording lies, and what tells its content from others.
+        Path of the recording, and the digest of its content.
     options
-        What decides prices beside the trace, by name; a file by its content, wherever it lies, and a calibration by what was
-        measured.
+        What predictions depend on beside the trace, by name: files by the digest of their content, a calibration by its
+        measurements.
     note
         What a calibration does, in one line; empty without one.
     """
@@ -50,11 +50,11 @@ class SearchRequest:
         Parameters
         ----------
         objective
-            Prices of the plans of the trace's job.
+            Predicts plans of the trace's job.
         options
-            What they depend on beside the trace, by name; files and folders as paths.
+            What its predictions depend on beside the trace, by name; files and folders as paths.
         calibrate
-            A run folder whose real runs correct the predictions; None: as they are.
+            A run folder whose real runs correct the predictions; None: no correction.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class SearchRequest:
         if calibrate is not None:
             calibration = Calibration.load(calibrate)
             objective = CalibratedObjective(objective, calibration)
-            named["calibration"], note = calibration.named, calibration.said
+            named["calibration"], note = calibration.named, calibration.summary
         return SearchRequest(
             objective=objective,
             trace=str(folder.resolve()),
@@ -77,7 +77,7 @@ class SearchRequest:
 
 
 def usual_run(trace: Path, sampler: str, seed: int) -> Path:
-    """The run folder of a search that names none."""
+    """The default run folder of a search."""
     return Path("runs") / f"{trace.resolve().name}-{sampler}-seed{seed}"
 
 
@@ -91,9 +91,9 @@ def digest_of(trace: Path) -> str:
 
 
 def calibration_of(info: RunInfo, run: Path) -> Calibration:
-    """The calibration that the predictions of a run folder hold; one without sessions: they are not corrected.
+    """The calibration of a run folder's predictions; without sessions, if they are not corrected.
 
-    Raises `InputError` if the folder was made by a version that did not write it down, or wrote another one.
+    Raises `InputError` if the folder was made by a version with another format of calibrations.
     """
     text = info.options.get("calibration")
     return Calibration() if text is None else calibration_named(text, f"{run / 'run.json'}, options")

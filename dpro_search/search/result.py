@@ -15,7 +15,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
-from dpro_search.search.objective import Judge
+from dpro_search.search.objective import Reevaluator
 from dpro_search.search.robustness import beats
 from dpro_search.space.plan import Plan, Prediction
 
@@ -25,24 +25,24 @@ _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
     *("peak_memory_bytes", *Plan.__struct_fields__, "trial"),
 )
-WORTH_MEASURING = 1.03  # gains predicted to be smaller were noise in real runs, larger ones often true (docs/testbed.md)
+WORTH_MEASURING = 1.03  # smaller predicted gains were noise in real runs, larger ones often real (experiments/testbed/README.md)
 NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
 
 
 class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, its price and what it gains.
+    """A plan, its prediction and its gain.
 
     Attributes
     ----------
     trial
-        Number of the trial that priced it.
+        Number of the trial that evaluated it.
     speedup
         Iteration time of the recorded setting over that of the plan.
     gain_certain
         The replay settled, and its whole interval lies below the whole interval of the recorded setting.
     quantile_us, beats_recorded
-        Where plans were ranked by a quantile: that quantile of its iteration time, and the share of all luck in which the plan is
-        faster than the recorded setting.
+        If plans were ranked by a quantile: that quantile of its iteration time over resampled durations, and the share of the draws
+        in which the plan is faster than the recorded setting.
     """
 
     plan: Plan
@@ -66,19 +66,21 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds
         Wall-clock time of this search, without what an earlier one spent on the same folder.
     stopped
-        Why it ended; "exhausted": the sampler found no plan that was not priced yet; "settled": no gain was to be expected.
+        Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction
+        error.
     baseline
-        Price of the recorded setting.
+        Prediction of the recorded setting.
     plans
-        The best plans, fastest first. Plans within 1 % of each other count as one, and the simplest speaks for them. Those that are
-        infeasible are left out, unless there is no other; then those that need least memory are there.
+        The best plans, fastest first. Plans within 1 % of each other count as one, represented by the simplest. Infeasible plans
+        are left out, unless no plan is feasible; then the plans with the least memory are listed.
     workers_lost
-        Worker processes that ended before their time; others did their work.
+        Worker processes that ended too early; others took over their work.
     front
-        Feasible plans than which no priced one is both faster and needs less memory, fastest first; empty where memory does not
-        depend on the plan, or is not known.
+        Pareto front of time and memory of the feasible plans, fastest first; empty if memory does not depend on the plan, or is
+        not known.
     beats
-        Where plans were ranked by a quantile: in which share of all luck each of `plans` is faster than each, [plans, plans].
+        If plans were ranked by a quantile: share of the draws in which one plan (row) is faster than another (column),
+        [plans, plans].
     """
 
     run: str
@@ -93,17 +95,17 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_certain(self) -> bool:
-        """Whether any plan is faster than the recorded setting by more than both intervals allow for."""
+        """Whether any plan's interval lies below that of the recorded setting."""
         return any(ranked.gain_certain for ranked in self.plans)
 
     @property
     def worth_measuring(self) -> bool:
-        """Whether no gain is certain, but the best plan's is large enough that real runs should tell."""
+        """Whether no gain is certain, but the best plan's is large enough to measure it with real runs."""
         return self.feasible and not self.gain_certain and self.plans[0].speedup >= WORTH_MEASURING
 
     @property
     def feasible(self) -> bool:
-        """Whether any plan that was priced keeps the limits."""
+        """Whether any evaluated plan keeps the limits."""
         return self.plans[0].prediction.infeasible is None
 
     def summary(self) -> dict[str, Any]:
@@ -155,9 +157,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """The best distinct plans, fastest first, at most `MOST_PLANS`.
 
-    Going from the fastest plan to slower ones, each takes with it all that are at most 1 % slower. Of those the simplest is
-    listed: fewest fields, then fewest groups, clusters and ops that it names, then fastest, then first found. If no plan is
-    feasible, those that need least memory are listed.
+    Plans that are at most 1 % slower than the fastest form a group; the same is repeated for the remaining plans. The simplest plan
+    of a group is listed: fewest fields, then fewest groups, clusters and ops that it names, then fastest, then first found. If no
+    plan is feasible, the plans with the least memory are listed.
     """
     distinct = _distinct(trials)
     rest = sorted(_feasible(distinct), key=lambda t: (t.prediction.iteration_us, t.number))
@@ -173,27 +175,29 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
     return tuple(ranked)
 
 
-def judged_plans(
-    plans: Sequence[RankedPlan], judge: Judge, on_judged: Callable[[int, int], None] | None = None
+def reevaluated_plans(
+    plans: Sequence[RankedPlan], reevaluator: Reevaluator, on_reevaluated: Callable[[int, int], None] | None = None
 ) -> tuple[Prediction, tuple[RankedPlan, ...]]:
-    """What a judge says of the recorded setting and of plans, the feasible ones by their time, before the others as they were.
+    """Re-evaluate the recorded setting and plans; feasible plans in the order of their new times, then the others in theirs.
 
-    `on_judged` is called after each with how many have been judged, of how many.
+    `on_reevaluated` is called after each plan with the number of plans done, and of all.
     """
-    said = []
+    reevaluated: list[Prediction] = []
     for plan in (Plan(), *(ranked.plan for ranked in plans)):
-        said.append(judge.judged(plan))
-        if on_judged is not None:
-            on_judged(len(said), len(plans) + 1)
-    baseline, *predictions = said
-    found = [_priced(ranked.plan, ranked.trial, price, baseline) for ranked, price in zip(plans, predictions, strict=True)]
+        reevaluated.append(reevaluator.reevaluated(plan))
+        if on_reevaluated is not None:
+            on_reevaluated(len(reevaluated), len(plans) + 1)
+    baseline, *predictions = reevaluated
+    found = [
+        _ranked_plan(ranked.plan, ranked.trial, prediction, baseline) for ranked, prediction in zip(plans, predictions, strict=True)
+    ]
     feasible = [ranked for ranked in found if ranked.prediction.infeasible is None]
     others = [ranked for ranked in found if ranked.prediction.infeasible is not None]
     return baseline, (*sorted(feasible, key=lambda ranked: ranked.prediction.iteration_us), *others)
 
 
 def pareto_front(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
-    """Feasible plans than which none is both faster and smaller, fastest first; empty if memory is unknown or always the same."""
+    """Pareto front of time and memory, fastest first; empty if memory is unknown or equal for all plans."""
     known = [trial for trial in _feasible(_distinct(trials)) if trial.prediction.peak_memory_bytes is not None]
     if len({trial.prediction.peak_memory_bytes for trial in known}) < 2:
         return ()
@@ -205,12 +209,12 @@ def pareto_front(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple
 
 
 def by_quantile(plans: Sequence[RankedPlan], times_us: Floats, quantile: float) -> tuple[tuple[RankedPlan, ...], Floats]:
-    """Plans by a quantile of their iteration times, and how often each is faster than each.
+    """Plans in the order of a quantile of their iteration times, and the share of draws in which one is faster than another.
 
     Parameters
     ----------
     times_us
-        Of each plan and, last, of the recorded setting, all in the same luck, [plans + 1, samples].
+        Of each plan and, last, of the recorded setting, over the same draws, [plans + 1, samples].
     """
     at = np.quantile(times_us, quantile, axis=1)
     share = beats(times_us)
@@ -231,10 +235,10 @@ def _feasible(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
 
 
 def _ranked(trial: FinishedTrial, baseline: Prediction) -> RankedPlan:
-    return _priced(trial.plan, trial.number, trial.prediction, baseline)
+    return _ranked_plan(trial.plan, trial.number, trial.prediction, baseline)
 
 
-def _priced(plan: Plan, trial: int, found: Prediction, baseline: Prediction) -> RankedPlan:
+def _ranked_plan(plan: Plan, trial: int, found: Prediction, baseline: Prediction) -> RankedPlan:
     return RankedPlan(
         plan=plan,
         prediction=found,

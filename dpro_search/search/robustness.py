@@ -1,4 +1,4 @@
-"""How sure the order of plans is: their iteration times in other luck, the same for every plan."""
+"""How certain the order of plans is: their iteration times over resampled durations, the same draws for every plan."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SAMPLES = 64
 
 
 class Sampled(Protocol):
-    """Replays plans with the order of steps, latencies and agreements drawn anew."""
+    """Replays plans with the order of steps, latencies and negotiations drawn anew."""
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
-        """Iteration times, [samples]; the i-th of every plan is of the same luck."""
+        """Iteration times, [samples]; the i-th of every plan uses the same draws (common random numbers)."""
 
 
-def sampled_us(prices: Sampled, plans: Sequence[Plan], samples: int = SAMPLES, seed: int = 0) -> Floats:
-    """Iteration times of plans in the same luck, [plans, samples]."""
-    return np.stack([prices.sampled(plan, samples=samples, seed=seed) for plan in plans])
+def sampled_us(objective: Sampled, plans: Sequence[Plan], samples: int = SAMPLES, seed: int = 0) -> Floats:
+    """Iteration times of plans over the same draws, [plans, samples]."""
+    return np.stack([objective.sampled(plan, samples=samples, seed=seed) for plan in plans])
 
 
 def beats(times_us: Floats) -> Floats:
@@ -42,14 +42,14 @@ def beats(times_us: Floats) -> Floats:
 
 
 def check_quantile(objective: Objective, quantile: float) -> None:
-    """Raise `InputError` if a quantile to rank by is none, or the objective's replays know no luck: before a search, not after."""
+    """Raise `InputError` before a search if the quantile is out of range, or the objective cannot resample durations."""
     if not 0 < quantile < 1:
         raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
     sampled_of(objective).sampled(Plan(), samples=1)
 
 
 def sampled_of(objective: Objective) -> Sampled:
-    """The objective as one that replays plans in other luck; raises `InputError` if it does not."""
+    """The objective, if it replays plans with resampled durations; else raises `InputError`."""
     if not callable(getattr(objective, "sampled", None)):
-        raise InputError("--quantile: this objective does not replay plans in different luck")
+        raise InputError("--quantile: this job cannot be replayed with resampled durations; leave the option out")
     return cast("Sampled", objective)

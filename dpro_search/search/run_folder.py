@@ -1,12 +1,12 @@
-"""The folder of a search: who it belongs to, the journal of finished trials, and the results.
+"""The folder of a search: its identity, the journal of finished trials, and the results.
 
 ========================  ==================================================================================
 ``run.json``              `RunInfo`: what the search depends on
-``trials.jsonl``          one `Trial` a line, in order; appended to while the search runs, and the truth of what is finished.
-                          With ``--storage`` the storage is, and this is a copy, written when the search ends
+``trials.jsonl``          one `Trial` a line, in order, appended while the search runs; a resumed search reads it. With
+                          ``--storage`` the trials are in the storage, and this is a copy, written when the search ends
 ``result.json``           the result, written when a search ends or is stopped
 ``topn.csv``              the best plans as a table
-``pareto.csv``            plans than which none is both faster and smaller, where memory depends on the plan
+``pareto.csv``            Pareto front of time and memory, if memory depends on the plan
 ``plans/plan-<n>.json``   the best plans, 0 is the best
 ========================  ==================================================================================
 """
@@ -31,33 +31,33 @@ from dpro_search.space.plan import Plan, Prediction
 
 RUN_VERSION = 1
 _FLUSH_S = 0.5
-_FLUSH_BYTES = 2**18  # at once: so much stays in the processor's cache until it is written
+_FLUSH_BYTES = 2**18  # per write: fits the processor's cache
 
 
 MOST_ISLANDS = 1024
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search depends on. Two searches that agree in all but `trace` and `created` price the same plans.
+    """What a search depends on. Two searches that agree in all but `trace` and `created` evaluate the same plans.
 
-    A folder is continued with as many islands as it was begun with, whatever the number of workers is then.
+    A folder is continued with the number of islands of its first search, for any number of workers.
     """
 
     version: int = RUN_VERSION
     sampler: str
     seed: int
-    trace: str  # where the trace lay; it may move
+    trace: str  # path of the trace; it may move
     trace_digest: str
     recorded: CommSettings | None  # Horovod's knobs; None for other kinds of jobs
     created: str
     storage: str | None = None  # where the trials are, if not here; without its password
-    id: str = ""  # tells apart the runs that share a storage
-    options: dict[str, str] = {}  # what decides prices beside the trace: limits, allowed transformations, their cost models
+    id: str = ""  # identifies a run among those that share a storage
+    options: dict[str, str] = {}  # what predictions depend on beside the trace: limits, allowed transformations, their cost models
     islands: Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)] = 1  # samplers that share the trials (see `islands.py`)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A plan that was priced.
+    """An evaluated plan.
 
     Attributes
     ----------
@@ -66,8 +66,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin
         The sampler that proposed the plan; "recorded" for trial 0.
     told
-        How many trials the sampler had been told of when it proposed this one; None: all before it, or all that the rules of
-        `islands.py` say where several samplers share the trials. Fewer where several plans are priced at a time.
+        How many results the sampler had received when it proposed this plan; None: of all trials before it or, if several samplers
+        share the trials, as `islands.py` defines. Fewer if several plans are evaluated at a time.
     """
 
     number: int
@@ -78,10 +78,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Journal:
-    """The trials of a run folder: what an earlier search left, and a file that takes more.
+    """The trials of a run folder: those of an earlier search, and a file to which new ones are appended.
 
-    Use as a context manager: leaving the block writes what is pending. Appending is buffered for at most half a second and the
-    trial that runs meanwhile, and never waits for the disk: a killed search loses its last few trials, and finds them again.
+    Use as a context manager: leaving the block writes what is pending. Appending is buffered for at most half a second plus one
+    trial, and never waits for the disk. A killed search loses its last few trials; when it is continued, it finds them again.
 
     Attributes
     ----------
@@ -105,11 +105,11 @@ class Journal:
             raise
 
     def append(self, trial: Trial) -> None:
-        """Write a trial down, soon."""
+        """Append a trial to the buffer."""
         self.append_line(line_of(trial))
 
     def append_line(self, line: bytes) -> None:
-        """The same of what `line_of` made."""
+        """Append a line of `line_of` to the buffer."""
         self._pending += line
         if len(self._pending) >= _FLUSH_BYTES or time.monotonic() - self._flushed_s >= _FLUSH_S:
             self.flush()
@@ -142,7 +142,7 @@ class Journal:
             self._file.close()
 
     def _read(self) -> list[Trial]:
-        """All whole lines; the rest of a line that was cut off is cut off the file as well."""
+        """All complete lines; an incomplete last line is removed from the file."""
         self._file.seek(0)
         raw = self._file.readall()
         whole_bytes = raw.rfind(b"\n") + 1
@@ -162,7 +162,7 @@ class Journal:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Keep other searches off a run folder whose trials are in a storage; raises `InputError` if there is one."""
+    """Lock a run folder whose trials are in a storage; raises `InputError` if another search has locked it."""
     path = folder / "run.json"
     with path.open("rb") as file:
         _lock(file, path)
@@ -191,12 +191,12 @@ class _Encoded(msgspec.Struct):
 
 
 def line_with(number: int, origin: str, plan_json: bytes, prediction: Prediction) -> bytes:
-    """The same of a trial whose plan, which is most of it, is in JSON already."""
+    """A line of the journal for a trial whose plan is encoded already."""
     return msgspec.json.encode(_Encoded(number, origin, msgspec.Raw(plan_json), prediction)) + b"\n"
 
 
 def read_run(folder: Path) -> RunInfo:
-    """What a run folder was made with; raises `InputError` if it is none."""
+    """Read ``run.json``; raises `InputError` if the folder is not a run folder."""
     path = folder / "run.json"
     try:
         raw = path.read_bytes()

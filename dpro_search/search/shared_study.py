@@ -1,10 +1,10 @@
-"""An Optuna storage as the common book of several searches: databases (``postgresql://...``) and ``journal://`` files.
+"""An Optuna storage that several searches share: databases (``postgresql://...``) and ``journal://`` files.
 
-A row of the study holds a plan, its price and who found it, as JSON in the row's user attribute "trial", and is inserted in one
-transaction when the plan has been priced: there is no half of a finished trial. The storage numbers the rows of a study one after
-the other; of rows with the same plan the lowest number counts and the others do not, so that every search sees the same trials in
-the same order, whoever is killed at whatever point. For other readers of the study (dashboards) that decision is also written as
-the row's state, in a second transaction: COMPLETE, or FAIL for a plan with which another search was quicker.
+A row of the study holds a plan, its prediction and its origin, as JSON in the row's user attribute "trial". It is inserted in one
+transaction when the plan has been evaluated, so a finished trial is stored completely or not at all. The storage numbers the rows
+of a study. Of rows with equal plans only the lowest number counts, so all searches see the same trials in the same order, even if
+some are killed. For other readers of the study (dashboards) a second transaction writes the row's state: COMPLETE, or FAIL for a
+row that does not count.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal
 from dpro_search.space.plan import Plan, Prediction
 
-PATIENCE_S = 60.0  # how long a storage may be away
+PATIENCE_S = 60.0  # how long a storage may be unreachable
 _OPENING_PATIENCE_S = 10.0  # at the start, when an address or a password may be wrong
 _PAUSES_S = (0.05, 2.0)  # the first and the longest between two attempts
 _SECRETS = ("password", "sslpassword", "passwd")
 _JOURNAL = "journal"
-_ATTRIBUTE = "trial"  # one, because the storage asks several questions for each
+_ATTRIBUTE = "trial"  # a single one, because the storage needs several queries for each
 
 _T = TypeVar("_T")
 
@@ -43,11 +43,11 @@ class SharedTrial(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     prediction: Prediction
     origin: str
-    run: str  # `RunInfo.id` of the search that priced it
+    run: str  # `RunInfo.id` of the search that evaluated it
 
 
 class News(NamedTuple):
-    """A trial of the study, and whether this search priced it."""
+    """A trial of the study, and whether this search evaluated it."""
 
     trial: Trial
     own: bool
@@ -61,21 +61,21 @@ class SharedStudy:
     url
         An address that SQLAlchemy knows, or ``journal:///folder/file`` for a file on a common disk.
     name
-        Of the study; it is made if there is none.
+        Of the study; it is created if it does not exist.
     run
         Of this search, different from all others'.
 
     Raises
     ------
     InputError
-        The address is none, or the study holds what no search wrote.
+        The address is invalid, or the study has rows that no search wrote.
     MissingCapabilityError
-        The storage needs a package that is not installed, or cannot be reached. Every method raises it if the storage stays away
-        for `PATIENCE_S`; shorter absences are waited for.
+        The storage needs a package that is not installed, or cannot be reached. Every method retries for `PATIENCE_S`
+        and raises it then.
     """
 
     def __init__(self, url: str, name: str, run: str) -> None:
-        optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # what goes wrong is said once, here
+        optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # errors are reported once, by this class
         self.place = without_password(url)
         self._run = run
         self._read = 0  # rows that were read
@@ -116,7 +116,7 @@ class SharedStudy:
         return found
 
     def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
-        """Write a priced plan down, for good; returns the news, with this trial among them if nobody was quicker."""
+        """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""
         shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
         row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: msgspec.to_builtins(shared)})
         self._patiently(lambda: self._study.add_trial(row))
@@ -156,7 +156,7 @@ class SharedStudy:
             ) from error
 
     def _patiently(self, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
-        """Call until it works: connections break, locks time out, servers restart. What is done twice by that counts once."""
+        """Call until it succeeds: connections break, locks time out, servers restart. A row that is inserted twice counts once."""
         give_up_s = time.monotonic() + patience_s
         pause_s, longest_s = _PAUSES_S
         while True:
@@ -165,14 +165,14 @@ class SharedStudy:
             except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
                 if time.monotonic() + pause_s > give_up_s:
                     raise MissingCapabilityError(
-                        f"--storage {self.place}: cannot be used ({_reason(error)}); mend it and run the same command to continue"
+                        f"--storage {self.place}: cannot be used ({_reason(error)}); repair it and run the same command to continue"
                     ) from error
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, longest_s)
 
 
 def without_password(url: str) -> str:
-    """An address as it may be shown and kept; raises `InputError` if it is none."""
+    """An address without its password; raises `InputError` if it is not an address."""
     parsed = _parsed(url)
     return parsed.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
@@ -212,7 +212,7 @@ def _storage(url: str) -> optuna.storages.BaseStorage:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, in one line: what the database said."""
+    """The innermost cause, in one line: the message of the database."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,4 +1,4 @@
-"""When a search has found what it is going to find."""
+"""When to stop a search: the expected further gain is below the prediction error."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dpro_search.search.finished import FinishedTrial
 LEAST_TRIALS = 64
 
 
-def expected_gain(prices_us: Sequence[float]) -> float:
-    """What as many trials again as the later half are expected to gain, relative to the best: at most what that half gained.
+def expected_gain(costs_us: Sequence[float]) -> float:
+    """Expected gain of as many further trials as the later half of these, relative to the best: the gain of that half.
 
-    A search gains ever less, as it improves ever less of what is left; so a half's gain bounds that of the next trials.
+    The gain per trial falls in the course of a search, so the gain of the later half is an upper bound.
     """
-    half = len(prices_us) // 2
-    best = min(prices_us)
-    return (min(prices_us[:half]) - best) / best
+    half = len(costs_us) // 2
+    best = min(costs_us)
+    return (min(costs_us[:half]) - best) / best
 
 
 def is_settled(trials: Sequence[FinishedTrial]) -> bool:
-    """Whether the expected gain is below what the prediction of the best plan may be wrong by."""
+    """Whether the expected further gain is below the prediction error: half the width of the best plan's interval."""
     feasible = [trial.prediction for trial in trials if trial.prediction.infeasible is None]
     if len(feasible) < LEAST_TRIALS:
         return False

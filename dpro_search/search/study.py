@@ -22,26 +22,26 @@ import numpy as np
 from dpro_search._version import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
+from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
 from dpro_search.search.finished import FinishedTrial, line_as_written
 from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
-from dpro_search.search.objective import Objective, judge_of
-from dpro_search.search.pricing import InlinePricer, Pricer, Prices
-from dpro_search.search.result import SearchResult, Stopped, by_quantile, judged_plans, pareto_front, rank_plans
+from dpro_search.search.objective import Objective, reevaluator_of
+from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
 from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
-from dpro_search.search.workers import ProcessPricer
+from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
 
 Engine = Literal["local", "ray"]
-_SETTLED_EVERY = 16  # trials between two looks at whether more are worth it
+_SETTLED_EVERY = 16  # trials between two checks of the stopping criterion
 
 
 def run_search(
@@ -54,7 +54,7 @@ def run_search(
     trace_digest: str,
     trace: str = "",
     on_trial: Callable[[FinishedTrial], None] | None = None,
-    on_judged: Callable[[int, int], None] | None = None,
+    on_reevaluated: Callable[[int, int], None] | None = None,
     timeout_s: float | None = None,
     workers: int = 1,
     engine: Engine = "local",
@@ -63,50 +63,51 @@ def run_search(
     until_settled: bool = False,
     quantile: float | None = None,
 ) -> SearchResult:
-    """Price plans and keep the best.
+    """Evaluate plans and keep the best.
 
-    A folder that holds a search of the same trace, sampler and seed is continued: the sampler is driven from the beginning
-    again, and is answered from the journal as far as that goes. So a search that was cut short ends as if it had not been, and
-    one that is asked for more trials goes on, with as many workers as it is given then. Ctrl-C ends the search after a trial in
-    progress, a second one at once; either way it can be continued.
+    A folder with a search of the same trace, sampler and seed is continued: the sampler proposes from the beginning, and receives
+    the results of the journal. So an interrupted search finds what it would have found without the interruption, and a search can
+    be continued with more trials, and with any number of workers. Ctrl-C ends the search after the current trial, a second one at
+    once; in both cases it can be continued.
 
-    With several workers here, a new search has as many samplers, which share the trials and hear of each other's finds in rounds
-    (see `islands.py`). Where there is to be one sampler all the same (its first plans do not depend on its seed, the workers are
-    tasks of a cluster, the folder was begun with one), workers price a window of twice as many plans, and it is told in the order
-    in which it asked. Either way what a search finds depends on the seed and on the number of workers that it began with, not
-    on their speed or fate.
+    With several local workers a new search has as many samplers, which share the trials and exchange results after rounds (see
+    `islands.py`). One sampler remains if its first plans do not depend on its seed, if the workers are tasks of a cluster, or if
+    the folder was begun with one. Then workers evaluate a window of twice as many plans, and the sampler receives results in the
+    order of its proposals. In both cases the plans found depend on the seed and on the initial number of workers, not on the
+    speed or the end of workers.
 
-    With a storage, searches on several machines share the trials. Each has a sampler of its own, which is told when another search
-    has found a better plan, and ends when all together have the trials asked for. What they find depends on who was quicker.
+    With a storage, searches on several machines share the trials. Each has a sampler of its own, which is told of better plans of
+    other searches. They end when they have the requested trials together. The plans found then depend on timing.
 
     Parameters
     ----------
     trials
-        How many plans to price, the recorded setting included; at least 1. With a storage: of all searches that share it.
+        How many plans to evaluate, the recorded setting included; at least 1. With a storage: of all searches that share it.
     sampler
         One of `dpro_search.search.samplers.SAMPLERS`.
     out
         The run folder.
     trace_digest, trace
-        What the objective was made from: a digest of its content, and where it lies.
+        The trace of the objective: the digest of its content, and its path.
     on_trial
-        Called after each finished trial, those of an earlier search and of others included.
-    on_judged
-        Called after each plan that an objective judges at the end (`Judge`), with how many were judged, of how many.
+        Called after each finished trial, also of an earlier search and of other searches.
+    on_reevaluated
+        Called after each plan that the objective re-evaluates at the end (`Reevaluator`), with the number of plans done, and of
+        all.
     timeout_s
-        End after this time with what was found by then (at least the recorded setting).
+        End after this time with the trials finished by then (at least the recorded setting).
     workers, engine
-        How many plans are priced at a time: "local", by processes here; "ray", by tasks of a Ray cluster that exists. A folder
-        may be continued with any number of either.
+        How many plans are evaluated at a time: "local", by processes on this machine; "ray", by tasks of a running Ray cluster. A
+        folder may be continued with any number of either.
     storage
         An address that `SharedStudy` knows; None: the journal in the run folder.
     options
-        What decides the objective's prices beside the trace, by name: a folder with other ones is another search's.
+        What predictions depend on beside the trace, by name: a folder with other options belongs to another search.
     until_settled
-        End when the expected gain of more trials is below what the best prediction may be wrong by (see `stopping.py`).
+        End when the expected further gain is below the prediction error (see `stopping.py`).
     quantile
-        Order the plans that are listed by this quantile of their iteration times over replays of different luck; None: by the
-        predicted iteration time.
+        Re-rank the listed plans by this quantile of their iteration times over resampled durations; None: by the predicted
+        iteration time.
 
     Raises
     ------
@@ -142,24 +143,23 @@ def run_search(
     found: Iterator[FinishedTrial]
     with frozen_heap(), _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
-            crew: Crew
+            pool: WorkerPool
             if storage is None and info.islands > 1:
-                crew, found = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
+                pool, found = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
             elif storage is None:
-                crew, prices = _pricing(stack, objective, workers, engine)
+                pool, evaluations = _evaluation(stack, objective, workers, engine)
                 journal = stack.enter_context(Journal(out / "trials.jsonl"))
-                found = own_trials(prices, chooser, journal, trials, window)
+                found = own_trials(evaluations, chooser, journal, trials, window)
             else:
-                crew, prices = _pricing(stack, objective, workers, engine)
+                pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
                 study = stack.enter_context(_shared_study(storage, info))
-                found = shared_trials(prices, own_chooser, study, trials, window)
+                found = shared_trials(evaluations, own_chooser, study, trials, window)
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
-            # Workers end meanwhile.
-            result = _result(str(out), objective, finished, stopped, crew.lost, quantile, started_s, on_judged)
+            result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
             write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
         result.save()
@@ -167,7 +167,7 @@ def run_search(
 
 
 def _check(objective: Objective, trials: int, workers: int, engine: Engine, trace: str) -> None:
-    """Raise `InputError` for what no search can be made of."""
+    """Raise `InputError` for arguments with which no search is possible."""
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}")
     if workers < 1:
@@ -180,7 +180,7 @@ def _check(objective: Objective, trials: int, workers: int, engine: Engine, trac
 
 @dataclass(frozen=True, kw_only=True)
 class _Ends:
-    """What ends a search that could go on; options as those of `run_search`."""
+    """When a search ends; options as those of `run_search`."""
 
     trials: int
     deadline_s: float  # of the monotonic clock
@@ -188,7 +188,7 @@ class _Ends:
     interrupted: threading.Event
 
     def reached(self, finished: Sequence[FinishedTrial]) -> Stopped | None:
-        """The first that these trials have come to."""
+        """The first criterion that holds after these trials; None: none."""
         if len(finished) == self.trials:
             return "finished"
         if self.interrupted.is_set():
@@ -201,7 +201,7 @@ class _Ends:
 def _until(
     ends: _Ends, found: Iterable[FinishedTrial], on_trial: Callable[[FinishedTrial], None] | None
 ) -> tuple[list[FinishedTrial], Stopped]:
-    """Trials as far as a search goes, and why it ended."""
+    """The trials until the end of a search, and why it ended."""
     finished: list[FinishedTrial] = []
     for trial in found:
         finished.append(trial)
@@ -220,12 +220,12 @@ def _result(
     workers_lost: int,
     quantile: float | None,
     started_s: float,
-    on_judged: Callable[[int, int], None] | None,
+    on_reevaluated: Callable[[int, int], None] | None,
 ) -> SearchResult:
     baseline = finished[0].prediction
     plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
-    if (judge := judge_of(objective)) is not None:
-        baseline, plans = judged_plans(plans, judge, on_judged)
+    if (reevaluator := reevaluator_of(objective)) is not None:
+        baseline, plans = reevaluated_plans(plans, reevaluator, on_reevaluated)
     if quantile is not None:
         times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
         plans, shares = by_quantile(plans, times_us, quantile)
@@ -243,17 +243,17 @@ def _result(
 
 
 def _guide_of(objective: Objective) -> Guide | None:
-    """What replays plans for samplers: the objective, where it can tell collectives apart."""
+    """The objective as a guide of samplers, if it has a per-collective timeline; else None."""
     guides = callable(getattr(objective, "exchanges", None)) and getattr(objective, "guides", True)
     return cast("Guide", objective) if guides else None
 
 
-class Crew(Protocol):
-    """Whoever prices."""
+class WorkerPool(Protocol):
+    """What evaluates plans."""
 
     @property
     def lost(self) -> int:
-        """Workers that ended before their time; others did their work."""
+        """Workers that ended too early; others took over their work."""
 
 
 def _islands_of(sampler: str, workers: int, engine: Engine, storage: str | None) -> int:
@@ -271,40 +271,40 @@ def _by_islands(
     islands: int,
     workers: int,
     engine: Engine,
-) -> tuple[Crew, Iterator[FinishedTrial]]:
-    """All trials of a search by several samplers: in processes of their own, unless there is one worker, or it is elsewhere."""
+) -> tuple[WorkerPool, Iterator[FinishedTrial]]:
+    """All trials of a search by several samplers: in processes of their own, or here if there is one worker or another engine."""
     in_processes = workers > 1 and engine == "local"
-    pricer, prices = _pricing(stack, objective, 1 if in_processes else workers, engine)
-    prices.request(RECORDED.plan)
-    price = prices.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
+    evaluator, evaluations = _evaluation(stack, objective, 1 if in_processes else workers, engine)
+    evaluations.request(RECORDED.plan)
+    recorded = evaluations.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
     journal = stack.enter_context(Journal(out / "trials.jsonl"))
-    first = recorded_trial(price, journal)
+    first = recorded_trial(recorded, journal)
     if in_processes:
-        crew = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
-        return crew, crew.trials()
+        pool = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
+        return pool, pool.trials()
     driven = [make(number, first.prediction) for number in range(islands)]
-    return pricer, chain([first], islands_trials(prices, driven, journal, trials))
+    return evaluator, chain([first], islands_trials(evaluations, driven, journal, trials))
 
 
-def _pricing(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Pricer, Prices]:
-    """Who prices. To be called before the journal is opened: a worker that outlives a killed search must not hold its lock."""
+def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Evaluator, Evaluations]:
+    """The evaluator of a search. Call it before the journal is opened, because a worker must not inherit the journal's lock."""
     if workers == 1 and engine == "local":
-        pricer: Pricer = InlinePricer(objective)
-        return pricer, Prices(pricer)
+        evaluator: Evaluator = InlineEvaluator(objective)
+        return evaluator, Evaluations(evaluator)
     recorded = objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
     if engine == "ray":
-        from dpro_search.search.ray_tasks import RayPricer
+        from dpro_search.search.ray_tasks import RayEvaluator
 
-        pricer = stack.enter_context(RayPricer(objective, workers))
+        evaluator = stack.enter_context(RayEvaluator(objective, workers))
     else:
-        pricer = stack.enter_context(ProcessPricer(objective, workers))
-    prices = Prices(pricer)
-    prices.remember(RECORDED.plan, recorded)
-    return pricer, prices
+        evaluator = stack.enter_context(ProcessEvaluator(objective, workers))
+    evaluations = Evaluations(evaluator)
+    evaluations.remember(RECORDED.plan, recorded)
+    return evaluator, evaluations
 
 
 def _shared_study(storage: str, info: RunInfo) -> SharedStudy:
-    """The study of all searches of one trace, seed and set of options by one version of the program: they get the same prices."""
+    """The study of all searches with one trace, seed, set of options and version: their predictions are equal."""
     from dpro_search.search.shared_study import SharedStudy
 
     name = f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}"

@@ -1,7 +1,7 @@
-"""The loops of a search: ask a sampler, have its plan priced, write it down, tell it.
+"""The loops of a search: ask a sampler for a plan, evaluate it, store the trial, tell the sampler the result.
 
-Where one sampler is asked, up to a window of plans is on its way, and the sampler is told in the order in which it asked. Where
-several share the trials (see `islands.py`), one plan of each is.
+With one sampler, up to a window of plans is evaluated at a time, and the sampler receives results in the order of its proposals.
+Where several share the trials (see `islands.py`), one plan of each is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpro_search.errors import InputError
+from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.finished import FinishedTrial
-from dpro_search.search.islands import FIRST_NEWS, ROUND, Asked, Findings, Island
-from dpro_search.search.pricing import Prices
+from dpro_search.search.islands import FIRST_NEWS, ROUND, Findings, Island, KeyedProposal
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import Proposal, Sampler
 from dpro_search.space.plan import Plan, Prediction
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
 
 RECORDED = Proposal(Plan(), "recorded")  # trial 0 of every search
-_MOST_BARREN = 1000  # proposals in a row that others had priced, beyond those that the study explains
+_MOST_REPEATED = 1000  # known proposals in a row, beyond the number of trials in the study, after which a search ends
 
 
 class _Open(NamedTuple):
@@ -32,19 +32,19 @@ class _Open(NamedTuple):
     told: int
 
 
-def own_trials(prices: Prices, sampler: Sampler, journal: Journal, trials: int, window: int) -> Iterator[Trial]:
-    """Finished trials of a search that is alone, first the recorded setting. What the journal knows is not priced again.
+def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, trials: int, window: int) -> Iterator[Trial]:
+    """Finished trials of a search with one sampler, first the recorded setting. Trials of the journal are not evaluated again.
 
-    Trial n is proposed when the sampler has been told of all trials but the last `window` - 1 before it, or of as many as the
-    journal says: that is all that its proposals depend on.
+    Trial n is proposed when the sampler has received all results but the last `window` - 1 before it, or as many as the journal
+    has for it: its proposals depend on nothing else.
     """
     known = journal.trials
     told = 0
-    on_the_way: deque[_Open] = deque()
+    open_: deque[_Open] = deque()
 
     def finished() -> Trial:
-        number, proposal, told_then = on_the_way.popleft()
-        prediction = prices.wait(proposal.plan)
+        number, proposal, told_then = open_.popleft()
+        prediction = evaluations.wait(proposal.plan)
         trial = Trial(
             number=number,
             origin=proposal.origin,
@@ -61,60 +61,60 @@ def own_trials(prices: Prices, sampler: Sampler, journal: Journal, trials: int, 
         return trial
 
     for number in range(trials):
-        due = max(told, min(number, 1), number - window + 1)
+        required = max(told, min(number, 1), number - window + 1)
         if number < len(known):
-            due = _told(known[number])
-            if not told <= due <= number:
+            required = _told(known[number])
+            if not told <= required <= number:
                 raise _strange(journal, number)
-        while told < due:
+        while told < required:
             trial = finished()
             told += 1
             yield trial
         proposal = sampler.ask() if number else RECORDED
         if number < len(known):
             check_same(known[number], proposal, journal)
-            prices.remember(proposal.plan, known[number].prediction)
-        on_the_way.append(_Open(number, proposal, due))
-        prices.request(proposal.plan)
-    while on_the_way:
+            evaluations.remember(proposal.plan, known[number].prediction)
+        open_.append(_Open(number, proposal, required))
+        evaluations.request(proposal.plan)
+    while open_:
         yield finished()
 
 
-def recorded_trial(price: Prediction, journal: Journal) -> Trial:
-    """Trial 0 as the journal knows it, or from its price."""
+def recorded_trial(prediction: Prediction, journal: Journal) -> Trial:
+    """Trial 0 of the journal, or from its prediction."""
     if journal.trials:
         check_same(journal.trials[0], RECORDED, journal)
         return journal.trials[0]
-    trial = Trial(number=0, origin=RECORDED.origin, plan=RECORDED.plan, prediction=price)
+    trial = Trial(number=0, origin=RECORDED.origin, plan=RECORDED.plan, prediction=prediction)
     journal.append(trial)
     return trial
 
 
-def islands_trials(prices: Prices, islands: Sequence[Island], journal: Journal, trials: int) -> Iterator[Trial]:
-    """Finished trials, from number 1 on, of islands that are driven from here. What the journal knows is not priced again.
+def islands_trials(evaluations: Evaluations, islands: Sequence[Island], journal: Journal, trials: int) -> Iterator[Trial]:
+    """Finished trials, from number 1 on, of islands in this process. Trials of the journal are not evaluated again.
 
-    This says what islands in processes of their own find as well (see `island_workers.py`).
+    Islands in processes of their own (`island_workers.py`) find the same trials.
     """
     known = journal.trials
     findings = Findings(len(islands))
     for first in range(1, trials, len(islands)):
-        turn = range(first, min(first + len(islands), trials))
+        numbers = range(first, min(first + len(islands), trials))
         round_, within = divmod((first - 1) // len(islands), ROUND)
-        asked: list[Asked] = []
-        for number, island in zip(turn, islands, strict=False):
+        keyed: list[KeyedProposal] = []
+        for number, island in zip(numbers, islands, strict=False):
             if within == 0 and round_ >= FIRST_NEWS:
                 island.hear(findings.news(number - first, round_))
-            asked.append(island.ask())
-            proposal, price = asked[-1].proposal, island.price(asked[-1])
+            keyed.append(island.ask())
+            proposal, prediction = keyed[-1].proposal, island.known_prediction(keyed[-1])
             if number < len(known):
                 check_same(known[number], proposal, journal)
-                price = known[number].prediction
-            if price is not None:
-                prices.remember(proposal.plan, price)
-            prices.request(proposal.plan)
-        for number, island, open_ in zip(turn, islands, asked, strict=False):
+                prediction = known[number].prediction
+            if prediction is not None:
+                evaluations.remember(proposal.plan, prediction)
+            evaluations.request(proposal.plan)
+        for number, island, open_ in zip(numbers, islands, keyed, strict=False):
             proposal = open_.proposal
-            prediction = prices.wait(proposal.plan)
+            prediction = evaluations.wait(proposal.plan)
             trial = Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
             if number >= len(known):
                 journal.append(trial)
@@ -128,7 +128,7 @@ def _told(trial: Trial) -> int:
 
 
 def check_same(known: FinishedTrial, proposal: Proposal, journal: Journal) -> None:
-    """Raise `InputError` if a sampler does not propose what a trial that is known says."""
+    """Raise `InputError` if a sampler does not propose the plan of a known trial."""
     if (known.plan, known.origin) != proposal:
         raise _strange(journal, known.number)
 
@@ -140,38 +140,38 @@ def _strange(journal: Journal, number: int) -> InputError:
     )
 
 
-def shared_trials(prices: Prices, sampler: Sampler, study: SharedStudy, trials: int, window: int) -> Iterator[Trial]:
+def shared_trials(evaluations: Evaluations, sampler: Sampler, study: SharedStudy, trials: int, window: int) -> Iterator[Trial]:
     """Finished trials of all searches that share a study, in its order, first the recorded setting.
 
-    A plan that is in the study already costs no trial: the sampler is told its price at once. So a search that is run again from
-    its seed gets to where it was. Ends early when the sampler finds nothing new any more.
+    A plan that is in the study already is no new trial: the sampler receives its result at once. So a search that is repeated with
+    its seed reaches its former state. Ends early when the sampler finds no new plan.
     """
-    on_the_way: deque[Proposal] = deque()
+    open_: deque[Proposal] = deque()
     best_us = math.inf
-    barren = 0
+    repeated = 0
     news = study.news()
     if not len(study):
-        prices.request(RECORDED.plan)
-        news = study.add(RECORDED, prices.wait(RECORDED.plan))
+        evaluations.request(RECORDED.plan)
+        news = study.add(RECORDED, evaluations.wait(RECORDED.plan))
     while True:
         for trial, own in news:
-            prices.remember(trial.plan, trial.prediction)
-            price_us = trial.prediction.iteration_us
-            if not trial.number or (not own and price_us < best_us):
+            evaluations.remember(trial.plan, trial.prediction)
+            cost_us = trial.prediction.iteration_us
+            if not trial.number or (not own and cost_us < best_us):
                 sampler.observe(trial.plan, trial.prediction)
-            best_us = min(best_us, price_us)
+            best_us = min(best_us, cost_us)
             yield trial
             if trial.number + 1 == trials:
                 return
-        while len(on_the_way) < window:
-            on_the_way.append(sampler.ask())
-            prices.request(on_the_way[-1].plan)
-        proposal = on_the_way.popleft()
-        prediction = prices.wait(proposal.plan)
+        while len(open_) < window:
+            open_.append(sampler.ask())
+            evaluations.request(open_[-1].plan)
+        proposal = open_.popleft()
+        prediction = evaluations.wait(proposal.plan)
         if proposal.plan in study:
-            news, barren = [], barren + 1
-            if barren > len(study) + _MOST_BARREN:
+            news, repeated = [], repeated + 1
+            if repeated > len(study) + _MOST_REPEATED:
                 return
         else:
-            news, barren = study.add(proposal, prediction), 0
+            news, repeated = study.add(proposal, prediction), 0
         sampler.tell(proposal, prediction)

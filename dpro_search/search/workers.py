@@ -1,9 +1,9 @@
-"""Processes on this machine that price plans for a search.
+"""Processes on this machine that evaluate plans for a search.
 
-A worker is a fork of the search: it shares the trace and the compiled replay, and so is ready at once (a fresh interpreter needs
-seconds to import and to read the trace again). What it runs must hence not need threads that the search has started. Plans go to a
-worker, and prices come back, as JSON on a socket of its own; no lock is shared. So a worker that is killed, at any point, takes
-nothing with it but the plans that it was given, and those go to the others.
+A worker is a fork of the search: it shares the trace and the compiled replay, and so starts at once (a fresh interpreter needs
+seconds to import and to read the trace again). The objective must therefore not need threads that the search has started. Each
+worker has a socket of its own, which carries plans and predictions as JSON; no lock is shared. If a worker is killed, only the
+plans that it was given are lost, and other workers get them.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from dpro_search.errors import DproSearchError, MissingCapabilityError
 from dpro_search.search.objective import Objective
 from dpro_search.space.plan import Plan, Prediction
 
-_AHEAD = 2  # plans that a worker has: one to price, one to go on with while the search thinks of the next
+_AHEAD = 2  # plans of a worker: one that it evaluates, one that it takes next while the search proposes
 MOST_LOSSES = 2  # a plan that ended so many workers gets no further one
 SHOWN_BYTES = 200  # of such a plan
 
 
-class Priced(msgspec.Struct, frozen=True, tag=True):
-    """What a worker answers when all went well."""
+class Evaluated(msgspec.Struct, frozen=True, tag=True):
+    """A worker's answer: the prediction."""
 
     prediction: Prediction
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """What it answers when the objective raised: the error's class and message."""
+    """A worker's answer if the objective raised: the error's class and message."""
 
     kind: str
     message: str
 
 
-_ANSWER = msgspec.json.Decoder(Priced | Failed)
+_ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
 @dataclass(eq=False)
 class _Worker:
     process: ForkProcess
     connection: Connection
-    plans: deque[Plan] = field(default_factory=deque)  # the first is being priced
+    plans: deque[Plan] = field(default_factory=deque)  # the first is being evaluated
 
 
-class ProcessPricer:
-    """Prices plans in `workers` processes.
+class ProcessEvaluator:
+    """Evaluates plans in `workers` processes.
 
     Attributes
     ----------
     lost
-        Workers that have ended before their time.
+        Workers that ended too early.
     """
 
     def __init__(self, objective: Objective, workers: int) -> None:
@@ -118,7 +118,7 @@ class ProcessPricer:
         self._workers.clear()
 
     def _hand_out(self) -> None:
-        """Give waiting plans to the workers that have fewest."""
+        """Give waiting plans to the workers with the fewest."""
         while self._waiting:
             worker = min(self._workers, key=lambda worker: len(worker.plans))
             if len(worker.plans) >= _AHEAD:
@@ -131,7 +131,7 @@ class ProcessPricer:
                 self._drop(worker)
 
     def _drop(self, worker: _Worker) -> None:
-        """Take back what an ended worker was given."""
+        """Take back the plans of a worker that has ended."""
         self._answers.unregister(worker.connection)
         worker.connection.close()
         worker.process.join()
@@ -169,13 +169,13 @@ def refuse_fatal(plan: str, losses: int) -> None:
     if losses >= MOST_LOSSES:
         text = plan.replace("\n", "")
         raise MissingCapabilityError(
-            f"--workers: {losses} workers were lost while pricing one plan (out of memory?); give them more memory, or report it: "
-            + (text if len(text) <= SHOWN_BYTES else f"{text[:SHOWN_BYTES]}...")
+            f"--workers: {losses} workers were lost while evaluating one plan (out of memory?); give them more memory, "
+            "or report it: " + (text if len(text) <= SHOWN_BYTES else f"{text[:SHOWN_BYTES]}...")
         )
 
 
 def raise_failed(answer: Failed) -> NoReturn:
-    """Raise here what the objective raised in a worker."""
+    """Raise the error that the objective raised in a worker."""
     kind = getattr(errors, answer.kind, None)
     if isinstance(kind, type) and issubclass(kind, DproSearchError):
         raise kind(answer.message)
@@ -183,28 +183,28 @@ def raise_failed(answer: Failed) -> NoReturn:
 
 
 def failed(error: Exception) -> Failed:
-    """What a worker answers for an error."""
+    """A worker's answer for an error."""
     if isinstance(error, DproSearchError):
         return Failed(type(error).__name__, str(error))
     return Failed("", traceback.format_exc())
 
 
 def answer_to(objective: Objective, plan: bytes) -> bytes:
-    """What a worker answers to a plan in JSON."""
+    """A worker's answer for a plan in JSON."""
     try:
-        return msgspec.json.encode(Priced(objective.predict(msgspec.json.decode(plan, type=Plan))))
+        return msgspec.json.encode(Evaluated(objective.predict(msgspec.json.decode(plan, type=Plan))))
     except Exception as error:
         return msgspec.json.encode(failed(error))
 
 
 def _work(objective: Objective, connection: Connection, foreign: list[Connection]) -> NoReturn:
-    """Price what comes until the search closes the socket or is gone; Ctrl-C is the search's business."""
+    """Evaluate plans until the search closes the socket or ends; Ctrl-C is handled by the search."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in foreign:
         other.close()
-    gc.freeze()  # what was forked along is not looked at, which would copy its pages
+    gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
     try:
         while True:
             connection.send_bytes(answer_to(objective, connection.recv_bytes()))
     except (EOFError, OSError):
-        os._exit(0)  # without clean-up: what was forked along (progress bars, files) belongs to the search
+        os._exit(0)  # without clean-up: inherited progress bars and files belong to the search

@@ -35,8 +35,8 @@ def main() -> None:
             groupings, _ = walked(DataParallelPredictor(job), arguments.plans)
             partial = False if off["partial"] else None
             options = Shortcuts(coarsen=not off["coarsen"], symmetry=not off["symmetry"], partial=partial)
-            pricer = GroupingReplay(job, options)
-            result[title] = rate(pricer.iteration_us, groupings)[0]
+            evaluator = GroupingReplay(job, options)
+            result[title] = rate(evaluator.iteration_us, groupings)[0]
             lines.append(f"{title}: {result[title]:.1f} plans/s")
         else:
             found = ablation(job, arguments.plans)

@@ -113,7 +113,7 @@ def main() -> None:
             calibrations[other[folder.name].name] = Calibration.load(other[folder.name])
         for name, calibration in calibrations.items():
             _print(folder.name, name, worth(calibration, base, grid))
-            print(calibration.said, file=sys.stderr)
+            print(calibration.summary, file=sys.stderr)
 
 
 def _grid(case: Case, prices: Job) -> dict[Plan, tuple[Prediction, float]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.search.samplers._ladders import LadderSampler
+from dpro_search.search.samplers._line_search import LineSearchSampler
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 from experiments.search.samplers import prices_of
@@ -26,12 +26,14 @@ _CLOSE_PCT = 1.0
 
 def all_plans(space: PlanSpace) -> list[Plan]:
     """Every legal combination of the knobs, the recorded setting first, each once."""
-    places = [[(choice, way, rung) for way, rungs in choice.ways.items() for rung in range(len(rungs))] for choice in space.choices]
+    places = [
+        [(choice, grid, index) for grid, points in choice.grids.items() for index in range(len(points))] for choice in space.choices
+    ]
     found = {Plan(): None}
     for parts in itertools.product(*places):
         plan = Plan()
-        for choice, way, rung in parts:
-            plan = choice.put(plan, way, rung)
+        for choice, grid, index in parts:
+            plan = choice.put(plan, grid, index)
         if space.refusal(plan) is None:
             found[space.simplest(plan)] = None
     return list(found)
@@ -39,7 +41,7 @@ def all_plans(space: PlanSpace) -> list[Plan]:
 
 def line_search(space: PlanSpace, prices: Mapping[Plan, Prediction], start: Plan) -> tuple[float, int]:
     """The least iteration time (us) of a search that begins at a plan and ends when it has nothing new, and its trials."""
-    sampler = LadderSampler(space, np.random.default_rng(0))
+    sampler = LineSearchSampler(space, np.random.default_rng(0))
     sampler.observe(start, prices[start])
     priced, least_us = {start}, prices[start].iteration_us
     while (proposal := sampler.ask()).plan not in priced:

@@ -3,7 +3,7 @@
     python -m experiments.search.parts_by_tensor TRACE ... [--seconds 60] [--seed 0] [--rate 500mbit]
 
 No framework can be told a size for each tensor: KVStore's bound and slices and BytePS's partitions are one number for all of them.
-So this asks whether more is missed. Sizes on a fine ladder are tried for all tensors at once; from the best of them on, a search
+So this asks whether more is missed. Sizes on a fine grid are tried for all tensors at once; from the best of them on, a search
 gives tensors sizes of their own and keeps what is faster, for so many seconds of processor time. KVStore with a bound, where a
 tensor is cut over all servers or is not, and with priority slices; BytePS's partitions.
 """
@@ -118,22 +118,22 @@ class Found(NamedTuple):
 def searched(case: Case, seconds: float, seed: int) -> Found:
     """Sizes of their own from the best common one on, for so many seconds of processor time."""
     largest = int(case.whole.max())
-    ladder = [max(round(largest * 2 ** (-step / _STEPS)), 1) for step in range(_OCTAVES * _STEPS + 1)]
+    grid = [max(round(largest * 2 ** (-step / _STEPS)), 1) for step in range(_OCTAVES * _STEPS + 1)]
 
     def iteration_us(size: Ints) -> float:
         return settled_us(case.graph(tuple(size.tolist())))[0]
 
-    alike = [np.minimum(size, case.whole) for size in ladder]
+    alike = [np.minimum(size, case.whole) for size in grid]
     prices = [iteration_us(size) for size in alike]
     best, best_us = alike[int(np.argmin(prices))], min(prices)
-    alike_us, tried = best_us, len(ladder)
+    alike_us, tried = best_us, len(grid)
     rng = np.random.default_rng(seed)
     until = time.process_time() + seconds
     share = case.whole / case.whole.sum()
     while time.process_time() < until:
         chosen = rng.choice(len(best), size=rng.integers(1, _DRAWN + 1), p=share)
         changed = best.copy()
-        changed[chosen] = np.minimum(case.whole[chosen], rng.choice(ladder, size=len(chosen)))
+        changed[chosen] = np.minimum(case.whole[chosen], rng.choice(grid, size=len(chosen)))
         tried += 1
         if (us := iteration_us(changed)) < best_us:
             best, best_us = changed, us

@@ -5,7 +5,7 @@
 
 `costs` takes recordings of one job in each argument, and prints by how much their costs differ: standard deviations of logarithms,
 pooled over the jobs of a kind, which `dpro_search.replay.store_plans` draws from. `plan` prices the recorded setting and a plan
-(a `plan.json` of an export) from each of several recordings, as one replay tells them and as they are judged, beside what the
+(a `plan.json` of an export) from each of several recordings, by one replay and re-evaluated over resampled costs, beside what the
 recording measured: its own setting. A recording that was made under the plan is named with a plan of no changes.
 """
 
@@ -110,10 +110,11 @@ def print_plan(plan: Plan, folders: list[Path]) -> None:
         for name, asked in {"as recorded": Plan(), "plan": plan}.items():
             if name == "plan" and plan == Plan():
                 continue
-            judged, times_us = prices.judged(asked), prices.sampled(asked, samples=32)
-            low, high = judged.interval_us
+            one_replay_ms = prices.predict(asked).iteration_us / 1e3
+            over_draws, times_us = prices.reevaluated(asked), prices.sampled(asked, samples=32)
+            low, high = over_draws.interval_us
             print(
-                f"  {name}: one replay {prices.predict(asked).iteration_us / 1e3:.0f} ms, judged {judged.iteration_us / 1e3:.0f}"
+                f"  {name}: one replay {one_replay_ms:.0f} ms, re-evaluated {over_draws.iteration_us / 1e3:.0f}"
                 f" ({low / 1e3:.0f}-{high / 1e3:.0f}), replays {times_us.min() / 1e3:.0f}-{times_us.max() / 1e3:.0f}"
             )
 

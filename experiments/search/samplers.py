@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RandomSampler(Sampler):
-    """Every way of every choice alike, and every rung of the way."""
+    """Draws every grid of every choice with equal probability, and every point of the grid."""
 
     name: ClassVar[str] = "random"
 
@@ -89,8 +89,8 @@ class RandomSampler(Sampler):
     def _drawn(self) -> Plan:
         plan = Plan()
         for choice in self.space.choices:
-            way = list(choice.ways)[self.rng.integers(len(choice.ways))]
-            plan = choice.put(plan, way, int(self.rng.integers(len(choice.ways[way]))))
+            grid = list(choice.grids)[self.rng.integers(len(choice.grids))]
+            plan = choice.put(plan, grid, int(self.rng.integers(len(choice.grids[grid]))))
         return self.space.simplest(plan)
 
 
@@ -106,7 +106,7 @@ class Charged:
 
     def begin(self) -> None:
         """Start the clock of a search, which has not replayed anything yet."""
-        self._asked: set[tuple[str, Plan]] = set()
+        self._open: set[tuple[str, Plan]] = set()
         self._owed_s = 0.0
         self._started_s = self._clock()
 
@@ -136,9 +136,9 @@ class Charged:
             started_s = self._clock()
             value = replayed(plan)
             self._known[key] = value, self._clock() - started_s
-        elif key not in self._asked:
+        elif key not in self._open:
             self._owed_s += self._known[key][1]
-        self._asked.add(key)
+        self._open.add(key)
         return self._known[key][0]
 
 

@@ -26,7 +26,7 @@ from experiments.validation.turns import in_turn
 
 TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "torch_train.py"
 WARMUP = 4
-_RUNGS = {"recomputation": ("recomputed_modules", "first"), "precision": ("bfloat16_modules", "blocks")}
+_GRIDS = {"recomputation": ("recomputed_modules", "first"), "precision": ("bfloat16_modules", "blocks")}
 
 
 class Measured(msgspec.Struct):
@@ -41,8 +41,8 @@ class Measured(msgspec.Struct):
 
 def plans(prices: Job, change: str) -> dict[str, Plan]:
     """The settings, by name."""
-    field, way = _RUNGS[change]
-    blocks = next(choice for choice in prices.space.choices if choice.name == change).ways[way][-1][field]
+    field, grid = _GRIDS[change]
+    blocks = next(choice for choice in prices.space.choices if choice.name == change).grids[grid][-1][field]
     return {
         "as recorded": Plan(),
         "half of the blocks": Plan(**{field: blocks[: len(blocks) // 2]}),
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--change", choices=sorted(_RUNGS), default="recomputation")
+    parser.add_argument("--change", choices=sorted(_GRIDS), default="recomputation")
     parser.add_argument("--precision-table", type=Path, default=BUNDLED_TORCH_TABLE)
     options = parser.parse_args()
     folder: Path = options.folder

@@ -119,7 +119,9 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     assert more == {number: row["plan"]["servers"] - 2 for number, row in enumerate(rows) if row["plan"].get("servers", 0) > 2}
     assert more, "twenty plans hold one with more servers"
     told = " ".join(succeeds(*args).split())
-    assert "More servers than the 2 recorded: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
+    assert (
+        "Plans with more than the 2 recorded servers: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
+    )
     assert servers_note([Plan(), Plan(servers=2), Plan(servers=1), Plan(servers=4, servers_on_workers=True)], Servers(2)) == ""
 
 

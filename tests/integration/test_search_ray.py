@@ -12,8 +12,8 @@ from bus_objective import BusObjective, tensors_of
 
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search import Trial, run_search
-from dpro_search.search.pricing import Prices
-from dpro_search.search.ray_tasks import RayPricer
+from dpro_search.search.evaluation import Evaluations
+from dpro_search.search.ray_tasks import RayEvaluator
 from dpro_search.space.plan import Plan, Prediction
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dpro-search[ray]'")
@@ -50,13 +50,13 @@ def cluster() -> Iterator[Any]:
 
 
 def test_what_goes_wrong_in_a_task_is_said_here(cluster: Any) -> None:
-    with RayPricer(Refusing(OBJECTIVE.tensors), 2) as pricer:
-        prices = Prices(pricer)
-        prices.request(Plan(cycle_time_us=776.0))
-        assert prices.wait(Plan(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan(cycle_time_us=776.0))
-        prices.request(Plan(cycle_time_us=777.0))
+    with RayEvaluator(Refusing(OBJECTIVE.tensors), 2) as evaluator:
+        evaluations = Evaluations(evaluator)
+        evaluations.request(Plan(cycle_time_us=776.0))
+        assert evaluations.wait(Plan(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan(cycle_time_us=776.0))
+        evaluations.request(Plan(cycle_time_us=777.0))
         with pytest.raises(InputError, match="plan: no such tensor"):
-            prices.wait(Plan(cycle_time_us=777.0))
+            evaluations.wait(Plan(cycle_time_us=777.0))
 
 
 def test_tasks_find_what_processes_find_though_a_node_is_lost(cluster: Any, tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_without_a_cluster_the_message_says_what_to_do(address: str, advice: str
         unused = server.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", address.format(unused=unused))
     with pytest.raises(MissingCapabilityError, match=advice) as raised:
-        RayPricer(OBJECTIVE, 2)
+        RayEvaluator(OBJECTIVE, 2)
     assert "\n" not in str(raised.value)

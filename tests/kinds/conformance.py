@@ -87,9 +87,9 @@ class KindConformance:
     def test_every_choice_changes_the_prediction(self, job: Job) -> None:
         recorded_us = job.predict(Plan()).iteration_us
         for choice in job.space.choices:
-            plans = [choice.put(Plan(), way, rung) for way, rungs in choice.ways.items() for rung in {0, len(rungs) - 1}]
+            plans = [choice.put(Plan(), grid, index) for grid, points in choice.grids.items() for index in {0, len(points) - 1}]
             moved = [plan for plan in plans if job.predict(plan).iteration_us != recorded_us]
-            assert moved or choice.name in self.unmoved or len(choice.ways) == 1, choice.name
+            assert moved or choice.name in self.unmoved or len(choice.grids) == 1, choice.name
 
     def test_a_field_of_another_kind_is_refused_with_both_names(self, job: Job) -> None:
         foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
@@ -105,8 +105,8 @@ class KindConformance:
 
     def test_plans_are_described_in_words(self, job: Job) -> None:
         for choice in job.space.choices:
-            for way, rungs in choice.ways.items():
-                plan = choice.put(Plan(), way, len(rungs) - 1)
+            for grid, points in choice.grids.items():
+                plan = choice.put(Plan(), grid, len(points) - 1)
                 assert "=" not in describe(plan)
                 assert (describe(plan) == "as recorded") == (plan == Plan())
 
@@ -126,8 +126,8 @@ class KindConformance:
         exported = {name for target in targets for name in target.fields}
         assert {*job.space.fields} <= exported
         for number, choice in enumerate(job.space.choices):
-            way = list(choice.ways)[-1]
-            plan = choice.put(Plan(), way, 0)
+            grid = list(choice.grids)[-1]
+            plan = choice.put(Plan(), grid, 0)
             folder = tmp_path / str(number)
             files = export_plan(plan, folder, targets_for(plan, targets), self.kind.facts(trace))
             assert {"README.md", "plan.json"} <= {*files.files}

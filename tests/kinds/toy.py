@@ -40,7 +40,7 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
 
 FORMAT = "toy-rounds"
 COMPUTE_US, ROUND_US, ROUNDS = 3000.0, 500.0, 8
@@ -57,8 +57,8 @@ class Rounds(Knob):
 
     @cached_property
     def choice(self) -> Choice:
-        ways = {RECORDED: ({},), "set": ladder("micro_batches", range(1, ROUNDS))}
-        return Choice(name=self.name, fields=self.fields, ways=ways)
+        grids = {RECORDED: ({},), "set": grid("micro_batches", range(1, ROUNDS))}
+        return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
 class ToyJob(Job):

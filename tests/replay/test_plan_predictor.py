@@ -153,7 +153,7 @@ class TestDdp:
             changed.tensors = tensors
             space = Ddp(changed, allow_lossy=True).space
             kinds = [
-                rung["compression"] for choice in space.choices for rung in choice.ways.get("set", ()) if "compression" in rung
+                point["compression"] for choice in space.choices for point in choice.grids.get("set", ()) if "compression" in point
             ]
             assert kinds == ["fp16"]  # nothing to choose that would be refused
             return str(space.refusal(Plan(compression="powersgd-2")))
@@ -251,7 +251,7 @@ class TestHalvesOfBytePS:
         tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.tensors]
         foreign = Byteps.of_job(prices.recorded_job, tensors, allow_lossy=True)
         assert "known of float32 gradients, and this job has float64" in str(foreign.space.refusal(Plan(compression="fp16")))
-        assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.ways]
+        assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.grids]
         recorded = self.prices(knobs={"compression": "onebit"})
         assert "compressed already (onebit)" in str(recorded.at_rate(1e9).space.refusal(Plan(compression="fp16")))
         assert "a job with BytePS has fp16" in str(prices.space.refusal(Plan(compression="2bit")))

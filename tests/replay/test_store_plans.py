@@ -195,23 +195,23 @@ def test_costs_that_are_the_same_in_all_recordings_judge_a_plan_as_it_is_priced(
     prices = kind(LAYERS, 125.0)
     monkeypatch.setattr(type(prices), "cost_spread", SURE)
     for plan in PLANS[kind]:
-        price, judged = prices.predict(plan), prices.judged(plan)
+        price, reevaluated = prices.predict(plan), prices.reevaluated(plan)
         # Ten iterations hold turns of a long cycle that a price has left behind.
-        assert judged.iteration_us == pytest.approx(price.iteration_us, rel=0.01)
-        assert judged.interval_us == pytest.approx(price.interval_us, rel=0.01)
+        assert reevaluated.iteration_us == pytest.approx(price.iteration_us, rel=0.01)
+        assert reevaluated.interval_us == pytest.approx(price.interval_us, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
-def test_a_judged_plan_takes_the_mean_over_costs_and_its_interval_knows_their_spread(kind):
+def test_reevaluation_gives_the_mean_over_resampled_costs_and_an_interval_with_their_spread(kind):
     prices = kind(LAYERS, None)
     for plan in PLANS[kind]:
         if plan.servers_on_workers is not None:  # without limited links hosts make no difference, and are no choice
             continue
-        times_us, price, judged = prices.sampled(plan, samples=16), prices.predict(plan), prices.judged(plan)
+        times_us, price, reevaluated = prices.sampled(plan, samples=16), prices.predict(plan), prices.reevaluated(plan)
         assert times_us.std() > 0.02 * times_us.mean()  # cores are the limit
-        assert judged.iteration_us == pytest.approx(times_us.mean())
-        assert np.diff(judged.interval_us) / judged.iteration_us > np.diff(price.interval_us) / price.iteration_us
-        assert (judged.source, judged.settled) == (price.source, price.settled)
+        assert reevaluated.iteration_us == pytest.approx(times_us.mean())
+        assert np.diff(reevaluated.interval_us) / reevaluated.iteration_us > np.diff(price.interval_us) / price.iteration_us
+        assert (reevaluated.source, reevaluated.settled) == (price.source, price.settled)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)

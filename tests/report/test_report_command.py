@@ -38,7 +38,7 @@ def test_a_report_of_a_recording(tmp_path):
     assert {lane["rank"] for lane in data["lanes"]} == {0, 1}
     for title in ("Where an iteration goes", "Critical path", "Tensor groups", "How good the model is", "Terms of the cost model"):
         assert title in page
-    assert "held out in turn" in page
+    assert "held out, one at a time" in page
 
 
 def test_a_report_of_a_search_says_how_it_was_made(run, tmp_path):

@@ -1,4 +1,4 @@
-"""Test doubles for the replay: gradients on one serial bus, and one knob, priced by formulas. Nothing in them was measured."""
+"""Test doubles for the replay: gradients on one serial bus, and one knob, predicted by formulas. Nothing was measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensors_of(sizes_bytes: list[int]) -> tuple[TensorInfo, ...]:
 DEFAULT_SETTINGS = CommSettings(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
 
 
-def priced(iteration_us: float, plan: Plan, noise: float, peak_memory_bytes: int | None = None) -> Prediction:
+def prediction_of(iteration_us: float, plan: Plan, noise: float, peak_memory_bytes: int | None = None) -> Prediction:
     return Prediction(
         iteration_us=iteration_us,
         interval_us=(iteration_us * (1 - noise), iteration_us * (1 + noise)),
@@ -52,7 +52,7 @@ class BusObjective:
 
     def predict(self, plan: Plan) -> Prediction:
         ended_us = max(exchange.ended_us for exchange in self.exchanges(plan))
-        return priced(ended_us + 20_000.0 / self._cycle_us(plan), plan, self.noise)  # a busier thread slows the job
+        return prediction_of(ended_us + 20_000.0 / self._cycle_us(plan), plan, self.noise)  # a busier thread slows the job
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         ready_us = {tensor.name: (i + 1) * self.compute_us for i, tensor in enumerate(self.tensors)}
@@ -97,4 +97,4 @@ class KnobObjective:
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
         cap = plan.bucket_cap_bytes or self._recorded_bytes
-        return priced(100_000.0 * (1 + 0.1 * abs(math.log(cap / self._best_bytes))), plan, 0.005, cap)
+        return prediction_of(100_000.0 * (1 + 0.1 * abs(math.log(cap / self._best_bytes))), plan, 0.005, cap)

@@ -1,7 +1,7 @@
 """A search that can be killed: python killed_search.py RUN TRIALS WORKERS [STORAGE]. Prints every trial's number.
 
-Each price takes some milliseconds of work. With KILL_WORKER=N in the environment a worker kills itself with SIGKILL at its plan N;
-with KILL_SEARCH=N the search is killed after its trial N.
+Each evaluation takes some milliseconds of work. With KILL_WORKER=N in the environment a worker kills itself with SIGKILL at its
+plan N; with KILL_SEARCH=N the search is killed after its trial N.
 """
 
 import os
@@ -21,11 +21,11 @@ search_pid = os.getpid()
 
 
 class Slow(BusObjective):
-    """Some work for each price; the same price for the same plan."""
+    """Some work for each evaluation; equal plans get equal predictions."""
 
     def predict(self, plan: Plan) -> Prediction:
-        prices.append(plan)
-        if len(prices) == int(os.environ.get("KILL_WORKER", "-1")) and os.getpid() != search_pid:
+        evaluated.append(plan)
+        if len(evaluated) == int(os.environ.get("KILL_WORKER", "-1")) and os.getpid() != search_pid:
             os.kill(os.getpid(), signal.SIGKILL)
         np.linalg.svd(np.random.default_rng(0).random((60, 60)))
         return super().predict(plan)
@@ -37,7 +37,7 @@ def after(trial: Trial) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-prices: list[Plan] = []
+evaluated: list[Plan] = []
 try:
     run_search(
         Slow(tensors_of([40_000] * 8)),

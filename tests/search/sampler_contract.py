@@ -84,18 +84,18 @@ class SamplerContract:
     def test_few_trials_are_spent_on_plans_that_are_known(self) -> None:
         assert len(set(self.proposals(BusObjective(MIXED), 3, 100))) > 90
 
-    def test_asked_again_before_it_is_told_it_goes_on(self) -> None:
+    def test_open_proposals_again_before_it_is_told_it_goes_on(self) -> None:
         """With several workers some asks are open; tells come in their order."""
         objective = BusObjective(MIXED)
         sampler = make_sampler(self.name, objective.tensors, objective.recorded, 1, objective)
         sampler.observe(Plan(), objective.predict(Plan()))
-        asked = []
+        open_proposals = []
         for _ in range(60):
-            asked.append(sampler.ask())
-            if len(asked) > 4:
-                proposal = asked.pop(0)
+            open_proposals.append(sampler.ask())
+            if len(open_proposals) > 4:
+                proposal = open_proposals.pop(0)
                 sampler.tell(proposal, objective.predict(proposal.plan))
-        assert len({proposal.plan for proposal in asked}) == len(asked), "a plan was asked for twice at a time"
+        assert len({proposal.plan for proposal in open_proposals}) == len(open_proposals), "an open plan was proposed again"
 
     def test_it_improves_a_bad_recording(self) -> None:
         bad = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)

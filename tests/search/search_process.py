@@ -1,6 +1,6 @@
 """A search in a process of its own: python search_process.py RUN TRIALS [INTERRUPT_AT]. Prints why it stopped.
 
-With INTERRUPT_AT it sends itself a real SIGINT, as Ctrl-C does, while that trial is being priced.
+With INTERRUPT_AT it sends itself a real SIGINT, as Ctrl-C does, while that trial is being evaluated.
 """
 
 import os
@@ -19,13 +19,13 @@ run, trials, *interrupt_at = sys.argv[1:]
 
 class Interrupted(BusObjective):
     def predict(self, plan: Plan) -> Prediction:
-        prices.append(plan)
-        if interrupt_at and len(prices) == int(interrupt_at[0]):
+        evaluated.append(plan)
+        if interrupt_at and len(evaluated) == int(interrupt_at[0]):
             os.kill(os.getpid(), signal.SIGINT)
         return super().predict(plan)
 
 
-prices: list[Plan] = []
+evaluated: list[Plan] = []
 try:
     result = run_search(
         Interrupted(tensors_of([40_000] * 8)), trials=int(trials), sampler="mcmc", seed=5, out=Path(run), trace_digest="bus"

@@ -88,12 +88,12 @@ def test_a_run_folder_tells_what_its_predictions_hold():
     ]
 
 
-def test_it_says_what_it_does_and_how_sure_it_is():
-    said = calibration().said
-    assert "2 measured settings by +" in said
-    assert "Mean error, each corrected by the others: 7.4 -> " in said
-    assert "machine" not in said
-    assert "The machine was not as recorded" in calibration(machine=1.2).said
+def test_the_summary_has_the_correction_and_its_error():
+    summary = calibration().summary
+    assert "2 measured settings by +" in summary
+    assert "Mean error, each setting corrected by the others: 7.4 -> " in summary
+    assert "machine" not in summary
+    assert "The machine has changed since the recording" in calibration(machine=1.2).summary
 
 
 @pytest.mark.parametrize(
@@ -136,30 +136,30 @@ def test_a_worker_process_gets_the_same_objective():
     assert objective.extra == "kept"
 
 
-class Lucky(Job):
+class Resampled(Job):
     def sampled(self, plan, *, samples, seed=0):
         return predicted(plan).iteration_us * np.linspace(0.9, 1.1, samples)
 
 
 def test_times_in_other_luck_are_corrected_like_the_prediction():
-    objective = CalibratedObjective(Lucky(), calibration())
+    objective = CalibratedObjective(Resampled(), calibration())
     for plan in PLANS:
         assert objective.sampled(plan, samples=5)[2] == pytest.approx(objective.predict(plan).iteration_us)
 
 
 def test_a_job_without_luck_has_none_when_calibrated_either():
     objective = CalibratedObjective(Job(), calibration())
-    with pytest.raises(InputError, match="does not replay plans in different luck"):
+    with pytest.raises(InputError, match="cannot be replayed with resampled durations"):
         objective.sampled(Plan(), samples=5)
 
 
 def test_what_an_objective_judges_is_corrected_like_its_prices():
     class Judging(Job):
-        def judged(self, plan):
+        def reevaluated(self, plan):
             us = predicted(plan).iteration_us * 1.05
             return msgspec.structs.replace(predicted(plan), iteration_us=us, interval_us=(us * 0.8, us * 1.2))
 
     held = calibration()
     for plan in PLANS:
-        assert CalibratedObjective(Judging(), held).judged(plan) == held.corrected(Judging().judged(plan), plan)
-        assert CalibratedObjective(Job(), held).judged(plan) == CalibratedObjective(Job(), held).predict(plan)
+        assert CalibratedObjective(Judging(), held).reevaluated(plan) == held.corrected(Judging().reevaluated(plan), plan)
+        assert CalibratedObjective(Job(), held).reevaluated(plan) == CalibratedObjective(Job(), held).predict(plan)

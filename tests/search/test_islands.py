@@ -18,8 +18,8 @@ from test_workers import ShuffledPricer
 from dpro_search.errors import DproSearchError, InputError, MissingCapabilityError
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search import Objective, SearchResult, Trial, run_search
+from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.islands import ROUND, Findings, Island, key_of, number_of, owner_of, share_of
-from dpro_search.search.pricing import Prices
 from dpro_search.search.run_folder import Journal, line_of, read_run
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, Proposal, Sampler, sampler_for
 from dpro_search.search.trials import islands_trials, recorded_trial
@@ -33,13 +33,13 @@ TRIALS = 5 * ROUND  # two islands hear of each other
 
 
 def driven(journal: Path, sampler: str, islands: int, *, trials: int = TRIALS, order: int = 0) -> tuple[list[Trial], list[Plan]]:
-    """Trials of islands that are driven here, whose prices come in some order, and the plans that were priced for them."""
-    pricer = ShuffledPricer(np.random.default_rng(order))
+    """Trials of islands in this process, whose results come in some order, and the evaluated plans."""
+    evaluator = ShuffledPricer(np.random.default_rng(order))
     with Journal(journal) as book:
         first = recorded_trial(OBJECTIVE.predict(Plan()), book)
         samplers = [sampler_for(SPACE, sampler, (5, number), OBJECTIVE, island=number) for number in range(islands)]
         shared = [Island(chosen, first.prediction) for chosen in samplers]
-        return [first, *islands_trials(Prices(pricer), shared, book, trials)], pricer.priced
+        return [first, *islands_trials(Evaluations(evaluator), shared, book, trials)], evaluator.evaluated
 
 
 def search(
@@ -49,7 +49,7 @@ def search(
     return found, (out / "trials.jsonl").read_bytes()
 
 
-def price(iteration_us: float) -> Prediction:
+def prediction_of(iteration_us: float) -> Prediction:
     return Prediction(
         iteration_us=iteration_us,
         interval_us=(iteration_us, iteration_us),
@@ -60,7 +60,7 @@ def price(iteration_us: float) -> Prediction:
 
 
 def trial(number: int, iteration_us: float) -> Trial:
-    return Trial(number=number, origin="mcmc", plan=Plan(cycle_time_us=float(number)), prediction=price(iteration_us))
+    return Trial(number=number, origin="mcmc", plan=Plan(cycle_time_us=float(number)), prediction=prediction_of(iteration_us))
 
 
 @given(trials=st.integers(1, 2000), islands=st.integers(1, 9))
@@ -75,10 +75,10 @@ def test_every_trial_but_the_first_is_one_islands(trials: int, islands: int) -> 
 @settings(max_examples=2, deadline=None)
 def test_the_order_in_which_prices_come_changes_nothing(sampler: str, islands: int, orders: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (one, priced), (other, _) = (driven(Path(folder) / f"{n}", sampler, islands, order=o) for n, o in enumerate(orders))
+        (one, evaluated), (other, _) = (driven(Path(folder) / f"{n}", sampler, islands, order=o) for n, o in enumerate(orders))
     assert one == other
     assert [trial.number for trial in one] == list(range(TRIALS))
-    assert len(priced) == len(set(priced)), "a plan was priced twice"
+    assert len(evaluated) == len(set(evaluated)), "a plan was evaluated twice"
 
 
 @pytest.mark.parametrize("sampler", SHARED)
@@ -93,7 +93,7 @@ def test_processes_find_what_islands_in_one_process_find(sampler: str, tmp_path:
 @given(cuts=st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.integers(2, TRIALS)), min_size=1, max_size=3))
 @settings(max_examples=2, deadline=None)
 def test_a_search_that_was_cut_anywhere_ends_as_if_it_had_not_been(sampler: str, cuts: list[tuple[float, bool, int]]) -> None:
-    """Anywhere in a round, perhaps in the middle of a line; fewer trials are asked for in between."""
+    """Anywhere in a round, perhaps in the middle of a line; fewer trials are requested in between."""
     with tempfile.TemporaryDirectory() as folder:
         whole, _ = driven(Path(folder) / "whole", sampler, islands=2)
         raw = (Path(folder) / "whole").read_bytes()
@@ -103,9 +103,9 @@ def test_a_search_that_was_cut_anywhere_ends_as_if_it_had_not_been(sampler: str,
             end = int(kept * len(cut.read_bytes()))
             left = raw[: end if torn else raw.rfind(b"\n", 0, end) + 1]
             cut.write_bytes(left)
-            found, priced = driven(cut, sampler, islands=2, trials=trials)
+            found, evaluated = driven(cut, sampler, islands=2, trials=trials)
             assert found == whole[:trials]
-            assert not set(priced) & {trial.plan for trial in whole[1 : left.count(b"\n")]}, "a finished trial was priced again"
+            assert not set(evaluated) & {trial.plan for trial in whole[1 : left.count(b"\n")]}, "a trial was evaluated again"
         assert driven(cut, sampler, islands=2)[0] == whole
         assert cut.read_bytes() == raw
 
@@ -167,12 +167,12 @@ def test_an_island_hears_of_a_round_when_the_others_are_through_it_and_it_is_a_r
     assert [found.island for found in news] == [1, 2]
     for found in news:
         second_round = [number_of(found.island, 3, place) for place in range(ROUND, 2 * ROUND)]
-        assert [key for key, _ in found.prices] == [key_of(b"%d" % number) for number in second_round]
-        assert found.best == line_of(trial(second_round[-1], 1e6 - second_round[-1])), "its prices fall"
+        assert [key for key, _ in found.predictions] == [key_of(b"%d" % number) for number in second_round]
+        assert found.best == line_of(trial(second_round[-1], 1e6 - second_round[-1])), "its costs fall"
 
 
 class Listed(Sampler):
-    """Asks for the plans of a list, and remembers what it is told."""
+    """Proposes the plans of a list, and stores the results that it receives."""
 
     name = "listed"
 
@@ -192,8 +192,8 @@ class Listed(Sampler):
         self.observed.append(prediction.iteration_us)
 
 
-def heard(island: Island, number: int, iteration_us: float) -> None:
-    """What the other of two islands found in its first round: one trial of some price, and others that are slow."""
+def receive(island: Island, number: int, iteration_us: float) -> None:
+    """Results of the other island's first round: one trial of a given time, and slow ones."""
     findings = Findings(2)
     for place in range(ROUND):
         found = trial(number_of(0, 2, place), iteration_us if number_of(0, 2, place) == number else 5000.0)
@@ -203,29 +203,29 @@ def heard(island: Island, number: int, iteration_us: float) -> None:
 
 def test_what_another_island_has_had_priced_costs_no_trial() -> None:
     sampler = Listed(3.0, 4.0, 3.0)
-    island = Island(sampler, price(2000.0))
-    heard(island, number=3, iteration_us=1500.0)
-    asked = island.ask()
-    assert (asked.proposal.plan.cycle_time_us, sampler.told) == (4.0, [1500.0]), "3.0 was known"
-    island.tell(asked, price(1700.0))
+    island = Island(sampler, prediction_of(2000.0))
+    receive(island, number=3, iteration_us=1500.0)
+    keyed = island.ask()
+    assert (keyed.proposal.plan.cycle_time_us, sampler.told) == (4.0, [1500.0]), "3.0 was known"
+    island.tell(keyed, prediction_of(1700.0))
     again = island.ask()
-    assert again.proposal.plan.cycle_time_us == 3.0, "asked for twice it costs a trial, or a sampler with no more plans had no end"
-    known = island.price(again)
+    assert again.proposal.plan.cycle_time_us == 3.0, "a second proposal is a trial, so that a sampler without new plans ends"
+    known = island.known_prediction(again)
     assert known is not None
-    assert known.iteration_us == 1500.0, "but it is not priced again"
+    assert known.iteration_us == 1500.0, "but it is not evaluated again"
 
 
 def test_an_island_is_shown_what_is_better_than_all_it_knows() -> None:
     sampler = Listed(4.0)
-    island = Island(sampler, price(2000.0))
-    heard(island, number=3, iteration_us=2100.0)
-    heard(island, number=3, iteration_us=1500.0)
-    heard(island, number=5, iteration_us=1600.0)
+    island = Island(sampler, prediction_of(2000.0))
+    receive(island, number=3, iteration_us=2100.0)
+    receive(island, number=3, iteration_us=1500.0)
+    receive(island, number=5, iteration_us=1600.0)
     assert sampler.observed == [2000.0, 1500.0], "the recorded setting, and what beat it"
 
 
 def test_islands_that_want_the_same_find_more_than_one_would(tmp_path: Path) -> None:
-    """A job whose few plans every sampler wants: they are not all priced twice."""
+    """A job with few plans, which every sampler proposes: they are not all evaluated twice."""
     search(tmp_path / "run", workers=2, trials=6 * ROUND, sampler="auto", objective=KnobObjective())
     with Journal(tmp_path / "run" / "trials.jsonl") as journal:
         plans = [trial.plan for trial in journal.trials]
@@ -246,7 +246,7 @@ SEARCH = os.getpid()
 
 
 class Mortal(BusObjective):
-    """A plan with exact groups ends the process that prices it."""
+    """A plan with exact groups ends the process that evaluates it."""
 
     def predict(self, plan: Plan) -> Prediction:
         if plan.tensor_groups is not None:
@@ -258,10 +258,10 @@ class Mortal(BusObjective):
 
 
 class MortalGuide(BusObjective):
-    """What a sampler asks for beside prices ends the worker."""
+    """The per-collective timeline, which a sampler requests, ends the worker."""
 
     def predict(self, plan: Plan) -> Prediction:
-        return price(1000.0)
+        return prediction_of(1000.0)
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         if os.getpid() != SEARCH:
@@ -282,7 +282,7 @@ class Broken(Mortal):
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        (Mortal, MissingCapabilityError, r'2 workers were lost while pricing one plan .*"tensor_groups":'),
+        (Mortal, MissingCapabilityError, r'2 workers were lost while evaluating one plan .*"tensor_groups":'),
         (MortalGuide, MissingCapabilityError, r"ended one after the other before a trial was finished .*killed by signal 9"),
         (Refusing, InputError, "plan: no such tensor"),
         (Broken, RuntimeError, "ZeroDivisionError"),

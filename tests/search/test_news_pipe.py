@@ -53,7 +53,7 @@ def test_a_reader_that_is_gone_is_not_told_and_not_waited_for(ends: tuple[NewsWr
 
 
 @pytest.mark.parametrize("told", [[], [found(1, 0, b"x" * 200_000)]])
-def test_a_search_that_is_gone_ends_the_wait(told: list[News], ends: tuple[NewsWriter, NewsReader]) -> None:
+def test_the_end_of_the_search_ends_the_wait(told: list[News], ends: tuple[NewsWriter, NewsReader]) -> None:
     """Even in the middle of what it wrote."""
     writer, reader = ends
     assert tell(writer, *told) == bool(told)

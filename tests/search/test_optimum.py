@@ -1,4 +1,4 @@
-"""The known optimum: all plans priced, and dynamic programming where that is exact."""
+"""The known optimum: all plans evaluated, and dynamic programming where that is exact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cycle_times_are_those_that_samplers_propose() -> None:
 def test_several_processes_find_the_prices_of_one() -> None:
     objective = BusObjective(tensors_of([4000, 8000, 1000, 20_000]))
     plans = [Plan(tensor_groups=grouping) for grouping in all_groupings(("g0", "g1", "g2", "g3"))]
-    assert prices_us(objective, plans, workers=2) == prices_us(objective, plans)
+    assert costs_us(objective, plans, workers=2) == costs_us(objective, plans)
 
 
 def serial_job(
@@ -64,7 +64,7 @@ def test_dynamic_programming_finds_the_best_of_all_groups_of_neighbours(
     job = serial_job([size for size, _ in tensors], [us for _, us in tensors], latency_us=latency_us, negotiate_us=negotiate_us)
     predictor = DataParallelPredictor(job)
     names = tuple(tensor.name for tensor in predictor.tensors)
-    all_us = prices_us(predictor, (Plan(tensor_groups=grouping) for grouping in contiguous_groupings(names)))
+    all_us = costs_us(predictor, (Plan(tensor_groups=grouping) for grouping in contiguous_groupings(names)))
     optimum = serial_optimum(job)
     assert optimum.iteration_us == pytest.approx(min(all_us.values()), rel=1e-12)
     plan = Plan(tensor_groups=tuple(tuple(names[tensor] for tensor in group) for group in optimum.groups))

@@ -90,7 +90,7 @@ def test_each_tensor_is_cut_by_its_own_size_and_no_byte_is_lost() -> None:
     job = with_sizes(KvstoreByTensor, kvstore(priority=True, size=40_000), (100_000, 70_000, 100))
     assert [len(row) for row in job.slices] == [3, 1, 10]
     assert [sum(count for _, count in row) for row in job.slices] == job.tensor_bytes.tolist()
-    assert [server for row in job.slices for server, _ in row] == [i % 2 for i in range(14)], "servers take turns"
+    assert [server for row in job.slices for server, _ in row] == [i % 2 for i in range(14)], "servers alternate"
 
 
 def test_a_bound_of_its_own_cuts_a_tensor_over_all_servers_or_not_at_all() -> None:
@@ -106,6 +106,6 @@ def test_sizes_of_their_own_are_at_least_as_good_as_the_best_for_all() -> None:
     for case in (stores, parts):
         found = searched(case, seconds=0.3, seed=0)
         assert found.own_us <= found.alike_us
-        assert found.tried > 37, "more than the ladder"
+        assert found.tried > 37, "more than the grid"
         again_us = searched(case, seconds=0.0, seed=1).alike_us
-        assert again_us == pytest.approx(found.alike_us), "the ladder has no luck"
+        assert again_us == pytest.approx(found.alike_us), "the grid is deterministic"

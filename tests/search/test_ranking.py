@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from bus_objective import BusObjective, KnobObjective, priced, tensors_of
+from bus_objective import BusObjective, KnobObjective, prediction_of, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from dpro_search.errors import InputError
 from dpro_search.search.result import SearchResult, by_quantile, pareto_front, rank_plans
 from dpro_search.search.robustness import beats
 from dpro_search.search.run_folder import Trial
-from dpro_search.search.samplers._base import price_us
+from dpro_search.search.samplers._base import cost_us
 from dpro_search.search.stopping import expected_gain, is_settled
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan, Prediction
@@ -36,18 +36,18 @@ class Limited(KnobObjective):
         return msgspec.structs.replace(found, infeasible="needs too much") if needs > self.limit_bytes else found
 
 
-class Lucky(BusObjective):
-    """Plans of one group are faster on average, and slower in bad luck."""
+class Risky(BusObjective):
+    """Plans of one group are faster on average, and slower in unfavourable draws."""
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
-        luck = np.random.default_rng(seed).random(samples)
+        draws = np.random.default_rng(seed).random(samples)
         risky = plan.tensor_groups is not None and len(plan.tensor_groups) < 5
-        return self.predict(plan).iteration_us * (1 + (5 if risky else 0.1) * luck)
+        return self.predict(plan).iteration_us * (1 + (5 if risky else 0.1) * draws)
 
 
 def trials_of(points: list[tuple[float, int | None]]) -> list[Trial]:
     return [
-        Trial(number=i, origin="mcmc", plan=Plan(cycle_time_us=i + 1.0), prediction=priced(us, Plan(), 0.01, memory))
+        Trial(number=i, origin="mcmc", plan=Plan(cycle_time_us=i + 1.0), prediction=prediction_of(us, Plan(), 0.01, memory))
         for i, (us, memory) in enumerate(points)
     ]
 
@@ -78,9 +78,9 @@ def test_where_nothing_fits_the_smallest_is_shown_with_the_reason() -> None:
 
 
 def test_infeasible_plans_cost_more_than_any_other_and_less_memory_is_better() -> None:
-    slow = priced(1e9, Plan(), 0.01, 100)
-    large, larger = (msgspec.structs.replace(priced(1.0, Plan(), 0.01, size), infeasible="no") for size in (200, 300))
-    assert price_us(slow) < price_us(large) < price_us(larger)
+    slow = prediction_of(1e9, Plan(), 0.01, 100)
+    large, larger = (msgspec.structs.replace(prediction_of(1.0, Plan(), 0.01, size), infeasible="no") for size in (200, 300))
+    assert cost_us(slow) < cost_us(large) < cost_us(larger)
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.integers(0, 10**6)), min_size=2, max_size=40))
@@ -116,7 +116,7 @@ def test_how_often_one_plan_beats_another() -> None:
 
 
 def test_ranked_by_a_quantile_a_risky_plan_falls_behind(tmp_path: Path) -> None:
-    objective = Lucky(SMALL.tensors, SMALL.recorded, compute_us=50.0)
+    objective = Risky(SMALL.tensors, SMALL.recorded, compute_us=50.0)
     options = {"trials": 60, "sampler": "mcmc", "trace_digest": "bus"}
     by_time = run_search(objective, out=tmp_path / "a", **options)  # type: ignore[arg-type]
     by_luck = run_search(objective, out=tmp_path / "b", quantile=0.9, **options)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_ranked_by_a_quantile_a_risky_plan_falls_behind(tmp_path: Path) -> None:
 
 
 def test_ranking_keeps_each_plan() -> None:
-    ranked = rank_plans(trials_of([(100.0, None), (200.0, None), (300.0, None)]), priced(300.0, Plan(), 0.01))
+    ranked = rank_plans(trials_of([(100.0, None), (200.0, None), (300.0, None)]), prediction_of(300.0, Plan(), 0.01))
     times = np.array([[5.0, 5.0], [1.0, 1.0], [3.0, 3.0], [2.0, 2.0]])
     ordered, share = by_quantile(ranked, times, 0.5)
     assert [plan.trial for plan in ordered] == [1, 2, 0]
@@ -143,7 +143,7 @@ def test_a_quantile_is_between_0_and_1(quantile: float, tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_replayed_without_luck_is_refused_before_it_is_searched(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--quantile: this objective does not replay plans in different luck"):
+    with pytest.raises(InputError, match="--quantile: this job cannot be replayed with resampled durations"):
         run_search(SMALL, trials=5, out=tmp_path / "run", trace_digest="bus", quantile=0.9)
     assert not (tmp_path / "run").exists()
 

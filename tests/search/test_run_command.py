@@ -70,7 +70,7 @@ def test_a_small_gain_that_is_not_certain_is_none(tmp_path: Path) -> None:
     small = msgspec.structs.replace(found.plans[0], speedup=1.02)
     result = msgspec.structs.replace(found, plans=(small, *found.plans[1:]))
     assert not result.summary()["worth_measuring"]
-    assert "Nothing to gain here" in printed(result)
+    assert "No gain found" in printed(result)
 
 
 def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_progress_is_for_terminals(terminal: bool, wanted: bool, shown: bool) ->
         for number in range(2):
             prediction = BusObjective(tensors_of([400])).predict(Plan())
             bar.trial(Trial(number=number, origin="mcmc", plan=Plan(), prediction=prediction))
-        bar.judged(1, 3)
-        bar.judged(2, 3)
+        bar.reevaluated(1, 3)
+        bar.reevaluated(2, 3)
     assert ("searching" in text.getvalue()) is shown
-    assert ("judging" in text.getvalue() and "2/3" in text.getvalue()) is shown
+    assert ("re-evaluating" in text.getvalue() and "2/3" in text.getvalue()) is shown
 
 
 def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:

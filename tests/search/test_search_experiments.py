@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bus_objective import KnobObjective, priced
+from bus_objective import KnobObjective, prediction_of
 
 from benchmarks.search_bert import bert_plans
 from dpro_search.collect.sample import sample_trace_path
@@ -37,27 +37,27 @@ class Laborious:
     def predict(self, plan: Plan) -> Prediction:
         self.replayed.append(plan)
         self.now_s += REPLAY_S
-        return priced(1000.0, plan, 0.01)
+        return prediction_of(1000.0, plan, 0.01)
 
 
 def test_a_replay_counts_in_every_search_and_is_done_in_one() -> None:
     job = Laborious()
-    prices = Charged(job, clock=lambda: job.now_s)  # type: ignore[arg-type]
+    evaluations = Charged(job, clock=lambda: job.now_s)  # type: ignore[arg-type]
     for _ in range(2):
-        prices.begin()
+        evaluations.begin()
         for _ in range(3):
-            prices.predict(Plan())
-        assert prices.spent_s == REPLAY_S, "asked again by one search, a plan is free"
+            evaluations.predict(Plan())
+        assert evaluations.spent_s == REPLAY_S, "within one search the same plan is evaluated once"
     assert job.replayed == [Plan()]
 
 
 def test_line_searches_are_compared_with_the_best_of_all_plans_of_the_knobs() -> None:
     job = KnobObjective()
-    prices = {plan: job.predict(plan) for plan in all_plans(job.space)}
-    assert len(prices) == len(job.space.choices[0].ways["set"]), "one of them is as recorded"
-    best_us = min(prediction.iteration_us for prediction in prices.values())
-    assert {line_search(job.space, prices, start)[0] for start in prices} == {best_us}, "one knob is gone through whole"
-    assert "| 0 of 3 | 0.00 |" in row("knob", job.space, prices, 3)
+    predictions = {plan: job.predict(plan) for plan in all_plans(job.space)}
+    assert len(predictions) == len(job.space.choices[0].grids["set"]), "one of them is as recorded"
+    best_us = min(prediction.iteration_us for prediction in predictions.values())
+    assert {line_search(job.space, predictions, start)[0] for start in predictions} == {best_us}, "one knob is searched completely"
+    assert "| 0 of 3 | 0.00 |" in row("knob", job.space, predictions, 3)
 
 
 def test_samplers_are_compared_with_the_best_of_all() -> None:

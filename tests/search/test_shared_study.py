@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.search.pricing import InlinePricer, Prices
+from dpro_search.search.evaluation import Evaluations, InlineEvaluator
 from dpro_search.search.run_folder import Trial, locked_run, read_run
 from dpro_search.search.samplers import SAMPLERS, Proposal, make_sampler
 from dpro_search.search.shared_study import SharedStudy, without_password
@@ -31,7 +31,7 @@ def url_of(folder: Path, kind: str = "journal") -> str:
 
 def driven(study: SharedStudy, sampler: str, seed: int, trials: int, window: int = 1) -> Iterator[Trial]:
     chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, seed, OBJECTIVE)
-    return shared_trials(Prices(InlinePricer(OBJECTIVE)), chooser, study, trials, window)
+    return shared_trials(Evaluations(InlineEvaluator(OBJECTIVE)), chooser, study, trials, window)
 
 
 def rows(url: str, name: str) -> list[optuna.trial.FrozenTrial]:
@@ -43,15 +43,15 @@ def states(url: str) -> list[str]:
     return [row.state.name for row in rows(url, "s")]
 
 
-@given(turns=st.lists(st.integers(0, 2), max_size=60), windows=st.tuples(*[st.integers(1, 4)] * 3))
+@given(steps=st.lists(st.integers(0, 2), max_size=60), windows=st.tuples(*[st.integers(1, 4)] * 3))
 @settings(max_examples=10, deadline=None)
-def test_however_searches_interleave_or_die_each_plan_counts_once(turns: list[int], windows: tuple[int, int, int]) -> None:
-    """Each turn, one of three searches goes on to its next trial; one whose turns end was killed, but the last finishes."""
+def test_however_searches_interleave_or_die_each_plan_counts_once(steps: list[int], windows: tuple[int, int, int]) -> None:
+    """In each step one of three searches runs its next trial; one without further steps was killed. The last one finishes."""
     with tempfile.TemporaryDirectory() as folder:
         url = url_of(Path(folder))
         searches = [driven(SharedStudy(url, "s", f"run{i}"), "mcmc", i, 40, windows[i]) for i in range(3)]
-        for turn in turns:
-            next(searches[turn], None)
+        for step in steps:
+            next(searches[step], None)
         for search in searches:
             search.close()
         with SharedStudy(url, "s", "the last") as study:
@@ -67,9 +67,9 @@ def test_however_searches_interleave_or_die_each_plan_counts_once(turns: list[in
 def test_of_two_searches_with_one_plan_the_first_to_write_counts(tmp_path: Path) -> None:
     url, plan = url_of(tmp_path), Plan(cycle_time_us=2000.0)
     first, second = (SharedStudy(url, "s", name) for name in ("first", "second"))
-    price = OBJECTIVE.predict(plan)
-    assert [news.own for news in first.add(Proposal(plan, "mcmc"), price)] == [True]
-    assert [news.own for news in second.add(Proposal(plan, "optuna"), price)] == [False]
+    prediction = OBJECTIVE.predict(plan)
+    assert [news.own for news in first.add(Proposal(plan, "mcmc"), prediction)] == [True]
+    assert [news.own for news in second.add(Proposal(plan, "optuna"), prediction)] == [False]
     assert len(first) == len(second) == 1
     assert states(url) == ["COMPLETE", "FAIL"]
 

@@ -49,7 +49,7 @@ def outcome(run: Path) -> tuple[bytes, dict[str, bytes]]:
     return (run / "trials.jsonl").read_bytes(), plans | {"topn": (run / "topn.csv").read_bytes()}
 
 
-def price(iteration_us: float, half_width: float = 0.01, **fields: bool) -> Prediction:
+def prediction_of(iteration_us: float, half_width: float = 0.01, **fields: bool) -> Prediction:
     return Prediction(
         iteration_us=iteration_us,
         interval_us=(iteration_us * (1 - half_width), iteration_us * (1 + half_width)),
@@ -96,7 +96,7 @@ def test_fewer_trials_than_the_journal_has_give_the_shorter_search(tmp_path: Pat
     search(tmp_path / "run", trials=40)
     short = search(tmp_path / "run", trials=10)
     assert short.plans == search(tmp_path / "fresh", trials=10).plans
-    assert len((tmp_path / "run" / "trials.jsonl").read_bytes().splitlines()) == 40, "what was priced is kept"
+    assert len((tmp_path / "run" / "trials.jsonl").read_bytes().splitlines()) == 40, "evaluated plans are kept"
 
 
 def test_the_recorded_setting_is_trial_0(tmp_path: Path) -> None:
@@ -213,14 +213,14 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_continued(tmp_path: Path) ->
 def test_near_ties_go_to_the_simpler_plan() -> None:
     grouped = Plan(tensor_groups=(("a",), ("b",)), cycle_time_us=2000.0)
     plans = [(Plan(), 2000.0), (grouped, 1000.0), (Plan(cycle_time_us=2000.0), 1009.0), (Plan(cycle_time_us=3000.0), 1020.0)]
-    ranked = rank_plans(trials_of(plans), price(2000.0))
+    ranked = rank_plans(trials_of(plans), prediction_of(2000.0))
     assert [r.plan for r in ranked] == [Plan(cycle_time_us=2000.0), Plan(cycle_time_us=3000.0), Plan()]
 
 
 @given(st.lists(st.floats(1.0, 1e7), min_size=1, max_size=60))
 def test_listed_plans_are_distinct_and_sorted_and_the_first_is_best(times_us: list[float]) -> None:
     plans = [(Plan(cycle_time_us=float(i + 1)), time_us) for i, time_us in enumerate(times_us)]
-    ranked = rank_plans(trials_of(plans), price(times_us[0]))
+    ranked = rank_plans(trials_of(plans), prediction_of(times_us[0]))
     listed_us = [r.prediction.iteration_us for r in ranked]
     assert listed_us == sorted(set(listed_us))
     assert listed_us[0] <= 1.01 * min(times_us)
@@ -229,19 +229,19 @@ def test_listed_plans_are_distinct_and_sorted_and_the_first_is_best(times_us: li
 @pytest.mark.parametrize(
     ("prediction", "certain"),
     [
-        (price(900.0, 0.01), True),
-        (price(985.0, 0.01), False),
-        (price(900.0, 0.2), False),
-        (price(900.0, 0.01, settled=False), False),
+        (prediction_of(900.0, 0.01), True),
+        (prediction_of(985.0, 0.01), False),
+        (prediction_of(900.0, 0.2), False),
+        (prediction_of(900.0, 0.01, settled=False), False),
     ],
 )
 def test_a_gain_is_certain_when_the_intervals_are_apart(prediction: Prediction, certain: bool) -> None:
     trial = Trial(number=0, origin="mcmc", plan=Plan(cycle_time_us=2.0), prediction=prediction)
-    assert rank_plans([trial], price(1000.0, 0.01))[0].gain_certain is certain
+    assert rank_plans([trial], prediction_of(1000.0, 0.01))[0].gain_certain is certain
 
 
 def trials_of(plans: list[tuple[Plan, float]]) -> list[Trial]:
-    return [Trial(number=i, origin="mcmc", plan=plan, prediction=price(us)) for i, (plan, us) in enumerate(plans)]
+    return [Trial(number=i, origin="mcmc", plan=plan, prediction=prediction_of(us)) for i, (plan, us) in enumerate(plans)]
 
 
 def search_process(
@@ -261,7 +261,7 @@ def search_process(
 class JudgingObjective(BusObjective):
     """Knows, where it looks twice, that groups are worth less than they seem."""
 
-    def judged(self, plan: Plan) -> Prediction:
+    def reevaluated(self, plan: Plan) -> Prediction:
         found = self.predict(plan)
         share = 1.1 if plan.tensor_groups else 1.0
         return msgspec.structs.replace(found, iteration_us=found.iteration_us * share, interval_us=(0.0, 1e9))
@@ -269,7 +269,7 @@ class JudgingObjective(BusObjective):
 
 def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_can(tmp_path: Path) -> None:
     objective = JudgingObjective(OBJECTIVE.tensors)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     result = run_search(
         objective,
         trials=60,
@@ -277,13 +277,13 @@ def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_c
         seed=5,
         out=tmp_path / "run",
         trace_digest="bus",
-        on_judged=lambda done, plans: told.append((done, plans)),
+        on_reevaluated=lambda done, plans: calls.append((done, plans)),
     )
-    assert told == [(done, len(result.plans) + 1) for done in range(1, len(result.plans) + 2)]
+    assert calls == [(done, len(result.plans) + 1) for done in range(1, len(result.plans) + 2)]
     plain = search(tmp_path / "plain", trials=60)
     assert {ranked.plan for ranked in result.plans} == {ranked.plan for ranked in plain.plans}
-    assert [ranked.prediction for ranked in result.plans] == [objective.judged(ranked.plan) for ranked in result.plans]
-    assert result.baseline == objective.judged(Plan())
+    assert [ranked.prediction for ranked in result.plans] == [objective.reevaluated(ranked.plan) for ranked in result.plans]
+    assert result.baseline == objective.reevaluated(Plan())
     times_us = [ranked.prediction.iteration_us for ranked in result.plans]
     assert times_us == sorted(times_us)
     assert [ranked.speedup for ranked in result.plans] == [result.baseline.iteration_us / us for us in times_us]

@@ -25,13 +25,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.finished import FinishedTrial
-from dpro_search.search.pricing import Prices
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, make_sampler
 from dpro_search.search.study import run_search
 from dpro_search.search.trials import own_trials
-from dpro_search.search.workers import ProcessPricer
+from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ class ShuffledPricer:
     lost = 0
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.priced: list[Plan] = []
+        self.evaluated: list[Plan] = []
         self._rng = rng
         self._waiting: list[Plan] = []
 
@@ -53,7 +53,7 @@ class ShuffledPricer:
 
     def done(self) -> tuple[Plan, Prediction]:
         plan = self._waiting.pop(int(self._rng.integers(len(self._waiting))))
-        self.priced.append(plan)
+        self.evaluated.append(plan)
         return plan, OBJECTIVE.predict(plan)
 
     def __enter__(self) -> Self:
@@ -63,11 +63,11 @@ class ShuffledPricer:
 
 
 def driven(journal: Path, sampler: str, trials: int, window: int, order: int) -> tuple[list[Trial], list[Plan]]:
-    """Trials of a search whose prices come in some order, and the plans that were priced for it."""
-    pricer = ShuffledPricer(np.random.default_rng(order))
+    """Trials of a search whose results come in some order, and the evaluated plans."""
+    evaluator = ShuffledPricer(np.random.default_rng(order))
     chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, 5, OBJECTIVE)
     with Journal(journal) as book:
-        return list(own_trials(Prices(pricer), chooser, book, trials, window)), pricer.priced
+        return list(own_trials(Evaluations(evaluator), chooser, book, trials, window)), evaluator.evaluated
 
 
 def search(out: Path, *, trials: int = 40, workers: int = 2, sampler: str = "mcmc") -> bytes:
@@ -90,10 +90,10 @@ def search_process(run: Path, trials: int, workers: int, **environment: str) -> 
 @settings(max_examples=6, deadline=None)
 def test_the_order_in_which_prices_come_changes_nothing(sampler: str, window: int, orders: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (one, priced), (other, _) = (driven(Path(folder) / f"{n}.jsonl", sampler, 40, window, o) for n, o in enumerate(orders))
+        (one, evaluated), (other, _) = (driven(Path(folder) / f"{n}.jsonl", sampler, 40, window, o) for n, o in enumerate(orders))
         assert one == other
         assert [trial.number for trial in one] == list(range(40))
-        assert len(priced) == len(set(priced)), "a plan was priced twice"
+        assert len(evaluated) == len(set(evaluated)), "a plan was evaluated twice"
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -105,9 +105,9 @@ def test_however_often_a_search_is_killed_every_trial_is_there_once(sampler: str
         journal = Path(folder) / "trials.jsonl"
         finished: list[Trial] = []
         for trials, torn, window in [*kills, (40, False, 3)]:
-            found, priced = driven(journal, sampler, trials, window, order=trials)
+            found, evaluated = driven(journal, sampler, trials, window, order=trials)
             assert found[: len(finished)] == finished[: len(found)], "a finished trial was lost"
-            assert not set(priced) & {trial.plan for trial in finished}, "a finished trial was priced again"
+            assert not set(evaluated) & {trial.plan for trial in finished}, "a finished trial was evaluated again"
             if torn:
                 raw = journal.read_bytes()
                 journal.write_bytes(raw[: max(len(raw) - 30, 0)])
@@ -155,7 +155,7 @@ def test_a_run_may_go_on_with_more_or_fewer_workers(tmp_path: Path) -> None:
 def test_a_run_is_continued_when_its_workers_were_killed(tmp_path: Path) -> None:
     killed = search_process(tmp_path / "killed", 60, 3, KILL_WORKER="8", SAMPLER="critical-path")
     assert killed.returncode == 1, "all three end at their eighth plan"
-    ended = "all 3 worker processes have ended .the last: killed by signal 9.|2 workers were lost while pricing one plan"
+    ended = "all 3 worker processes have ended .the last: killed by signal 9.|2 workers were lost while evaluating one plan"
     assert re.search(ended, killed.stderr), "the second where one plan was the eighth of two"
     assert search_process(tmp_path / "killed", 60, 3, SAMPLER="critical-path").returncode == 0
     assert search_process(tmp_path / "whole", 60, 3, SAMPLER="critical-path").returncode == 0
@@ -163,24 +163,24 @@ def test_a_run_is_continued_when_its_workers_were_killed(tmp_path: Path) -> None
 
 
 def test_the_search_goes_on_with_the_workers_that_are_left(tmp_path: Path) -> None:
-    with ProcessPricer(OBJECTIVE, 2) as pricer:
-        prices = Prices(pricer)
+    with ProcessEvaluator(OBJECTIVE, 2) as evaluator:
+        evaluations = Evaluations(evaluator)
         plans = [Plan(cycle_time_us=1000.0 + i) for i in range(30)]
         for plan in plans[:10]:
-            prices.request(plan)
-        prices.wait(plans[3])
-        killed = pricer.pids[0]
+            evaluations.request(plan)
+        evaluations.wait(plans[3])
+        killed = evaluator.pids[0]
         os.kill(killed, signal.SIGKILL)
         for plan in plans[10:]:
-            prices.request(plan)
-        assert [prices.wait(plan) for plan in plans] == [OBJECTIVE.predict(plan) for plan in plans]
-        assert pricer.lost == 1
-        assert killed not in pricer.pids
+            evaluations.request(plan)
+        assert [evaluations.wait(plan) for plan in plans] == [OBJECTIVE.predict(plan) for plan in plans]
+        assert evaluator.lost == 1
+        assert killed not in evaluator.pids
 
 
 def test_no_worker_is_left_behind(tmp_path: Path) -> None:
-    with ProcessPricer(OBJECTIVE, 2) as pricer:
-        pids = pricer.pids
+    with ProcessEvaluator(OBJECTIVE, 2) as evaluator:
+        pids = evaluator.pids
     assert not any(alive(pid) for pid in pids)
 
 
@@ -193,7 +193,7 @@ def test_a_killed_search_takes_its_workers_along_and_can_be_continued_at_once(tm
 
 
 class Fragile(BusObjective):
-    """One plan ends the process that prices it; another is refused."""
+    """One plan ends the process that evaluates it; another is refused."""
 
     def predict(self, plan: Plan) -> Prediction:
         if plan.cycle_time_us == 666.0:
@@ -208,28 +208,28 @@ class Fragile(BusObjective):
 @pytest.mark.parametrize(
     ("cycle_us", "error", "message"),
     [
-        (666.0, MissingCapabilityError, r'2 workers were lost while pricing one plan .*"cycle_time_us": 666.0'),
+        (666.0, MissingCapabilityError, r'2 workers were lost while evaluating one plan .*"cycle_time_us": 666.0'),
         (777.0, InputError, "plan: no such tensor"),
         (888.0, RuntimeError, "ZeroDivisionError"),
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_said_here(cycle_us: float, error: type[Exception], message: str) -> None:
-    with ProcessPricer(Fragile(OBJECTIVE.tensors), 4) as pricer:
-        prices = Prices(pricer)
+    with ProcessEvaluator(Fragile(OBJECTIVE.tensors), 4) as evaluator:
+        evaluations = Evaluations(evaluator)
         plan = Plan(cycle_time_us=cycle_us)
         with pytest.raises(error, match=message) as raised:
-            wait_for(prices, plan)
+            wait_for(evaluations, plan)
     assert "\n" not in str(raised.value) or error is RuntimeError
 
 
-def wait_for(prices: Prices, plan: Plan) -> None:
-    prices.request(plan)
-    prices.wait(plan)
+def wait_for(evaluations: Evaluations, plan: Plan) -> None:
+    evaluations.request(plan)
+    evaluations.wait(plan)
 
 
 @dataclass(frozen=True)
 class Mortal(BusObjective):
-    """Ends the worker that makes one of the prices `kills`, counted over all processes; a plan ends one worker at most."""
+    """Ends the worker that makes one of the evaluations `kills`, counted over all processes; a plan ends one worker at most."""
 
     kills: tuple[int, ...] = ()
     made: Synchronized[int] = field(default_factory=lambda: multiprocessing.Value("q", 0))
@@ -249,7 +249,7 @@ class Mortal(BusObjective):
 
 @pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100, 160)), ("critical-path", (10,))])
 def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
-    """Those of several samplers are replaced; of those that price for one, the others do the work."""
+    """Workers with a sampler each are replaced; of those that evaluate for one sampler, the others take over the plans."""
     result = run_search(
         Mortal(OBJECTIVE.tensors, kills=kills),
         trials=200,
@@ -265,7 +265,7 @@ def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills
 
 @pytest.mark.parametrize(("sampler", "kills"), [("mcmc", (10, 40, 70, 100, 160)), ("critical-path", (10,))])
 def test_workers_killed_at_any_point_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
-    """They may be at work, between two prices, or done: then nobody is lost."""
+    """They may be at work, between two evaluations, or done: then no worker is lost."""
 
     def kill_one(trial: FinishedTrial) -> None:
         workers = multiprocessing.active_children()

@@ -1,6 +1,6 @@
 """Reads the losses that a training script prints, for `dpro-search validate`; Python imports this when its folder is on PYTHONPATH.
 
-A line with "loss" and a number behind it tells one: ``step 3 loss 4.605``, ``loss: 4.605``, ``{'loss': 4.605}``. The first losses
+A line with "loss" followed by a number has one: ``step 3 loss 4.605``, ``loss: 4.605``, ``{'loss': 4.605}``. The first losses
 that a process prints are appended to ``loss-<rank>-<process id>`` in the folder that DPRO_SEARCH_REPORT names, a line each.
 Another `sitecustomize` further down the path still runs. Standard library only; Python 3.8 and later.
 """
@@ -57,7 +57,7 @@ class _Report:
             try:
                 with self._path.open("a") as file:
                     file.write(f"{found[1]}\n")
-            except OSError:  # no reason for a job to fail: validate says that there are no losses
+            except OSError:  # the job must not fail: validate reports that there are no losses
                 self.left = 0
 
 

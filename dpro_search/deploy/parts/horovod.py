@@ -20,10 +20,10 @@ _AVERAGES = (
 
 
 def horovod_environment(plan: Plan, *, largest_group_bytes: int = 0) -> dict[str, str]:
-    """The variables that put a plan into effect; settings that the plan leaves as they were are left out.
+    """The environment variables of a plan, for the fields that it sets.
 
-    With exact groups the threshold has no say in what is fused, but Horovod splits a group that is larger. So it is then never
-    below Horovod's default nor below the largest group; `tape.py` refuses a group that is larger still.
+    With exact groups the threshold does not decide what is fused, but Horovod splits a group that is larger. So it is at least
+    Horovod's default and the largest group; `tape.py` refuses a larger group.
     """
     env = {}
     threshold_bytes = plan.fusion_threshold_bytes

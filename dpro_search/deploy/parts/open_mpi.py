@@ -27,12 +27,12 @@ TUNED_ALGORITHMS: Mapping[MpiAlgorithm, int] = {
 
 
 def algorithm_part(ranges: Ranges, facts: JobFacts) -> Part:
-    """The rules of Open MPI that algorithms of all-reduces are; raises `InputError` where the job has no use for a hierarchy."""
+    """Open MPI's rules for algorithms of all-reduces; raises `InputError` if the job cannot use a hierarchy."""
     if all(algorithm != HIERARCHY for _, algorithm in ranges):
         files, env = {_RULES: _rules({1: ranges})}, _TUNED
     else:
         if facts.ranks is None or facts.ranks_per_host is None:
-            raise InputError("allreduce_algorithms: a hierarchy needs a recording that tells of one number of ranks on every host")
+            raise InputError("allreduce_algorithms: a hierarchy needs a recording with the same number of ranks on every host")
         if facts.ranks_per_host == 1:
             raise InputError(
                 "allreduce_algorithms: a hierarchy needs several ranks on a host, on each of several hosts; here it has one"
@@ -50,7 +50,7 @@ def algorithm_part(ranges: Ranges, facts: JobFacts) -> Part:
 
 
 def _rules(by_ranks: Mapping[int, Ranges]) -> bytes:
-    """Open MPI's file of rules (coll/tuned, as 4.x reads it): a line for each range, where that many ranks or more add up."""
+    """Open MPI's file of rules (coll/tuned, as 4.x reads it): a line for each range, for all-reduces of that many ranks or more."""
     lines = ["1  # collective", f"{_TUNED_ALLREDUCE}  # all-reduce", f"{len(by_ranks)}  # number of ranks"]
     for ranks, ranges in by_ranks.items():
         lines += [

@@ -1,4 +1,4 @@
-"""What is known of the job that is to follow a plan, and what one system needs for that: `JobFacts`, `Part`."""
+"""`JobFacts`: the job that follows a plan. `Part`: what one target needs for that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()`
 
 @dataclass(frozen=True)
 class Servers:
-    """Recorded parameter servers: how many (0: none, or not known), and whether they were on the workers' hosts."""
+    """Recorded parameter servers: their number (0: none, or not known), and whether they were on the workers' hosts."""
 
     count: int = 0
     on_workers: bool = False
@@ -64,7 +64,7 @@ class JobFacts:
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:
-        """What a recording knows."""
+        """The facts of a recording."""
         types: dict[str, str] = {}
         inputs: dict[str, list[str]] = {}
         if trace.graphs:

@@ -1,5 +1,5 @@
 "use strict";
-// The timeline on its canvas, and what a pointer on a chart tells. Everything else on the page works without this script.
+// The timeline on its canvas, and the tooltips of charts. Everything else on the page works without this script.
 
 const byId = (id) => document.getElementById(id);
 
@@ -110,10 +110,10 @@ class Timeline {
   }
 
   later() {
-    if (this.asked) return;
-    this.asked = true;
+    if (this.requested) return;
+    this.requested = true;
     requestAnimationFrame(() => {
-      this.asked = false;
+      this.requested = false;
       this.draw();
     });
   }

@@ -1,4 +1,4 @@
-"""Ways to choose the next plan: `make_sampler` builds one by name; `Sampler` says how one is driven."""
+"""Samplers propose the next plan: `sampler_for` makes one by name; `Sampler` documents the protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.transformations import PlanSpace, horovod_space
 
 SAMPLERS = ("auto", "critical-path", "mcmc", "nsga2", "optuna")
-SEEDLESS = frozenset({"critical-path"})  # those whose plans hardly depend on the seed: two of them would ask for the same
+SEEDLESS = frozenset({"critical-path"})  # samplers whose plans hardly depend on the seed: two of them would propose the same
 
 __all__ = ["SAMPLERS", "SEEDLESS", "Guide", "Proposal", "Sampler", "make_sampler", "sampler_for"]
 
@@ -24,12 +24,12 @@ def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: G
     Parameters
     ----------
     island
-        Which of several samplers that share the trials of a search: portfolios begin with different members.
+        Number of this sampler among those that share the trials of a search: portfolios begin with different members.
 
     Raises
     ------
     InputError
-        There is no such sampler, or it needs a guide and there is none.
+        There is no such sampler, or it needs a guide and has none.
     """
     rng = np.random.default_rng(seed)
     match name:  # imported here: Optuna takes half a second

@@ -13,20 +13,20 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace, horovod_space
 from dpro_search.space.transformations.cycle_time import CYCLE_RANGE_US, rounded_cycle_us
 
-__all__ = ["CYCLE_RANGE_US", "Proposal", "Sampler", "as_change", "price_us", "rounded_cycle_us"]
+__all__ = ["CYCLE_RANGE_US", "Proposal", "Sampler", "as_change", "cost_us", "rounded_cycle_us"]
 
-_INFEASIBLE_US = 1e9  # per byte of memory: whatever is infeasible comes after all that is feasible
+_INFEASIBLE_US = 1e9  # per byte of memory: an infeasible plan comes after every feasible one
 
 
 class Proposal(NamedTuple):
-    """A plan to price, and the name of the sampler that wants to know."""
+    """A plan to evaluate, and the name of the sampler that proposes it."""
 
     plan: Plan
     origin: str
 
 
 class Sampler(abc.ABC):
-    """Chooses which plans to price.
+    """Proposes plans to evaluate.
 
     The study calls, from one thread::
 
@@ -35,25 +35,24 @@ class Sampler(abc.ABC):
             proposal = sampler.ask()
             sampler.tell(proposal, prediction)          # exactly once for each ask
 
-    Where several plans are priced at a time, up to a window of asks is open: a sampler is then asked again before it is told.
-    Tells come in the order of the asks, whichever price was known first. A sampler does not ask again for a plan whose price is
-    on its way, if it can help it.
+    If several plans are evaluated at a time, up to a window of proposals is open: `ask` is then called again before `tell`. The
+    calls of `tell` come in the order of the proposals, whichever result was known first. A sampler avoids to propose an open plan
+    again.
 
-    `observe` may be called again before any `ask`, with a plan that came from elsewhere: a sampler uses it as a starting point, and
-    owes nothing for it.
+    `observe` may be called again before any `ask`, with a plan that came from elsewhere. A sampler uses it as a starting point.
 
-    A sampler never learns how many trials there will be, nor the time. So its proposals depend on the generator it was given
-    and on the order of calls and what they told it, and on nothing else: a search that is cut short and driven again sees the same
-    proposals, and a longer search begins with the shorter one.
+    A sampler does not know the number of trials or the time. Its proposals depend only on its random generator and on the calls
+    and their arguments. So an interrupted search, repeated from its seed, gets the same proposals, and a longer search begins
+    with the shorter one.
 
     Parameters
     ----------
     space
-        The plans that there are. Proposals are legal, and as simple as what they mean allows (`PlanSpace.simplest`).
+        The plans that may be proposed. Proposals are legal and have no redundant fields (`PlanSpace.simplest`).
     rng
         The only source of randomness.
     guide
-        Replays plans for more than their price, always alike; None where nothing does.
+        Gives the per-collective timeline of plans, deterministically; None if the job has none.
     """
 
     name: ClassVar[str]
@@ -65,18 +64,18 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def ask(self) -> Proposal:
-        """The next plan to price."""
+        """Propose the next plan to evaluate."""
 
     @abc.abstractmethod
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        """The price of the plan whose ask is open longest."""
+        """Receive the prediction of the oldest open proposal."""
 
     @abc.abstractmethod
     def observe(self, plan: Plan, prediction: Prediction) -> None:
-        """The price of a plan that somebody else found."""
+        """Receive the prediction of a plan that was found elsewhere."""
 
 
-def price_us(prediction: Prediction) -> float:
+def cost_us(prediction: Prediction) -> float:
     """What samplers minimise: the iteration time. Infeasible plans come last, and of them those that need least memory first."""
     if prediction.infeasible is None:
         return prediction.iteration_us

@@ -1,4 +1,4 @@
-"""dPRO's search: join and cut collectives as the critical path says."""
+"""dPRO's search: join and cut collectives along the critical path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.search.samplers._base import Proposal, Sampler, price_us
+from dpro_search.search.samplers._base import Proposal, Sampler, cost_us
 from dpro_search.search.samplers._cuts import best_cuts, late_cuts
 from dpro_search.search.samplers._guide import (
     Guide,
@@ -27,22 +27,21 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
 _FRESH_ATTEMPTS = 16
-_PATIENCE = 24  # steps on the critical path of a plan, without a better one, before the next starting point is looked at
+_PATIENCE = 24  # steps from a plan without improvement, before the next starting point
 _MOST_STARTS = 16
-_CUTS = 3  # of the best ones, by the number of groups, that are tried: the line through the collectives is a guess
+_CUTS = 3  # best groupings that are tried: the linear cost of collectives is approximate
 _COMMUNICATION = ("fusion_threshold_bytes", "tensor_groups", "cycle_time_us")
 
 
 class CriticalPathSampler(Sampler):
-    """A descent from plan to better plan, by what the replay of the best one waits for.
+    """A descent along the critical path of the best plan.
 
-    Of a plan that is the best so far, the replay tells when tensors are ready and what collectives take. From that, dPRO's theorems
-    (see `_guide.py`) give whole plans: its collectives joined where that pays, and cut where that pays; and dynamic programming the
-    groups of neighbours that end first, and groups that end as early but begin late (see `_cuts.py`); each also with the recorded
-    cycle time. Cost models of compute give more, like clusters of ops wherever fusing pays (Theorem 1); the tensors of ops that end
-    together then travel together, as the groups of the next better plan say (Theorem 3). When those are told and none was better,
-    single moves follow, of what is on the critical path; when these do not help either, the next of the space's starting points is
-    looked at. After the last starting point, moves go on from the best plan.
+    The replay of the best plan gives the times at which tensors are ready and the durations of collectives. From these follow
+    complete plans, each also with the recorded cycle time: collectives joined or cut wherever that makes them end earlier (dPRO's
+    theorems, see `_guide.py`), the groups of neighbours that end first, and groups that end as early but begin late (dynamic
+    programming, see `_cuts.py`). Cost models of compute give more plans, for example clusters of ops wherever fusion gains time
+    (Theorem 1). If none is better, single moves of tensors on the critical path follow. If these do not help, the search
+    continues from the next of the space's starting points, and after the last one from the best plan.
     """
 
     name: ClassVar[str] = "critical-path"
@@ -50,19 +49,21 @@ class CriticalPathSampler(Sampler):
     def __init__(self, space: PlanSpace, rng: np.random.Generator, guide: Guide | None = None) -> None:
         super().__init__(space, rng, guide)
         if guide is None:
-            raise InputError(f"sampler '{self.name}': {space.job.name} has no tensor fusion for it to decide; choose another")
+            raise InputError(
+                f"sampler '{self.name}': {space.job.name} has no tensor fusion, which this sampler changes; choose another"
+            )
         self._size_bytes = {tensor.name: tensor.size_bytes for tensor in space.job.tensors}
         self._guide = guide
         self._starts = deque(space.starts(_MOST_STARTS))
-        self._centre: Plan = self._starts.popleft()  # in full; the plan that is being improved
+        self._centre: Plan = self._starts.popleft()  # with all fields; the plan that is being improved
         self._centre_us = math.inf
         self._hot: dict[str, float] = {}
         self._queue: deque[Plan] = deque([self._centre])
-        self._barren = 0  # tells in a row that did not improve the centre
-        self._asked: deque[Plan] = deque()  # open asks, the oldest first, in full
-        self._known: dict[Plan, float] = {}  # prices of simplest plans; infinite while on the way
+        self._without_gain = 0  # results in a row that did not improve the centre
+        self._open: deque[Plan] = deque()  # open proposals, the oldest first, with all fields
+        self._known: dict[Plan, float] = {}  # costs of simplest plans; infinite while open
         self._best: tuple[float, Plan] = (math.inf, self._centre)
-        self._looked_at: set[Plan] = set()  # what compute was asked to be made better, with no communication
+        self._optimised: set[Plan] = set()  # plans without communication for which the cost models were evaluated
 
     def ask(self) -> Proposal:
         plan = self._next()
@@ -72,38 +73,38 @@ class CriticalPathSampler(Sampler):
             plan = self._next()
         simplest = self.space.simplest(plan)
         self._known.setdefault(simplest, math.inf)
-        self._asked.append(plan)
+        self._open.append(plan)
         return Proposal(simplest, self.name)
 
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:
-        assert self._asked, "tell without ask"
-        plan, value_us = self._asked.popleft(), price_us(prediction)
+        assert self._open, "tell without ask"
+        plan, value_us = self._open.popleft(), cost_us(prediction)
         self._known[proposal.plan] = value_us
         self._take(plan, value_us)
 
     def observe(self, plan: Plan, prediction: Prediction) -> None:
-        """A better plan is looked at; said in full it may be a guess, so is priced first."""
-        if price_us(prediction) < self._best[0]:
+        """Evaluate a better plan with all fields written out: their values may be estimates."""
+        if cost_us(prediction) < self._best[0]:
             self._queue.appendleft(self.space.detailed(plan))
 
     def _take(self, plan: Plan, value_us: float) -> None:
         if value_us < self._best[0]:
             self._best = (value_us, plan)
         if value_us < self._centre_us:
-            self._look_at(plan, value_us)
+            self._descend_from(plan, value_us)
             return
-        self._barren += 1
-        if self._barren >= _PATIENCE and not self._queue:
-            self._barren = 0
+        self._without_gain += 1
+        if self._without_gain >= _PATIENCE and not self._queue:
+            self._without_gain = 0
             if self._starts:
                 self._centre, self._centre_us = self._starts.popleft(), math.inf
                 self._queue.append(self._centre)
             elif self._centre_us > self._best[0]:
-                self._look_at(self._best[1], self._best[0])
+                self._descend_from(self._best[1], self._best[0])
 
-    def _look_at(self, plan: Plan, value_us: float) -> None:
-        """Make a plan the centre, and queue what its replay suggests."""
-        self._centre, self._centre_us, self._barren = plan, value_us, 0
+    def _descend_from(self, plan: Plan, value_us: float) -> None:
+        """Make a plan the centre, and queue the plans that follow from its replay."""
+        self._centre, self._centre_us, self._without_gain = plan, value_us, 0
         self._queue.clear()
         self._queue.extend(self._suggested(plan))
 
@@ -123,9 +124,9 @@ class CriticalPathSampler(Sampler):
                 if plan.cycle_time_us is not None:
                     yield msgspec.structs.replace(suggested, cycle_time_us=None)
         compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
-        if compute not in self._looked_at:  # cost models say the same again, whatever is communicated how
-            self._looked_at.add(compute)
-            for delays_us in (collective_us(exchanges), {}):  # a gradient that waits costs something between these
+        if compute not in self._optimised:  # the cost models of compute do not depend on communication
+            self._optimised.add(compute)
+            for delays_us in (collective_us(exchanges), {}):  # the cost of a late gradient is between these
                 for transformation in self.space.transformations:
                     better = transformation.suggested(plan, delays_us)
                     if better is not None:

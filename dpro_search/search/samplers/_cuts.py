@@ -16,7 +16,7 @@ from dpro_search.space.moves import Grouping
 
 MOST_CUTS = 32  # groups
 LATE_CUTS = 8
-_STARTS = 48  # instants that are looked at for the first collective
+_STARTS = 48  # start times of the first collective that are tried
 _MOST_WORK = 20_000_000  # steps of the recursion: a few hundredths of a second
 
 
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
 def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> list[Cut]:
     """For each number of groups up to `most`, the grouping whose last collective ends first; the earliest end comes first.
 
-    Unlike the walks of dPRO's theorems this looks ahead: a group may end later than it could, so that those behind it are fewer.
+    Unlike dPRO's theorems, which are greedy, this is optimal: a group may end later than necessary to make later groups fewer.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> l
 def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> list[Grouping]:
     """Groupings of neighbours whose collectives begin late and then follow each other without a pause, the latest first.
 
-    Of the groupings that end about as early, those whose results come late: what is done with them takes time from what is still
-    to be computed, unless it is done while the last collective is waited for. How much that is the line does not say, so that
-    several are to be tried.
+    Groupings that end about as early, but deliver their results late: the processing of results slows the remaining computation,
+    unless it happens while a rank waits for the last collective. The linear cost does not include this effect, so several are
+    tried.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> l
 
 
 def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], sync: SyncTime) -> Cut:
-    """Each collective has all that is ready when the one before ends; the first, all that is ready at an instant."""
+    """Each collective takes all tensors that are ready when the previous one ends; the first, all that are ready at a time."""
     groups, first, now_us = list[tuple[str, ...]](), 0, start_us
     while first < len(parts):
         stop = max(bisect_right(ready_us, now_us), first + 1)

@@ -1,7 +1,7 @@
-"""What a replay tells samplers: which tensors an iteration waits for, and which collectives to join or to cut.
+"""What samplers learn from a per-collective timeline: tensors on the critical path, and collectives to join or to cut.
 
-The theorems on tensor fusion of dPRO's Algorithm 1 (Hu et al., MLSys 2022), corrected: what is fused waits not only for its last
-tensor but also for the collective before it, and is compared with both collectives apart, the second behind the first.
+The theorems on tensor fusion of dPRO's Algorithm 1 (Hu et al., MLSys 2022), corrected: a fused collective waits not only for its
+last tensor but also for the previous collective, and is compared with two separate collectives, the second after the first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from dpro_search.replay.exchanges import Exchange
 
 
-_SAME_US = 1e-3  # instants closer than this are one
+_SAME_US = 1e-3  # times closer than this are equal
 
 
 class Guide(Protocol):
-    """Something that replays plans and tells more than their price."""
+    """Replays plans and gives their per-collective timelines."""
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
-        """The collectives of an iteration under a plan with exact groups, in the order of their posts; empty where not known."""
+        """The collectives of an iteration under a plan with exact groups, by enqueue time; empty if not known."""
 
 
 def hot_tensors(exchanges: Sequence[Exchange]) -> dict[str, float]:
@@ -35,17 +35,17 @@ def hot_tensors(exchanges: Sequence[Exchange]) -> dict[str, float]:
     for exchange, us in reversed(_durations(exchanges)):
         found |= dict.fromkeys(exchange.tensors, us)
         if exchange.ended_us - us <= exchange.posted_us + _SAME_US:
-            break  # it waited for compute, not for the one before
+            break  # it waited for compute, not for the previous collective
     return found
 
 
 def collective_us(exchanges: Sequence[Exchange]) -> dict[str, float]:
-    """How long the collective of each tensor takes, by name; waiting for others is no part of it."""
+    """Duration of the collective of each tensor, by name, without waiting time."""
     return {name: us for exchange, us in _durations(exchanges) for name in exchange.tensors}
 
 
 def _durations(exchanges: Sequence[Exchange]) -> list[tuple[Exchange, float]]:
-    """Exchanges in the order of their ends, and what each takes once its tensors are there and the one before has ended."""
+    """Exchanges in the order of their ends, and the duration of each after its tensors are ready and the previous one has ended."""
     in_order = sorted(exchanges, key=lambda exchange: exchange.ended_us)
     before_us = [0.0, *(exchange.ended_us for exchange in in_order)]
     return [(e, e.ended_us - max(before, e.posted_us)) for e, before in zip(in_order, before_us, strict=False)]
@@ -53,7 +53,7 @@ def _durations(exchanges: Sequence[Exchange]) -> list[tuple[Exchange, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncTime:
-    """What a collective of some bytes takes: ``alpha_us + size_bytes * beta_us``, agreement and copies included."""
+    """Duration of a collective by its size: ``alpha_us + size_bytes * beta_us``, with negotiation and copies."""
 
     alpha_us: float
     beta_us: float
@@ -108,7 +108,7 @@ def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -
 
 
 def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime) -> bool:
-    """Whether two parts end no later as one collective than one behind the other (Theorem 2, corrected).
+    """Whether two parts end no later as one collective than as two in sequence (Theorem 2, corrected).
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime)
 
 
 def joined(parts: Sequence[Part], sync: SyncTime) -> Grouping:
-    """One walk over parts in order: each is fused with the one before where that pays."""
+    """A pass over parts in order: each is fused with the previous one where that makes them end earlier."""
     walked: list[Part] = []
     before_end_us = 0.0  # of the collective before the open one, which is the last walked
     for part in parts:
@@ -136,7 +136,7 @@ def joined(parts: Sequence[Part], sync: SyncTime) -> Grouping:
 
 
 def cut(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int], sync: SyncTime) -> Grouping:
-    """One walk over collectives in order: each is cut in two where that lets it end earlier, at the best place."""
+    """A pass over collectives in order: each is cut in two, at the best place, where that makes it end earlier."""
     found: list[tuple[str, ...]] = []
     before_end_us = 0.0
     for exchange in sorted(exchanges, key=lambda exchange: exchange.posted_us):

@@ -1,4 +1,4 @@
-"""What all transformations share: the facts they depend on, decisions with ladders of values, and the protocol."""
+"""What all transformations share: the facts they depend on, decisions with grids of values, and the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.space.plan import Plan
 
 RECORDED = "recorded"
-_OTHER_WAY_SHARE = 0.3  # of the steps on a choice's ladders go to another way of deciding
+_OTHER_GRID_SHARE = 0.3  # of the steps of a choice go to another of its grids
 _SHORT_STEPS = 0.4  # parameter of the geometric distribution of a step's length
 
 
@@ -41,49 +41,49 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A decision that a plan makes in one of several ways, each with a ladder of values.
+    """A decision of a plan: one point of one of several grids of values.
 
     Attributes
     ----------
     fields
-        Plan fields that it sets; those that a rung does not name stay as recorded.
-    ways
-        Rungs of each way, in their natural order: values of fields. The way `RECORDED` sets none.
+        Plan fields that it sets; those that a grid point does not name stay as recorded.
+    grids
+        By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
     """
 
     name: str
     fields: tuple[str, ...]
-    ways: Mapping[str, tuple[Mapping[str, Any], ...]]
+    grids: Mapping[str, tuple[Mapping[str, Any], ...]]
 
-    def put(self, plan: Plan, way: str, rung: int) -> Plan:
-        """A plan with this decision."""
-        return msgspec.structs.replace(plan, **(dict.fromkeys(self.fields) | dict(self.ways[way][rung])))
+    def put(self, plan: Plan, grid: str, index: int) -> Plan:
+        """The plan with the values of a grid point."""
+        return msgspec.structs.replace(plan, **(dict.fromkeys(self.fields) | dict(self.grids[grid][index])))
 
     def nearest(self, plan: Plan) -> tuple[str, int]:
-        """The way and rung that say what a plan says, or nearly; `RECORDED` where no way sets the same fields."""
+        """Grid and index of the point nearest to a plan; `RECORDED` where no grid sets the same fields."""
         own = {name: getattr(plan, name) for name in self.fields if getattr(plan, name) is not None}
         found, least = (RECORDED, 0), math.inf
-        for way, rungs in self.ways.items():
-            for number, rung in enumerate(rungs):
-                if rung.keys() == own.keys():
-                    distance = sum(_distance(own[name], rung[name]) for name in own)
+        for grid, points in self.grids.items():
+            for index, point in enumerate(points):
+                if point.keys() == own.keys():
+                    distance = sum(_distance(own[name], point[name]) for name in own)
                     if distance < least:
-                        found, least = (way, number), distance
+                        found, least = (grid, index), distance
         return found
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Some rungs up or down, more often few than many, or another way."""
-        way, rung = self.nearest(plan)
-        last = len(self.ways[way]) - 1
-        others = [other for other in self.ways if other != way]
-        if others and (not last or rng.random() < _OTHER_WAY_SHARE):
-            way = others[rng.integers(len(others))]
-            return self.put(plan, way, int(rng.integers(len(self.ways[way]))))
+        """The plan some grid points up or down, more often few than many, or at a random point of another grid."""
+        grid, index = self.nearest(plan)
+        last = len(self.grids[grid]) - 1
+        others = [other for other in self.grids if other != grid]
+        if others and (not last or rng.random() < _OTHER_GRID_SHARE):
+            grid = others[rng.integers(len(others))]
+            return self.put(plan, grid, int(rng.integers(len(self.grids[grid]))))
         if not last:
             return plan
-        up = rung == 0 or (rung < last and rng.random() < 0.5)
+        up = index == 0 or (index < last and rng.random() < 0.5)
         length = int(rng.geometric(_SHORT_STEPS))
-        return self.put(plan, way, min(rung + length, last) if up else max(rung - length, 0))
+        return self.put(plan, grid, min(index + length, last) if up else max(index - length, 0))
 
 
 class Transformation(abc.ABC):
@@ -108,7 +108,7 @@ class Transformation(abc.ABC):
 
     @abc.abstractmethod
     def legal(self, plan: Plan) -> str | None:
-        """Why the job cannot follow what a plan says in this transformation's fields; None: it can."""
+        """Why the job cannot follow this transformation's fields of a plan; None: it can."""
 
     @abc.abstractmethod
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
@@ -117,7 +117,7 @@ class Transformation(abc.ABC):
         Parameters
         ----------
         hot
-            How much is to be gained by changing what a tensor does, by name; empty: not known.
+            By tensor, how much changing its communication can gain at most; empty: not known.
         """
 
     def simplest(self, plan: Plan) -> Plan:
@@ -127,16 +127,16 @@ class Transformation(abc.ABC):
         return msgspec.structs.replace(plan, **dict.fromkeys(repeated)) if repeated else plan
 
     def detailed(self, plan: Plan) -> Plan:
-        """The plan with what its moves start from said in full."""
+        """The plan with the values that its moves start from written out."""
         return plan
 
     def suggested(self, plan: Plan, delay_us: Mapping[str, float]) -> Plan | None:
-        """A legal plan that its cost model alone says is faster; None where it knows none.
+        """A legal plan that its cost model alone predicts to be faster; None where it knows none.
 
         Parameters
         ----------
         delay_us
-            What it costs at most that a tensor is posted later, by name.
+            By tensor, how much a later enqueue costs at most.
         """
         return None
 
@@ -150,7 +150,7 @@ class Transformation(abc.ABC):
 
 
 class Knob(Transformation):
-    """A transformation whose moves are the steps on the ladders of its choice; none where the job leaves it no choice."""
+    """A transformation whose moves are steps on the grids of its choice; none where the job leaves it no choice."""
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         return plan if self.choice is None else self.choice.neighbour(plan, rng)
@@ -158,13 +158,13 @@ class Knob(Transformation):
     def start(self, plan: Plan, number: int, count: int) -> Plan:
         if self.choice is None:
             return plan
-        ways = list(self.choice.ways)
-        way = ways[number % len(ways)]
-        return self.choice.put(plan, way, number * (len(self.choice.ways[way]) - 1) // max(count - 1, 1))
+        grids = list(self.choice.grids)
+        name = grids[number % len(grids)]
+        return self.choice.put(plan, name, number * (len(self.choice.grids[name]) - 1) // max(count - 1, 1))
 
 
-def ladder(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Rungs of one field."""
+def grid(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """A grid of values of one field."""
     return tuple({name: value} for value in values)
 
 

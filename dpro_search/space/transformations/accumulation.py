@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation
 
 _TRIED = (2, 4, 8, 16)
@@ -70,8 +70,8 @@ class Accumulation(Knob, GraphTransformation):
     @cached_property
     def choice(self) -> Choice | None:
         tried = [parts for parts in _TRIED if self.legal(Plan(micro_batches=parts)) is None]
-        ways = {RECORDED: ({},), "set": ladder("micro_batches", tried)}
-        return Choice(name=self.name, fields=self.fields, ways={way: rungs for way, rungs in ways.items() if rungs})
+        grids = {RECORDED: ({},), "set": grid("micro_batches", tried)}
+        return Choice(name=self.name, fields=self.fields, grids={name: points for name, points in grids.items() if points})
 
     @staticmethod
     def _add_us_per_byte(graph: DataflowGraph, rank: int) -> float:

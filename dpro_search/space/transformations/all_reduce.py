@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
@@ -38,13 +38,13 @@ class AllReduceAlgorithms(Knob):
     def choice(self) -> Choice:
         algorithms = self.known.algorithms
         alone = [((0, algorithm),) for algorithm in algorithms]
-        ways: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},), "one": ladder("allreduce_algorithms", alone)}
+        grids: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},), "one": grid("allreduce_algorithms", alone)}
         for small in algorithms:
             for large in algorithms:
                 if small != large:
                     cuts = [((0, small), (2**power, large)) for power in _LOG2_BOUNDARIES]
-                    ways[f"{small}, then {large}"] = ladder("allreduce_algorithms", cuts)
+                    grids[f"{small}, then {large}"] = grid("allreduce_algorithms", cuts)
         fastest = self.known.fastest()
-        if all({"allreduce_algorithms": fastest} not in rungs for rungs in ways.values()):
-            ways["fastest"] = ladder("allreduce_algorithms", [fastest])
-        return Choice(name=self.name, fields=self.fields, ways=ways)
+        if all({"allreduce_algorithms": fastest} not in points for points in grids.values()):
+            grids["fastest"] = grid("allreduce_algorithms", [fastest])
+        return Choice(name=self.name, fields=self.fields, grids=grids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, grid
 
 _SMALLEST_BYTES = 256 * 1024
 _FACTOR = 2**0.5
@@ -25,7 +25,7 @@ class BucketSize(Knob):
         # A bucket is closed by the tensor that fills it: beyond all bytes together, a larger size changes nothing.
         total = sum(tensor.size_bytes for tensor in self.job.tensors)
         sizes = geometric(_SMALLEST_BYTES, max(2 * total, _SMALLEST_BYTES), _FACTOR, multiple_of=64 * 1024)
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder(self.fields[0], sizes)})
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], sizes)})
 
 
 class FirstBucketSize(BucketSize):

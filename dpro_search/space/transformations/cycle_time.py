@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, Transformation, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, Transformation, grid
 
 CYCLE_RANGE_US = (500.0, 50_000.0)
 DEFAULT_CYCLE_US = 1000.0  # Horovod's own
@@ -43,7 +43,7 @@ class CycleTime(Transformation):
         # Evenly spread over the logarithm, like the differences that matter.
         wanted = np.geomspace(low, high, 48)
         spread = sorted({min(values, key=lambda value: abs(math.log(value / us))) for us in wanted.tolist()})
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("cycle_time_us", spread)})
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("cycle_time_us", spread)})
 
 
 def rounded_cycle_us(cycle_us: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 
 
 class GradientCompression(Knob):
@@ -37,12 +37,12 @@ class GradientCompression(Knob):
 
     @cached_property
     def choice(self) -> Choice:
-        ways: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
+        grids: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
         possible = [kind for kind in self._known if self._allowed and self._refusal(kind) is None]
         return Choice(
             name=self.name,
             fields=self.fields,
-            ways=ways | ({"set": ladder("compression", possible)} if possible else {}),
+            grids=grids | ({"set": grid("compression", possible)} if possible else {}),
         )
 
     def _refusal(self, compression: str) -> str | None:
@@ -113,8 +113,8 @@ class KvstoreCompression(GradientCompression):
 
     @cached_property
     def choice(self) -> Choice:
-        # A rung must be legal by itself: a job with priority slices compresses only in plans that leave these.
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},)}) if self.job.values["p3"] else super().choice
+        # A point must be legal by itself: a job with priority slices compresses only in plans that leave these.
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)}) if self.job.values["p3"] else super().choice
 
     def _priority(self, plan: Plan) -> bool:
         return bool(self.job.values["p3"] if plan.p3 is None else plan.p3)

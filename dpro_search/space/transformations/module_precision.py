@@ -21,7 +21,7 @@ from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
 from dpro_search.space.transformations.modules import ModuleTransformation, numbers_of, outermost, unknown_module
 from dpro_search.space.transformations.precision import Ratios
 
-_MOST_RUNGS = 16
+_MOST_POINTS = 16
 _UNKNOWN_DOUBT = 0.5  # of the time of ops of a type that was never measured, which keep it
 _FIELD = "bfloat16_modules"
 NOT_RECORDED = (
@@ -83,17 +83,17 @@ class ModulePrecision(ModuleTransformation):
 
     @cached_property
     def choice(self) -> Choice | None:
-        """Blocks of the model, from rung to rung more of those that gain most; or all that gain, as wholes."""
+        """Blocks of the model, from one grid point to the next more of those that gain most; or all that gain, as wholes."""
         blocks = sorted(self._blocks(), key=lambda name: -self._gains_us[name])
         if not blocks:
             return None
-        counts = sorted({round(len(blocks) * (i + 1) / _MOST_RUNGS) for i in range(_MOST_RUNGS)} - {0})
-        rungs = tuple({_FIELD: self._with(Plan(), set(blocks[:count])).bfloat16_modules} for count in counts)
-        ways: dict[str, tuple[Mapping[str, Any], ...]] = {RECORDED: ({},), "blocks": rungs}
+        counts = sorted({round(len(blocks) * (i + 1) / _MOST_POINTS) for i in range(_MOST_POINTS)} - {0})
+        points = tuple({_FIELD: self._with(Plan(), set(blocks[:count])).bfloat16_modules} for count in counts)
+        grids: dict[str, tuple[Mapping[str, Any], ...]] = {RECORDED: ({},), "blocks": points}
         whole = self._with(Plan(), set(outermost(self._candidates))).bfloat16_modules
-        if whole != rungs[-1][_FIELD]:
-            ways["whole"] = ({_FIELD: whole},)
-        return Choice(name=self.name, fields=self.fields, ways=ways)
+        if whole != points[-1][_FIELD]:
+            grids["whole"] = ({_FIELD: whole},)
+        return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
 def refusal(modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:

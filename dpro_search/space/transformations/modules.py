@@ -15,7 +15,7 @@ from dpro_search.graph.ddp import DdpGraph
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Transformation
 
-_MOST_RUNGS = 16
+_MOST_POINTS = 16
 NOT_RECORDED = "the job was recorded before modules were kept, or its model has none that can be named: record it again"
 
 
@@ -79,13 +79,13 @@ class ModuleRecomputation(ModuleTransformation):
 
     @cached_property
     def choice(self) -> Choice | None:
-        """The first blocks of the model, and more of them from rung to rung."""
+        """The first blocks of the model, and more of them from one grid point to the next."""
         blocks = self._blocks()
         if not blocks:
             return None
-        counts = sorted({round(len(blocks) * (i + 1) / _MOST_RUNGS) for i in range(_MOST_RUNGS)} - {0})
-        rungs = tuple({"recomputed_modules": blocks[:count]} for count in counts)
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "first": rungs})
+        counts = sorted({round(len(blocks) * (i + 1) / _MOST_POINTS) for i in range(_MOST_POINTS)} - {0})
+        points = tuple({"recomputed_modules": blocks[:count]} for count in counts)
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "first": points})
 
 
 def refusal(modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:

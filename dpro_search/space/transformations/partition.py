@@ -9,7 +9,7 @@ from functools import cached_property
 from dpro_search.machine import machine_constants
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, grid
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_PARTS = 20_000
@@ -36,7 +36,7 @@ class TensorPartition(Knob):
         sizes = [tensor.size_bytes for tensor in self.job.tensors]
         least = max(4 * PAGE_BYTES, 2 * sum(sizes) / _MOST_TRIED)
         parts = geometric(least, max(*sizes, least), 2**0.5, multiple_of=PAGE_BYTES)
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("partition_bytes", parts)})
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("partition_bytes", parts)})
 
 
 class Credit(Knob):
@@ -51,7 +51,7 @@ class Credit(Knob):
     @cached_property
     def choice(self) -> Choice:
         credits = [credit for credit in (0, 1, 2, 4, 8, 16, 32) if credit != self.job.values["credit"]]
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": ladder("credit", credits)})
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("credit", credits)})
 
 
 def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:

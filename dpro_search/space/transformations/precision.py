@@ -101,7 +101,7 @@ class Precision(ComputeTransformation):
         if self.choice is None:
             return None
         taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.recomputed_ops or ())
-        found = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.ways["set"][-1]["bfloat16_ops"]} - taken)
+        found = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.grids["set"][-1]["bfloat16_ops"]} - taken)
         return None if found == plan else found
 
     def gaining_us(self, float32_us: Mapping[str, float], without: Collection[str] = ()) -> dict[str, float]:
@@ -149,12 +149,12 @@ class Precision(ComputeTransformation):
     @cached_property
     def choice(self) -> Choice | None:
         gaining = [op_type for op_type in self._types if (found := self._ratios.ratio(op_type)) is not None and found[0] < 1]
-        rungs = [self._names([op_type for op_type in gaining if _plain(op_type) in SAFE]), self._names(gaining)]
-        distinct = [names for names in dict.fromkeys(rungs) if names]
+        points = [self._names([op_type for op_type in gaining if _plain(op_type) in SAFE]), self._names(gaining)]
+        distinct = [names for names in dict.fromkeys(points) if names]
         if not distinct:
             return None
         return Choice(
-            name=self.name, fields=self.fields, ways={RECORDED: ({},), "set": tuple({"bfloat16_ops": names} for names in distinct)}
+            name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": tuple({"bfloat16_ops": names} for names in distinct)}
         )
 
     def _names(self, types: Sequence[str]) -> tuple[str, ...]:

@@ -89,13 +89,13 @@ class Recomputation(ComputeTransformation):
             return None
         work = np.array([self.compute.graph.op_work_us[:, self.compute.ops[name][0]].mean() for name in self._candidates])
         upto = np.cumsum(work)
-        rungs = []
+        points = []
         for segments in _SEGMENTS:
             kept = set(np.searchsorted(upto, upto[-1] * np.arange(1, segments + 1) / segments).tolist())
             names = tuple(name for i, name in enumerate(self._candidates) if i not in kept)
-            rungs.append({"recomputed_ops": names})
-        ways = {RECORDED: ({},), "segments": tuple(rung for rung in rungs if all(rung.values()))}
-        return Choice(name=self.name, fields=self.fields, ways={way: found for way, found in ways.items() if found})
+            points.append({"recomputed_ops": names})
+        grids = {RECORDED: ({},), "segments": tuple(point for point in points if all(point.values()))}
+        return Choice(name=self.name, fields=self.fields, grids={name: found for name, found in grids.items() if found})
 
     def _with(self, plan: Plan, names: set[str]) -> Plan:
         known = [name for name in self._candidates if name in names]

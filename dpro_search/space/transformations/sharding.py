@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 
 
 class _Switch(Knob):
@@ -27,10 +27,10 @@ class _Switch(Knob):
 
     @cached_property
     def choice(self) -> Choice:
-        ways: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
+        grids: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
         if self._possible:
-            ways["set"] = ladder(self.fields[0], (self.turned,))
-        return Choice(name=self.name, fields=self.fields, ways=ways)
+            grids["set"] = grid(self.fields[0], (self.turned,))
+        return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
 class Prefetch(_Switch):

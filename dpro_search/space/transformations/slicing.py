@@ -13,7 +13,7 @@ import numpy as np
 from dpro_search.machine import machine_constants
 from dpro_search.space.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, grid
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_SLICES = 20_000
@@ -42,7 +42,7 @@ class KeySlicing(Knob):
         return None
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        """A step on the ladders; one to priority slices leaves compression out, for these are never compressed."""
+        """A step on the grids; one to priority slices leaves compression out, for these are never compressed."""
         moved = super().propose(plan, rng, hot)
         priority = self.job.values["p3"] if moved.p3 is None else moved.p3
         return msgspec.structs.replace(moved, compression=None) if priority else moved
@@ -58,16 +58,16 @@ class KeySlicing(Knob):
         least = max(_SMALLEST_ELEMENTS, 2 * total // _MOST_TRIED)
         bounds = geometric(_SMALLEST_ELEMENTS, largest + 1, 2.0)
         slices = geometric(least, max(largest, least), 2.0)
-        plain: tuple[dict[str, object], ...] = ladder("bigarray_bound", bounds)
-        sliced: tuple[dict[str, object], ...] = ladder("slice_threshold", slices)
+        plain: tuple[dict[str, object], ...] = grid("bigarray_bound", bounds)
+        sliced: tuple[dict[str, object], ...] = grid("slice_threshold", slices)
         priority = self.job.values["p3"]
         return Choice(
             name=self.name,
             fields=self.fields,
-            ways={
+            grids={
                 RECORDED: ({},),
-                "bound": tuple({"p3": False, **rung} for rung in plain) if priority else plain,
-                "priority": sliced if priority else tuple({"p3": True, **rung} for rung in sliced),
+                "bound": tuple({"p3": False, **point} for point in plain) if priority else plain,
+                "priority": sliced if priority else tuple({"p3": True, **point} for point in sliced),
             },
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation, ladder
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation, grid
 
 MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more
 _LOG2_THRESHOLDS = np.arange(16.0, 28.25, 0.5)  # 64 KiB to 256 MiB
@@ -29,7 +29,7 @@ class FusionThreshold(Knob):
 
     @cached_property
     def choice(self) -> Choice:
-        return Choice(name=self.name, fields=self.fields, ways={RECORDED: ({},), "threshold": _thresholds()})
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "threshold": _thresholds()})
 
 
 class TensorFusion(Transformation):
@@ -55,7 +55,7 @@ class TensorFusion(Transformation):
         if groups is None or sum(map(len, groups)) != len(self.position):
             groups = self._groups(plan)
         if rng.random() < _AFRESH_SHARE:
-            cuts = self.choice.ways["groups"]
+            cuts = self.choice.grids["groups"]
             groups = cuts[rng.integers(len(cuts))]["tensor_groups"]
         elif len(self.position) > 1:
             for _ in range(rng.geometric(_MORE_MOVES)):
@@ -82,17 +82,17 @@ class TensorFusion(Transformation):
 
     @cached_property
     def choice(self) -> Choice:
-        ways: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},)}
+        grids: dict[str, tuple[Mapping[str, object], ...]] = {RECORDED: ({},)}
         if self.job.values.get("tensor_groups") is None:  # groups of a recording cannot be undone by a threshold
-            ways["threshold"] = _thresholds()
+            grids["threshold"] = _thresholds()
         most = min(MOST_GROUPS, len(self.job.tensors))
         counts = sorted({int(count) for count in np.geomspace(1, most, 20).round()})
         equal = [contiguous_groups(self.job.tensors, count) for count in counts]
-        ways["groups"] = ladder("tensor_groups", equal)
+        grids["groups"] = grid("tensor_groups", equal)
         tapered = [contiguous_groups(self.job.tensors, count, tapered=True) for count in counts]
         if others := [cut for cut in tapered if cut not in equal]:
-            ways["tapered groups"] = ladder("tensor_groups", others)
-        return Choice(name=self.name, fields=self.fields, ways=ways)
+            grids["tapered groups"] = grid("tensor_groups", others)
+        return Choice(name=self.name, fields=self.fields, grids=grids)
 
     def _with(self, plan: Plan, groups: Grouping) -> Plan:
         return msgspec.structs.replace(plan, tensor_groups=groups, fusion_threshold_bytes=None)
@@ -111,4 +111,4 @@ class TensorFusion(Transformation):
 
 
 def _thresholds() -> tuple[Mapping[str, object], ...]:
-    return ladder("fusion_threshold_bytes", [0, *(round(2**power) for power in _LOG2_THRESHOLDS.tolist())])
+    return grid("fusion_threshold_bytes", [0, *(round(2**power) for power in _LOG2_THRESHOLDS.tolist())])

@@ -93,8 +93,8 @@ def test_reasons_say_which_module_and_why():
 def test_the_blocks_that_gain_most_come_first_and_those_whose_casts_take_more_never():
     choice = of(NESTED).choice
     assert choice is not None
-    assert [rung["bfloat16_modules"] for rung in choice.ways["blocks"]] == [("encoder.1",), ("encoder.0", "encoder.1")]
-    assert [rung["bfloat16_modules"] for rung in choice.ways["whole"]] == [("encoder",)]
+    assert [point["bfloat16_modules"] for point in choice.grids["blocks"]] == [("encoder.1",), ("encoder.0", "encoder.1")]
+    assert [point["bfloat16_modules"] for point in choice.grids["whole"]] == [("encoder",)]
 
 
 def test_moves_stay_legal_and_reach_every_module_that_gains():

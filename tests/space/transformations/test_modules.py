@@ -58,7 +58,7 @@ def test_reasons_say_which_module_and_why():
 def test_the_first_blocks_come_first_and_those_that_free_nothing_never():
     choice = of(NESTED).choice
     assert choice is not None
-    assert [rung["recomputed_modules"] for rung in choice.ways["first"]] == [("encoder.0",), ("encoder.0", "encoder.1")]
+    assert [point["recomputed_modules"] for point in choice.grids["first"]] == [("encoder.0",), ("encoder.0", "encoder.1")]
 
 
 def test_moves_stay_legal_and_reach_every_candidate():

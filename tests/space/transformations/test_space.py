@@ -102,15 +102,15 @@ def test_moves_lead_to_legal_plans_with_one_simplest_spelling(kind: str, seed: i
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_every_rung_of_every_choice_is_a_legal_plan_that_it_recognises(kind: str) -> None:
+def test_every_grid_point_of_every_choice_is_a_legal_plan_that_it_recognises(kind: str) -> None:
     space = SPACES[kind]()
     for choice in space.choices:
         assert choice.put(Plan(), RECORDED, 0) == Plan()
-        for way, rungs in choice.ways.items():
-            for number in range(len(rungs)):
-                plan = choice.put(Plan(), way, number)
+        for grid, points in choice.grids.items():
+            for number in range(len(points)):
+                plan = choice.put(Plan(), grid, number)
                 assert space.refusal(plan) is None
-                assert choice.nearest(plan) == (way, number)
+                assert choice.nearest(plan) == (grid, number)
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -152,12 +152,12 @@ def test_what_a_job_cannot_follow_is_refused_with_the_reason(kind: str, plan: Pl
 
 def test_powersgd_is_to_choose_where_gradients_are_matrices() -> None:
     kinds = {
-        name: next(choice for choice in SPACES[name]().choices if choice.name == "compression").ways["set"]
+        name: next(choice for choice in SPACES[name]().choices if choice.name == "compression").grids["set"]
         for name in SPACES
         if "ddp" in name
     }
-    assert [rung["compression"] for rung in kinds["ddp"]] == ["fp16"]
-    assert [rung["compression"] for rung in kinds["ddp of matrices"]] == ["fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
+    assert [point["compression"] for point in kinds["ddp"]] == ["fp16"]
+    assert [point["compression"] for point in kinds["ddp of matrices"]] == ["fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
 
 
 def test_a_field_without_effect_is_left_out() -> None:
@@ -169,7 +169,7 @@ def test_a_field_without_effect_is_left_out() -> None:
 
 
 def test_there_is_another_placement_to_choose_where_links_have_a_limit() -> None:
-    assert [choice.ways["set"] for choice in byteps().choices if choice.name == "placement"] == [({"servers_on_workers": False},)]
+    assert [choice.grids["set"] for choice in byteps().choices if choice.name == "placement"] == [({"servers_on_workers": False},)]
     assert "placement" not in [choice.name for choice in kvstore(limited=False).choices]
     placed = Plan(servers=3, servers_on_workers=True)
     assert kvstore().simplest(placed) == placed
@@ -211,6 +211,8 @@ def test_a_hierarchy_is_a_choice_where_hosts_have_several_ranks_and_refused_with
     planned = Plan(allreduce_algorithms=((0, "ring"), (2**20, "hierarchy")))
     mpi(ranks_per_host=2).check(planned)
     choice = next(choice for choice in mpi(ranks_per_host=2).choices if choice.name == "all-reduce")
-    assert planned in [choice.put(Plan(), "ring, then hierarchy", rung) for rung in range(len(choice.ways["ring, then hierarchy"]))]
+    assert planned in [
+        choice.put(Plan(), "ring, then hierarchy", index) for index in range(len(choice.grids["ring, then hierarchy"]))
+    ]
     with pytest.raises(InputError, match="every host has one rank"):
         mpi().check(planned)

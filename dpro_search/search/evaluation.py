@@ -1,4 +1,4 @@
-"""Who prices plans, and what is known of their prices."""
+"""Evaluation of plans, and the predictions that are known."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dpro_search.search.objective import Objective
 from dpro_search.space.plan import Plan, Prediction
 
 
-class Pricer(Protocol):
-    """Prices plans, several at a time where it can, and ends them in any order. A context manager: leaving it ends its workers."""
+class Evaluator(Protocol):
+    """Evaluates plans, several at a time where it can, in any order. A context manager: leaving it ends its workers."""
 
     @property
     def lost(self) -> int:
-        """Workers that ended before their time; what they were pricing went to others."""
+        """Workers that ended too early; others evaluated their plans."""
 
     def submit(self, plan: Plan) -> None:
-        """Take a plan that is not being priced already; raises what `done` raises."""
+        """Take a plan that is not being evaluated already; raises what `done` raises."""
 
     def done(self) -> tuple[Plan, Prediction]:
         """Wait for one of the plans taken, whichever ends first.
@@ -36,8 +36,8 @@ class Pricer(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
 
 
-class InlinePricer:
-    """Prices plans in this process, one after the other, when they are waited for."""
+class InlineEvaluator:
+    """Evaluates plans in this process, one after the other, when a result is waited for."""
 
     lost = 0
 
@@ -59,11 +59,11 @@ class InlinePricer:
         self._waiting.clear()
 
 
-class Prices:
-    """Prices of plans: each is found once, however often it is asked for."""
+class Evaluations:
+    """Predictions of plans: each plan is evaluated once, however often it is requested."""
 
-    def __init__(self, pricer: Pricer) -> None:
-        self._pricer = pricer
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._pricer = evaluator
         self._known: dict[Plan, Prediction] = {}
         self._requested: set[Plan] = set()
 
@@ -74,17 +74,17 @@ class Prices:
         return len(self._known)
 
     def remember(self, plan: Plan, prediction: Prediction) -> None:
-        """Take a price that was found elsewhere."""
+        """Take a prediction that was found elsewhere."""
         self._known[plan] = prediction
 
     def request(self, plan: Plan) -> None:
-        """Have a plan priced, unless it is known or on its way."""
+        """Start the evaluation of a plan, unless its prediction is known or requested."""
         if plan not in self._known and plan not in self._requested:
             self._requested.add(plan)
             self._pricer.submit(plan)
 
     def wait(self, plan: Plan) -> Prediction:
-        """The price of a plan that was requested or remembered."""
+        """The prediction of a plan that was requested or remembered."""
         while plan not in self._known:
             done, prediction = self._pricer.done()
             self._requested.discard(done)

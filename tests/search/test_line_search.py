@@ -1,4 +1,4 @@
-"""Line searches along the ladders of outer knobs."""
+"""Line searches along the grids of outer knobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from bus_objective import KnobObjective, priced, tensors_of
+from bus_objective import KnobObjective, prediction_of, tensors_of
 
 from dpro_search.search.samplers import sampler_for
-from dpro_search.search.samplers._ladders import LadderSampler
+from dpro_search.search.samplers._line_search import LineSearchSampler
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import Credit, JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
 
@@ -32,22 +32,23 @@ class Store:
         servers = plan.servers or 1
         size, best = (plan.slice_threshold or 40_000, 300_000) if plan.p3 else (plan.bigarray_bound or 1_000_000, 9_000_000)
         off = abs(math.log(size / (best / servers)))
-        return priced(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if plan.p3 else 40), plan, 0.01)
+        return prediction_of(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if plan.p3 else 40), plan, 0.01)
 
     def all_us(self) -> list[float]:
-        ways = [
-            [(choice, way, rung) for way in choice.ways for rung in range(len(choice.ways[way]))] for choice in self.space.choices
+        grids = [
+            [(choice, grid, index) for grid in choice.grids for index in range(len(choice.grids[grid]))]
+            for choice in self.space.choices
         ]
         plans = []
-        for parts in itertools.product(*ways):
+        for parts in itertools.product(*grids):
             plan = Plan()
-            for choice, way, rung in parts:
-                plan = choice.put(plan, way, rung)
+            for choice, grid, index in parts:
+                plan = choice.put(plan, grid, index)
             plans.append(self.space.simplest(plan))
         return [self.predict(plan).iteration_us for plan in plans]
 
 
-def searched(sampler: LadderSampler, job: Store | KnobObjective, asks: int) -> list[tuple[Plan, float]]:
+def searched(sampler: LineSearchSampler, job: Store | KnobObjective, asks: int) -> list[tuple[Plan, float]]:
     """Plans in the order in which they were asked for, until one comes again."""
     sampler.observe(Plan(), job.predict(Plan()))
     found: list[tuple[Plan, float]] = []
@@ -63,64 +64,64 @@ def searched(sampler: LadderSampler, job: Store | KnobObjective, asks: int) -> l
 
 def test_two_knobs_are_set_in_a_fraction_of_their_combinations() -> None:
     job = Store()
-    found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)
+    found = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)
     assert min(us for _, us in found) == min(job.all_us())
     assert len(found) < len(job.all_us()) / 3
 
 
-def test_coarse_places_of_every_ladder_come_first() -> None:
+def test_coarse_points_of_every_grid_come_first() -> None:
     job = Store()
-    first = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 11)]
+    first = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 11)]
     assert [plan.servers for plan in first[:3]] == [2, 3, 4]
     assert len({plan.bigarray_bound for plan in first[3:]} - {None}) >= 3
     assert {plan.servers for plan in first[3:]} == {3}, "the best so far"
 
 
-def test_what_has_few_places_is_settled_first_whatever_the_order_of_the_choices() -> None:
+def test_the_choice_with_fewest_points_is_searched_first_whatever_the_order_of_the_choices() -> None:
     job = Ridge()
     few, many = ServerCount(job.space.job), TensorPartition(job.space.job)
     for transformations in ((few, many), (many, few)):
         job.space = PlanSpace(job.space.job, transformations)
-        first = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 5)]
+        first = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 5)]
         assert [plan.servers for plan in first[:3]] == [1, 3, 4]
         assert all(plan.partition_bytes is not None for plan in first[3:])
 
 
-def test_a_lucky_value_far_from_other_good_ones_is_found_before_steps_in_two_knobs() -> None:
-    job = Lucky()
-    asked = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+def test_a_single_good_value_far_from_other_good_ones_is_found_before_steps_in_two_knobs() -> None:
+    job = SingleGoodSize()
+    asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
     before = asked[: asked.index(job.best)]
-    assert Plan(partition_bytes=16_384) in before, "the best of all but the lucky one"
+    assert Plan(partition_bytes=16_384) in before, "the best of all but the single good size"
     assert not {Plan(partition_bytes=24_576, servers=servers) for servers in (1, 3)} & set(before)
 
 
-def test_of_whole_ladders_the_largest_parts_come_first() -> None:
-    job = Lucky()
-    asked = [plan.partition_bytes for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
-    large = [size for size in asked if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first place
+def test_a_complete_grid_is_searched_from_the_largest_parts_down() -> None:
+    job = SingleGoodSize()
+    asked = [plan.partition_bytes for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
+    large = [size for size in asked if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first point
     assert large[:5] == [8_388_608, 4_194_304, 2_965_504, 2_097_152, 1_482_752]
 
 
 def test_one_knob_is_set_as_well() -> None:
     job = KnobObjective()
-    found = searched(LadderSampler(job.space, np.random.default_rng(0)), job, 30)
+    found = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 30)
     assert min(us for _, us in found[:12]) == min(us for _, us in found) < 104_000
 
 
 def test_a_better_plan_from_elsewhere_is_searched_around() -> None:
     job = Store()
-    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     searched(sampler, job, 200)
     better = Plan(servers=2, bigarray_bound=7_000_000)
-    sampler.observe(better, priced(1.0, better, 0.01))
+    sampler.observe(better, prediction_of(1.0, better, 0.01))
     proposal = sampler.ask()
     assert proposal.plan.bigarray_bound == 7_000_000
     assert proposal.plan != better
 
 
-def test_asked_while_a_line_is_on_its_way_it_asks_for_neighbours_once_each() -> None:
+def test_while_a_line_is_being_evaluated_distinct_neighbours_are_proposed() -> None:
     job = Store()
-    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(Plan(), job.predict(Plan()))
     asked = [sampler.ask() for _ in range(12)]
     assert len({proposal.plan for proposal in asked}) == 12
@@ -130,7 +131,7 @@ def test_asked_while_a_line_is_on_its_way_it_asks_for_neighbours_once_each() -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_a_guide_the_portfolio_begins_with_them(seed: int) -> None:
+def test_without_a_guide_the_portfolio_begins_with_line_searches(seed: int) -> None:
     job = Store()
     sampler = sampler_for(job.space, "auto", seed)
     sampler.observe(Plan(), job.predict(Plan()))
@@ -144,11 +145,11 @@ def test_without_a_guide_the_portfolio_begins_with_them(seed: int) -> None:
             assert min(least_us, prediction.iteration_us) <= 1.01 * min(job.all_us())
         least_us = min(least_us, prediction.iteration_us)
     assert set(origins[:12]) == {"ladders"}
-    assert {"mcmc", "optuna"} < set(origins), "the others have their turns"
+    assert {"mcmc", "optuna"} < set(origins), "the other samplers get blocks too"
 
 
 class Ridge:
-    """Two knobs that must go together: half as large partitions need one server less, and every other step is for the worse."""
+    """Two knobs that must go together: partitions half as large need one server less; every other step makes it slower."""
 
     recorded = None
     best = Plan(partition_bytes=32_768)
@@ -160,13 +161,13 @@ class Ridge:
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        rungs = 2 * math.log2((plan.partition_bytes or 4_096_000) / 32_768)
+        halvings = 2 * math.log2((plan.partition_bytes or 4_096_000) / 32_768)
         servers = (plan.servers or 2) - 2
-        return priced(1000.0 + 100 * abs(rungs - servers) + 20 * (abs(rungs) + abs(servers)), plan, 0.01)
+        return prediction_of(1000.0 + 100 * abs(halvings - servers) + 20 * (abs(halvings) + abs(servers)), plan, 0.01)
 
 
-class Lucky(Ridge):
-    """The same knobs: servers are best as recorded, small partitions are better, and one large size is lucky."""
+class SingleGoodSize(Ridge):
+    """The same knobs: servers are best as recorded, small partitions are better, and one large size is best of all."""
 
     best = Plan(partition_bytes=2_965_504)
 
@@ -174,13 +175,13 @@ class Lucky(Ridge):
         self.space.check(plan)
         size_bytes = plan.partition_bytes or 4_096_000
         us = 1000.0 + 20 * math.log2(size_bytes) + 100 * abs((plan.servers or 2) - 2)
-        return priced(us - 300 * (size_bytes == self.best.partition_bytes), plan, 0.01)
+        return prediction_of(us - 300 * (size_bytes == self.best.partition_bytes), plan, 0.01)
 
 
 @pytest.mark.parametrize("start", [Plan(partition_bytes=49_152, servers=3), Plan(partition_bytes=65_536, servers=4)])
 def test_knobs_that_depend_on_each_other_are_stepped_in_together(start: Plan) -> None:
     job = Ridge()
-    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(start, job.predict(start))
     found = searched(sampler, job, 100)
     assert min(found, key=lambda each: each[1])[0] == job.best, "servers as recorded: a step from three, like any other"
@@ -189,7 +190,7 @@ def test_knobs_that_depend_on_each_other_are_stepped_in_together(start: Plan) ->
 
 def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
     job = Ridge()
-    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(job.best, job.predict(job.best))
     asked = [(plan.partition_bytes, plan.servers) for plan, _ in searched(sampler, job, 100)]
     beside = [asked.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
@@ -197,32 +198,32 @@ def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
     assert max(beside) < min(both)
 
 
-def test_ladders_through_the_best_plan_are_gone_through_whole_before_there_is_nothing_new() -> None:
+def test_the_grids_through_the_best_plan_are_searched_completely_before_proposals_repeat() -> None:
     job = Ridge()
-    sampler = LadderSampler(job.space, np.random.default_rng(0))
+    sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     asked = {plan for plan, _ in searched(sampler, job, 100)}
-    partitions = {Plan(partition_bytes=rung["partition_bytes"]) for rung in job.space.choices[0].ways["set"]}
+    partitions = {Plan(partition_bytes=point["partition_bytes"]) for point in job.space.choices[0].grids["set"]}
     servers = {Plan(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
     assert partitions | servers <= asked
 
 
-def test_ladders_of_ways_that_the_best_plan_does_not_go_come_last() -> None:
+def test_grids_that_the_best_plan_does_not_use_come_last() -> None:
     job = Store()
-    plans = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
-    rungs = {way: len(places) for choice in job.space.choices for way, places in choice.ways.items()}
+    plans = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
+    points = {grid: len(values) for choice in job.space.choices for grid, values in choice.grids.items()}
     bounds = [number for number, plan in enumerate(plans) if plan.bigarray_bound is not None]
     slices = [number for number, plan in enumerate(plans) if plan.slice_threshold is not None]
-    assert len({plans[number].slice_threshold for number in slices}) == rungs["priority"], "none is left out"
-    assert len({plans[number].bigarray_bound for number in bounds}) == rungs["bound"]
+    assert len({plans[number].slice_threshold for number in slices}) == points["priority"], "none is left out"
+    assert len({plans[number].bigarray_bound for number in bounds}) == points["bound"]
     left = plans[max(slices) + 1 :]
     assert left
     assert all(plan.bigarray_bound is not None for plan in left), "slices have priority in the best plan"
 
 
-def test_a_knob_that_hardly_matters_gets_no_steps_before_whole_lines() -> None:
+def test_a_knob_with_little_effect_gets_no_steps_before_complete_lines() -> None:
     job = Ridge()
     job.space = PlanSpace(job.space.job, (*job.space.transformations, Credit(job.space.job)))
-    asked = [plan for plan, _ in searched(LadderSampler(job.space, np.random.default_rng(0)), job, 200)]
+    asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
     stepped = asked.index(Plan(partition_bytes=45_056, servers=3))
-    assert len({plan.credit for plan in asked[:stepped]} - {None}) == 3, "its first places"
+    assert len({plan.credit for plan in asked[:stepped]} - {None}) == 3, "its first points"
     assert {plan.credit for plan in asked} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"

@@ -37,7 +37,7 @@ import shortcuts
 from measure import in_turn, machine, wall_apart_s
 from search_bert import bert_plans
 
-from benchmarks.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
+from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, horovod_plans, serial_optimum
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile

@@ -18,20 +18,23 @@ def page(text: str) -> str:
 
 
 def machines() -> Iterator[str]:
-    """A row for each bundled machine."""
-    yield "| name | hosts x devices | device | NICs of a host |"
-    yield "|---|---|---|---|"
+    """A row for each device, with the bundled machines that have it."""
+    of_device: dict[str, list[str]] = {}
     for name in bundled.names("machine"):
         machine = bundled.machine(name)
         host = machine.groups[0].host
-        yield f"| `{name}` | {machine.hosts} x {host.devices} | {host.device.name} | {_nics(host)} |"
+        hosts = f"{machine.hosts} x " if machine.hosts > 1 else ""
+        of_device.setdefault(host.device.name, []).append(f"`{name}` ({hosts}{host.devices}; {_nics(host)})")
+    yield "| device | machines (devices; NICs of a host x Gbit/s) |"
+    yield "|---|---|"
+    yield from (f"| {device} | {', '.join(names)} |" for device, names in sorted(of_device.items()))
 
 
 def _nics(host: Host) -> str:
     if host.nics is None:
         return "-"
     rate_bps = host.nics.link.rate_bps
-    return f"{host.nics.count} x " + ("no limit" if rate_bps is None else f"{rate_bps / 1e9:g} Gbit/s")
+    return f"{host.nics.count} x " + ("no limit" if rate_bps is None else f"{rate_bps / 1e9:g}")
 
 
 if __name__ == "__main__":

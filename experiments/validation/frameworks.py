@@ -1,4 +1,4 @@
-"""Records and measures jobs for docs/validation.md: four workloads, six ways to communicate, three link rates.
+"""Records and measures jobs for experiments/validation/README.md: four workloads, six ways to communicate, three link rates.
 
     python -m experiments.validation.frameworks DIR --python mxnet=ENV/bin/python --python pytorch=ENV/bin/python
         [--schemes ps horovod byteps ddp fsdp tensorflow-mpi] [--workloads ...] [--runs N]

@@ -1,4 +1,4 @@
-"""Predictions beside the measurements of `frameworks`: the tables for docs/validation.md.
+"""Predictions beside the measurements of `frameworks`: the tables for experiments/validation/README.md.
 
     python -m experiments.validation.frameworks_report DIR [--results FILE]
 

@@ -1,4 +1,4 @@
-"""Predictions beside the measurements of `measure`: tables for docs/validation.md.
+"""Predictions beside the measurements of `measure`: tables for experiments/validation/README.md.
 
     python -m experiments.validation.report DIR [--json] [--workloads W ...]
 

@@ -125,8 +125,8 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     assert servers_note([Plan(), Plan(servers=2), Plan(servers=1), Plan(servers=4, servers_on_workers=True)], Servers(2)) == ""
 
 
-def test_servers_that_leave_the_workers_hosts_are_said_to_need_others():
+def test_plans_with_servers_on_hosts_of_their_own_are_listed_with_the_hosts_that_they_need():
     plans = [Plan(), Plan(servers=4), Plan(servers_on_workers=False), Plan(servers=1, servers_on_workers=False)]
-    assert "own, where the recorded ones were on the workers': plan 2 (2 more), plan 3 (1 more)" in servers_note(
+    assert "need further hosts for servers: plan 2 (2 more), plan 3 (1 more), with links like the workers'" in servers_note(
         plans, Servers(2, on_workers=True)
     )

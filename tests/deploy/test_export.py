@@ -122,7 +122,7 @@ def test_horovod_on_mxnet_has_no_exact_groups():
         parts_of(Plan(tensor_groups=(("a", "b"),)), (T.HOROVOD,), JobFacts(framework="mxnet"))
 
 
-def test_every_field_of_a_plan_is_somebodys():
+def test_every_field_of_a_plan_has_a_target():
     assert {name for target in all_targets() for name in target.fields} == set(Plan.__struct_fields__)
 
 
@@ -147,8 +147,8 @@ def test_a_plan_chooses_its_targets(plan, available, targets):
     assert found == targets
 
 
-def test_a_plan_that_could_be_for_two_systems_asks():
-    with pytest.raises(InputError, match="say which of mxnet, byteps is meant with --target"):
+def test_a_plan_that_two_targets_can_express_needs_a_choice():
+    with pytest.raises(InputError, match="mxnet, byteps can express it; choose one with --target"):
         targets_for(Plan(servers=2), all_targets(), T.HOROVOD)
 
 
@@ -270,7 +270,7 @@ def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, t
 @pytest.mark.parametrize(
     ("plan", "recorded", "said"),
     [
-        (Plan(servers=4, servers_on_workers=True), Servers(2), ["Start server N on the host of worker N (in turn)."]),
+        (Plan(servers=4, servers_on_workers=True), Servers(2), ["Start server N on the host of worker N, cyclically."]),
         (Plan(servers=4), Servers(2, on_workers=True), []),
         (
             Plan(servers_on_workers=False),

@@ -108,8 +108,8 @@ def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -
     ("facts", "reason"),
     [
         (JobFacts(on_mpi=True, ranks=4, ranks_per_host=1), "several ranks on a host"),
-        (JobFacts(on_mpi=True, ranks=4), "a recording that tells of one number of ranks on every host"),
-        (JobFacts(), "a recording that tells of one number of ranks on every host"),
+        (JobFacts(on_mpi=True, ranks=4), "a recording with the same number of ranks on every host"),
+        (JobFacts(), "a recording with the same number of ranks on every host"),
         (JobFacts(on_mpi=False, ranks=4, ranks_per_host=2), "which has one algorithm"),
     ],
 )

@@ -79,7 +79,7 @@ def test_clocks_of_one_machine_agree(recorded):
 def test_the_recorded_setting_is_predicted(recorded):
     trace = Trace.load(recorded[0])
     prediction = Predictor.from_trace(trace).predict(Plan())
-    # A machine that also runs tests is noisy: this asks for the right size, docs/validation.md for accuracy.
+    # A machine that also runs tests is noisy: this asks for the right size, docs/accuracy.md for accuracy.
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
 
 

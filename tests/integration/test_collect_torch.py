@@ -74,7 +74,7 @@ def test_it_holds_every_gradient_and_bucket_of_every_rank_and_step(recorded):
 
 def test_the_recorded_setting_is_predicted(recorded):
     prediction = DdpPredictor.from_trace(Trace.load(recorded[0])).predict(Plan())
-    # A machine that also runs tests is noisy: this asks for the right size, docs/validation.md for accuracy.
+    # A machine that also runs tests is noisy: this asks for the right size, docs/accuracy.md for accuracy.
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
 
 

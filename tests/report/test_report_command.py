@@ -107,4 +107,4 @@ def test_another_trace_than_the_searched_one_is_refused(run, tmp_path):
     meta.write_text(meta.read_text() + "\n")
     done = dpro("report", run, "--trace", other, "--out", tmp_path / "page.html")
     assert done.returncode == 2
-    assert "not the trace that was searched" in done.stderr
+    assert "not the trace of this search" in done.stderr

@@ -10,7 +10,7 @@ from bus_objective import BusObjective, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.optimum import all_groupings, contiguous_groupings, horovod_plans, prices_us, serial_optimum
+from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, horovod_plans, serial_optimum
 from dpro_search.errors import InputError
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.space.data_parallel import DataParallelJob, Network, Rendezvous, Ring, layered_step, replicated

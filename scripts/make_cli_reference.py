@@ -16,17 +16,18 @@ HEAD = """# The command line
 
 <!-- Written by scripts/make_cli_reference.py; change the verbs instead. -->
 
-`dpro-search --help` lists the verbs, `dpro-search VERB --help` shows the options of one. For all of them:
+`dpro-search --help` lists the verbs, `dpro-search VERB --help` shows the options of one. All verbs have these in common:
 
-* `--json` prints one JSON object on stdout and nothing else; progress and warnings go to stderr. `--quiet` leaves those out.
+* `--json` prints one JSON object on stdout and nothing else; progress and warnings go to stderr. `--quiet` omits them.
 * The exit code is 0 after success, 1 if a job or this machine failed (or after Ctrl-C), 2 after wrong usage or bad input. An error
   is one line on stderr that says what to do.
-* Outputs appear whole or not at all. A folder to write must not exist, but for the run folder of `run`, which is continued.
-* Colours and progress bars appear on a terminal only; `NO_COLOR=1` takes the colours away.
+* An output is complete or absent. A folder to write must not exist, except the run folder of `run`, which is continued.
+* Colours and progress bars appear on a terminal only; `NO_COLOR=1` disables colours.
 * `dpro-search --install-completion` lets the shell complete verbs and options (bash, zsh, fish, PowerShell).
 
-Where `TRACE` is left out, the recording that comes with the package is taken.
+Without `TRACE`, a verb takes the recording that comes with the package.
 """
+_COMMON = ("--json", "--quiet")  # described once, in `HEAD`
 _PLACEHOLDER = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
@@ -36,14 +37,16 @@ def page() -> str:
 
 
 def section(name: str) -> str:
-    """One verb: what its docstring says, how it is called, its arguments and options."""
+    """One verb: its docstring, its usage, its arguments and options."""
     function = loaded(VERBS[name])
     parameters = [_Parameter(found) for found in inspect.signature(function).parameters.values()]
-    said, _, example = inspect.cleandoc(function.__doc__ or "").partition("Example: ")
+    text, _, example = inspect.cleandoc(function.__doc__ or "").partition("Example: ")
     arguments = [parameter for parameter in parameters if parameter.positional]
-    options = [parameter for parameter in parameters if not parameter.positional]
+    options = [
+        parameter for parameter in parameters if not parameter.positional and parameter.names[:1] not in {(n,) for n in _COMMON}
+    ]
     usage = " ".join(["dpro-search", name, "[OPTIONS]", *(parameter.usage for parameter in arguments)])
-    parts = [f"## {name}", said.strip(), f"```\n{usage}\n```", _table(arguments, "argument"), _table(options, "option")]
+    parts = [f"## {name}", text.strip(), f"```\n{usage}\n```", _table(arguments, "argument"), _table(options, "option")]
     if example:
         parts.append("Example:\n\n```\n" + "\n".join(" ".join(line.split()) for line in example.split(";")) + "\n```")
     return "\n\n".join(part for part in parts if part) + "\n"

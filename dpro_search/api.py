@@ -173,8 +173,8 @@ class Recording:
         out
             The run folder; None: a folder in ``runs/`` named by trace, sampler and seed.
         with_
-            Transformations of compute to search as well: some of "op-fusion", "precision", "recomputation" and "accumulation" (TensorFlow with
-            Horovod), "recomputation" (PyTorch's DistributedDataParallel).
+            Transformations of compute to search as well: some of "op-fusion", "precision", "recomputation" and "accumulation"
+            (TensorFlow with Horovod), "precision" and "recomputation" (PyTorch's DistributedDataParallel).
         allow_lossy
             Also search lossy changes: gradients in fp16 (Horovod, DistributedDataParallel, BytePS), by PowerSGD
             (DistributedDataParallel) or in 2 bits (KVStore).

@@ -34,7 +34,7 @@ def replay(
         typer.Option(
             "--what-if",
             metavar="W",
-            help="A changed cost: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; also accepts the settings of --set.",
+            help="A changed cost: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; also takes the settings of --set.",
         ),
     ] = None,
     holdout_step: Annotated[

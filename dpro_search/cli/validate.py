@@ -131,7 +131,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     changed_pct = validation.changed_pct
     if changed_pct is not None and validation.recorded_us is not None:
         console.print(
-            f"The recorded setting now takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than in the recording"
+            f"The recorded setting takes {percent(abs(changed_pct))} {'longer' if changed_pct > 0 else 'less'} than recorded"
             f" ({microseconds(validation.recorded_us)}): the machine or its links have changed. A calibration corrects only the"
             " gains of plans.",
             style="yellow",

@@ -1,9 +1,8 @@
 """`StoreJob`: what jobs with parameter servers have in common, KVStore's and BytePS's.
 
-A plan's price is what one replay tells, of the costs as recorded. Where servers share the workers' hosts, who waits for whom may
-change with a few per cent of a cost, and a search finds those plans for which it happens to turn out well (the winner's curse). A
-plan that is to be followed is therefore `judged`: replayed at costs that other recordings of the job might have told, and that vary
-from iteration to iteration as recorded ones do.
+A prediction is one replay with the recorded costs. If servers share the workers' hosts, the critical path may change with a few
+per cent of a cost, and a search finds plans that are fast by chance (the winner's curse). Listed plans are therefore
+`reevaluated`: replayed over resampled costs, with the spread of costs between recordings of one job and between iterations.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ from dpro_search.space.scenario import SCALES, Scale
 from dpro_search.space.transformations import PlanSpace
 
 _Job = TypeVar("_Job", KvstoreJob, BytepsJob)
-WORTH_PCT = 1.0  # of an iteration; a smaller gain is not told
+WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
 PLACEMENTS = {
     "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
     "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
 }
-_SAMPLES, _ITERATIONS = 16, 10  # replays of a plan that is judged, and iterations of each
+_SAMPLES, _ITERATIONS = 16, 10  # replays of a plan that is re-evaluated, and iterations of each
 _OPERATORS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE)
 _Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
 _PART_OF_KIND = {"FORWARD": "compute", "BACKWARD": "compute", "UPDATE": "compute", "COMM": "exposed_communication"}
 
 
 class StoreJob(Job, Generic[_Job]):
-    """Prices by the op-level replay of the job's graph.
+    """Predictions by the op-level replay of the job's graph.
 
     Attributes
     ----------
@@ -80,7 +79,7 @@ class StoreJob(Job, Generic[_Job]):
     @classmethod
     @abstractmethod
     def of_job(cls, job: _Job, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
-        """Prices of the plans of a job, with `allow_lossy` also of compressed gradients."""
+        """Predictions of the plans of a job, with `allow_lossy` also of compressed gradients."""
 
     @abstractmethod
     def job(self, plan: Plan) -> _Job:
@@ -88,7 +87,7 @@ class StoreJob(Job, Generic[_Job]):
 
     @abstractmethod
     def at_rate(self, rate_bps: float | None) -> Self:
-        """Prices on links of another rate; None: without limit."""
+        """Predictions on links of another rate; None: without limit."""
 
     @property
     def cost_spread(self) -> CostSpread:
@@ -122,7 +121,7 @@ class StoreJob(Job, Generic[_Job]):
         return self.asked(graph_change(scale, self.cluster.ranks))
 
     def asked(self, question: Change) -> Self:
-        """Prices of the job with a change of its graph."""
+        """Predictions of the job with a change of its graph."""
         changed = copy.copy(self)
         changed._questions, changed._changed = (*self._questions, question), True
         return changed
@@ -139,7 +138,7 @@ class StoreJob(Job, Generic[_Job]):
         return replay(self.graph(plan))
 
     def replayed(self, plan: Plan) -> Prediction:
-        """The price at costs that other recordings might have told, with the breakdown of one replay."""
+        """The prediction over resampled costs, with the breakdown of one replay."""
         one, found = self.priced(self.timeline(plan), plan), self.reevaluated(plan)
         parts = {part: us * found.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()}
         return msgspec.structs.replace(found, breakdown_us=parts, settled=one.settled)
@@ -150,11 +149,11 @@ class StoreJob(Job, Generic[_Job]):
         return self._asked_graph(self.job(plan))
 
     def priced(self, timeline: Timeline, plan: Plan) -> Prediction:
-        """The price that a replay of a plan tells, with its breakdown."""
+        """The prediction from a replay of a plan, with its breakdown."""
         return self._price(timeline.iteration_us, timeline.settled, plan, breakdown_us(timeline))
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        """Iteration times at costs that other recordings of the job might have told, [samples]; the same costs for every plan."""
+        """Iteration times over resampled costs, [samples]; the same draws for every plan."""
         self.space.check(plan)
         job = self.job(plan)
 
@@ -171,7 +170,7 @@ class StoreJob(Job, Generic[_Job]):
         return found
 
     def reevaluated(self, plan: Plan) -> Prediction:
-        """The price of a plan at costs that other recordings might have told: the mean, in an interval that knows the spread."""
+        """The prediction of a plan over resampled costs: their mean, with an interval that includes their spread."""
         found, times_us = self.predict(plan), self.sampled(plan, samples=_SAMPLES)
         centre = float(times_us.mean())
         model_error = self.calibration.model_error[0 if found.source == "recorded" else 1]

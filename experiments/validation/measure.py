@@ -1,4 +1,5 @@
-"""Records and measures the workloads for experiments/validation/README.md: recordings at three link rates, and the truth of every configuration.
+"""Records and measures the workloads for experiments/validation/README.md: recordings at three link rates, and the truth of every
+configuration.
 
     python -m experiments.validation.measure --python ENV/bin/python --out DIR [--rounds 2]
 

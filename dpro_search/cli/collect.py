@@ -9,15 +9,17 @@ import typer
 
 
 def _frameworks() -> list[str]:
+    """Names for the completion of ``--framework``."""
     from dpro_search.kinds import launchers
 
-    return sorted({launcher.framework for launcher in launchers()})
+    return list(dict.fromkeys(launcher.framework for launcher in launchers()))
 
 
 def _comms() -> list[str]:
+    """Names for the completion of ``--comm``."""
     from dpro_search.kinds import launchers
 
-    return sorted({launcher.comm for launcher in launchers()})
+    return list(dict.fromkeys(launcher.comm for launcher in launchers()))
 
 
 def collect(
@@ -26,20 +28,11 @@ def collect(
     framework: Annotated[
         str,
         typer.Option(
-            "--framework",
-            autocompletion=_frameworks,
-            metavar="F",
-            help="Training framework: tensorflow, pytorch, mxnet.",
+            "--framework", metavar="F", autocompletion=_frameworks, help="Training framework: tensorflow, pytorch, mxnet."
         ),
     ] = "tensorflow",
     comm: Annotated[
-        str,
-        typer.Option(
-            "--comm",
-            autocompletion=_comms,
-            metavar="C",
-            help="Communication: horovod, ddp, fsdp, kvstore, byteps.",
-        ),
+        str, typer.Option("--comm", metavar="C", autocompletion=_comms, help="Communication: horovod, ddp, fsdp, kvstore, byteps.")
     ] = "horovod",
     hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
     ranks_per_host: Annotated[

@@ -12,8 +12,8 @@ from dpro_search.space.transformations import PlanSpace
 class Objective(Protocol):
     """Predicts the cost of plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
-    An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), and a `Reevaluator` of the
-    plans that a search lists.
+    An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), and a `Reevaluator`
+    of the plans that a search lists.
     """
 
     @property

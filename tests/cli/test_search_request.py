@@ -64,7 +64,7 @@ def test_a_run_with_other_options_is_another_search(job, measured, tmp_path, oth
         ({"with_": ["op-fusion"], "cluster_model": "gone"}, ("--with", "op-fusion", "--cluster-model", "gone")),
     ],
 )
-def test_what_cannot_be_asked_is_the_same_line(job, tmp_path, monkeypatch, asked, options):
+def test_an_invalid_request_is_the_same_line(job, tmp_path, monkeypatch, asked, options):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         job.search(trials=2, out="run", **asked)
@@ -76,7 +76,7 @@ def test_only_python_can_name_a_transformation_that_there_is_not(job):
         job.search(with_=["magic"])
 
 
-def test_a_calibration_moves_every_prediction_and_the_run_says_what_moved_it(job, measured, tmp_path):
+def test_a_calibration_changes_every_prediction_and_the_run_names_it(job, measured, tmp_path):
     plain = job.search(trials=3, sampler="mcmc", out=tmp_path / "plain")
     corrected = job.search(trials=3, sampler="mcmc", out=tmp_path / "corrected", calibrate=measured)
     was, found = plain.result.baseline, corrected.result.baseline
@@ -100,7 +100,7 @@ def test_a_run_that_an_older_version_calibrated_is_one_line(job, measured, tmp_p
         calibration_of(info, tmp_path / "run")
 
 
-def test_files_are_told_by_their_content_wherever_they_lie(measured, tmp_path):
+def test_files_are_identified_by_their_content(measured, tmp_path):
     trace = Trace.load(sample_trace_path())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())

@@ -36,7 +36,7 @@ def validated(monkeypatch, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_plan_that_failed_is_told_with_its_reason(validated, capsys):
+def test_a_failed_plan_is_printed_with_its_reason(validated, capsys):
     validate(validated)
     told = capsys.readouterr()
     assert "plan 0: failed: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in told.err

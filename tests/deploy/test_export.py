@@ -283,7 +283,7 @@ def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, t
         ),
     ],
 )
-def test_people_are_told_where_to_start_servers_and_which_hosts_that_needs(plan, recorded, said, tmp_path):
+def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, recorded, said, tmp_path):
     exported = export_plan(plan, tmp_path / "out", (T.BYTEPS,), JobFacts(servers=recorded))
     readme = (tmp_path / "out" / "README.md").read_text()
     assert all(sentence in readme and sentence in exported.usage for sentence in said)

@@ -36,14 +36,14 @@ def printed(script, folder, path=(IN_JOB,), **env):
         "loss 0x1.26b851eb851ecp+2", "INFO:root:loss 4.605e0", "losses: [4.605, 3.1]",
     ],
 )  # fmt: skip
-def test_a_line_with_loss_and_a_number_tells_a_loss(line, tmp_path):
+def test_a_line_with_loss_and_a_number_has_a_loss(line, tmp_path):
     found, done = printed(f"print({line!r})", tmp_path)
     assert found == pytest.approx([4.605])
     assert done.stdout == line + "\n"
 
 
 @pytest.mark.parametrize("line", ["lossless 3", "glossy 3", "no loss at all", "loss of the last 3 steps", "step 3"])
-def test_other_lines_tell_none(line, tmp_path):
+def test_other_lines_have_none(line, tmp_path):
     assert printed(f"print({line!r})", tmp_path)[0] == []
 
 
@@ -57,7 +57,7 @@ def test_only_the_first_losses_are_kept(tmp_path):
     assert found == list(range(COMPARED_STEPS))
 
 
-def test_the_lowest_rank_speaks(tmp_path):
+def test_losses_of_the_lowest_rank_are_read(tmp_path):
     for rank in (1, 0):
         printed(f"print('loss', {rank + 10})", tmp_path, RANK=str(rank))
     assert [loss.value for loss in read_losses(tmp_path)] == [10.0]
@@ -70,7 +70,7 @@ def test_other_start_up_modules_run_as_well(tmp_path):
     assert found == [7.0]
 
 
-def test_a_process_that_is_not_asked_prints_as_ever(tmp_path):
+def test_without_the_variable_output_is_unchanged(tmp_path):
     script = "import sys; print(type(sys.stdout).__name__)"
     assert "TextIOWrapper" in printed(script, tmp_path, DPRO_SEARCH_REPORT="")[1].stdout
 
@@ -80,7 +80,7 @@ def test_equal_losses_are_the_same():
     assert compare([base, base], [base], EXACT).verdict == "same"
 
 
-def test_losses_that_part_are_different_and_by_how_much_is_told():
+def test_diverging_losses_are_different_and_the_difference_is_reported():
     base = losses(3.0, 2.0, 1.0)
     found = compare([base, base], [base, losses(3.0, 2.0, 1.1)], EXACT)
     assert found.verdict == "different"
@@ -119,7 +119,7 @@ def test_a_training_that_breaks_is_different():
     assert (found.verdict, found.difference) == ("different", None)
 
 
-def test_half_precision_is_compared_by_where_the_training_gets():
+def test_half_precision_is_compared_by_convergence():
     base, rough = losses(3.0, 2.5, 2.0, 1.6, 1.2, 1.0), losses(3.1, 2.3, 2.2, 1.5, 1.25, 0.98)
     half = tolerance_of(Plan(bfloat16_ops=("a",)))
     assert half.by_convergence
@@ -128,6 +128,6 @@ def test_half_precision_is_compared_by_where_the_training_gets():
     assert compare([base, base], [losses(*[3.0] * 6)], half).verdict == "different"
 
 
-def test_a_plan_is_given_as_much_as_its_boldest_change():
+def test_the_tolerance_is_that_of_a_plans_largest_change():
     assert tolerance_of(Plan(servers=2)).relative < tolerance_of(Plan(op_clusters=(("a",),))).relative
     assert tolerance_of(Plan(op_clusters=(("a",),))).relative < tolerance_of(Plan(micro_batches=2)).relative

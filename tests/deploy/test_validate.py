@@ -87,7 +87,7 @@ def test_a_plan_that_trains_something_else_gets_no_speed_up():
     assert [point.plan for point in (session.recorded, *session.changed)] == [Plan(), SLOW]
 
 
-def test_a_plan_that_fails_is_not_run_again_and_the_others_go_on():
+def test_a_plan_that_fails_is_not_run_again_and_the_others_continue():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 2)])
     said = []
     found = validated(job, rounds=3, on_run=lambda *what: said.append(what))
@@ -108,7 +108,7 @@ def test_rounds_end_where_no_plan_is_left():
 
 
 @pytest.mark.parametrize(("fails", "said"), [([(FAST, 1), (SLOW, 1)], "at 1.0"), ([(Plan(), 2)], "at None")])
-def test_nothing_is_told_where_every_plan_or_the_recorded_setting_fails(fails, said):
+def test_it_fails_if_every_plan_or_the_recorded_setting_fails(fails, said):
     with pytest.raises(JobError, match=said):
         validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=fails))
 
@@ -128,7 +128,7 @@ def test_a_plan_is_not_waited_for_much_longer_than_the_recorded_setting_took(mon
     assert set(short.limits_s[-8:]) == {40}
 
 
-def test_a_script_that_prints_no_losses_is_told_so():
+def test_without_printed_losses_the_comparison_is_unknown():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, losses=dict.fromkeys((Plan(), FAST, SLOW), ()))
     assert {plan.losses.verdict for plan in validated(job).plans} == {"unknown"}
 
@@ -156,7 +156,7 @@ def test_a_gain_below_the_noise_floor_proves_nothing():
     assert not compared(3.9e5, noise_pct=5.0).beyond_noise
 
 
-def test_what_was_measured_of_a_corrected_search_corrects_predictions_without_that_correction():
+def test_measurements_of_a_corrected_search_correct_uncorrected_predictions():
     job = FakeJob({Plan(): 4e5, FAST: 3.3e5, SLOW: 5e5})
     first = Calibration.fit([measured_session(validated(job), prediction(4e5))])
     baseline = first.corrected(prediction(4e5), Plan())
@@ -169,7 +169,7 @@ def test_what_was_measured_of_a_corrected_search_corrects_predictions_without_th
 
 
 @pytest.mark.parametrize(("recorded_us", "changed"), [(3.2e5, 25), (5e5, -20), (3.95e5, None), (None, None)])
-def test_a_machine_that_is_not_what_it_was_is_told_from_a_wrong_prediction(recorded_us, changed):
+def test_a_changed_machine_is_distinguished_from_a_wrong_prediction(recorded_us, changed):
     found = validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}))
     found = msgspec.structs.replace(found, recorded_us=recorded_us)
     assert found.changed_pct == (None if changed is None else pytest.approx(changed, abs=2))

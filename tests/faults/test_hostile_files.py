@@ -262,4 +262,4 @@ class TestRunFolders:
         assert sample_trace_path().is_dir()
         fields = json.loads((run / "run.json").read_bytes())
         (run / "run.json").write_text(json.dumps({**fields, "trace": str(run)}))
-        assert "not there any more" in fails_in_one_line(2, "report", run, "--out", run / "page.html")
+        assert "no longer there" in fails_in_one_line(2, "report", run, "--out", run / "page.html")

@@ -79,7 +79,7 @@ def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, content, 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_journal_that_was_cut_off_is_told(run, tmp_path):
+def test_an_incomplete_journal_is_reported(run, tmp_path):
     copy = tmp_path / "run"
     copy.mkdir()
     for path in run.iterdir():

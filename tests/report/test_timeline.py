@@ -59,7 +59,7 @@ def test_the_longest_slices_stay_and_the_others_are_counted():
     assert data["left_out"] == 200
 
 
-def test_names_are_told_once():
+def test_names_are_stored_once():
     data = made.timeline(slices=10, ranks=1).compact()
     assert len(data["names"]) == len(set(data["names"])) == 11
     assert data["names"][data["lanes"][0]["text"][0]] == "op 0@0"

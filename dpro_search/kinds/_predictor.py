@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
+from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.errors import InputError
 from dpro_search.kinds._calibration import device_of
 from dpro_search.machine import Calibration, Device, calibration, machine_constants
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import Scale
+
+Gains = list[dict[str, float | str]]
 
 
 class JobPredictor(ABC):
@@ -28,6 +32,7 @@ class JobPredictor(ABC):
 
     _device: Device = "cpu"  # on which the recorded ranks compute
     graph: Any
+    costs: CommCosts
     tensors: tuple[TensorInfo, ...]
 
     def __init__(self, cluster: ClusterSpec, peak_rss_bytes: int | None, seed: int) -> None:
@@ -51,6 +56,15 @@ class JobPredictor(ABC):
         """The job under a plan; raises `InputError` for a plan that it cannot follow."""
 
     @abstractmethod
+    def faster(self, factor: float, rank: int | None = None) -> Self:
+        """A predictor of the job with all core times of a rank (None: of all ranks) multiplied by a factor."""
+
+    @staticmethod
+    @abstractmethod
+    def cheaper(costs: CommCosts, factor: float) -> CommCosts:
+        """The costs of communication multiplied by a factor, above the least that the engine takes."""
+
+    @abstractmethod
     def _replayed(self, job: Any, seed: int | np.random.SeedSequence) -> IterationTimes:
         """One replay of a job."""
 
@@ -71,6 +85,38 @@ class JobPredictor(ABC):
             source="recorded" if as_recorded else "extrapolated",
             settled=times.settled,
         )
+
+    def scaled(self, scale: Scale) -> Self:
+        """A predictor of the job with a part that takes another time.
+
+        Raises
+        ------
+        InputError
+            The rank does not exist, or the link's rate is not known.
+        """
+        if scale.what == "bandwidth":
+            return self.at(cluster=self.wanted_cluster.faster(scale.factor, scale.text))
+        if scale.what == "communication":
+            if scale.rank is not None:
+                raise InputError(f"'{scale.text}': communication of all ranks can be scaled, not of one")
+            return self.at(costs=self.cheaper(self.costs, scale.factor))
+        scale.check_rank(self.graph.ranks)
+        return self.faster(scale.factor, scale.rank)
+
+    def gains(self, others: Mapping[str, Plan], plan: Plan | None = None) -> Gains:
+        """Iteration time and gain of the questions that every job raises and of other plans by name, largest gain first."""
+        plan = plan or Plan()
+        base_us = self.predict(plan).iteration_us
+        texts = ["compute=0.9", "communication=0"]
+        texts += [f"rank{rank}.compute=0.9" for rank in range(self.graph.ranks)]
+        texts += ["bandwidth=2"] if self.cluster.rate_bps is not None else []
+        changed_us = {text: self.scaled(Scale.parse(text)).predict(plan).iteration_us for text in texts}
+        changed_us |= {name: self.predict(other).iteration_us for name, other in others.items()}
+        found: Gains = [
+            {"what_if": name, "predicted_iteration_us": value_us, "gain_us": base_us - value_us}
+            for name, value_us in changed_us.items()
+        ]
+        return sorted(found, key=lambda row: -float(row["gain_us"]))
 
     def sampled(
         self,

@@ -30,7 +30,6 @@ class ProgramPredictor(JobPredictor):
     """
 
     core_times: ClassVar[tuple[str, ...]]  # fields of the graph that hold core time, [samples, ranks, ...]
-    costs: CommCosts
 
     def __init__(
         self, graph: Any, costs: CommCosts, cluster: ClusterSpec, peak_rss_bytes: int | None = None, seed: int = 0
@@ -58,6 +57,11 @@ class ProgramPredictor(JobPredictor):
         columns = {name: getattr(self.graph, name) for name in self.core_times}
         scaled = {name: values * scale.reshape((1, -1) + (1,) * (values.ndim - 2)) for name, values in columns.items()}
         return self.at(graph=replace(self.graph, **scaled))
+
+    @staticmethod
+    def cheaper(costs: CommCosts, factor: float) -> CommCosts:
+        names = ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us", "cpu_us", "collective_cpu_us")
+        return replace(costs, **{name: max(getattr(costs, name) * factor, 1e-9) for name in names})
 
     @abstractmethod
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:

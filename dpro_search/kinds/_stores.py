@@ -21,8 +21,9 @@ from dpro_search.collect.trace import EventKind, Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._base import Job, PlanOptions, Table
+from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._facts import critical_table, gain_table, graph_change
+from dpro_search.kinds._terms import link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
 from dpro_search.quantities import percent_text, time_text
@@ -31,6 +32,7 @@ from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.report.quality import Term
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.cost_spread import CostFactors, CostSpread
@@ -75,6 +77,24 @@ class StoreJob(Job, Generic[_Job]):
         self._questions: tuple[Change, ...] = ()
         self._changed = False
         self._cluster: ClusterSpec | None = None
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        """The recorded job; raises `InputError` for options that it does not have."""
+        refuse_compute(options, trace)
+        return cls.from_trace(trace, allow_lossy=options.allow_lossy)
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
+        """The recorded job, with `allow_lossy` also with plans that compress gradients."""
+        found = cls.of_job(cls._recorded(trace), trace.tensors, allow_lossy=allow_lossy)
+        found.trace = trace
+        return found
+
+    @staticmethod
+    @abstractmethod
+    def _recorded(trace: Trace) -> _Job:
+        """The job of a trace."""
 
     @classmethod
     @abstractmethod
@@ -130,6 +150,28 @@ class StoreJob(Job, Generic[_Job]):
         changed = copy.copy(self)
         changed.space = self._space_of(self.recorded_job, allow_lossy=options.allowing(plan).allow_lossy)
         return changed
+
+    def terms(self) -> tuple[Term, ...]:
+        return (link_term(self.recorded_job.bytes_per_us), *(Term(name=n, value=v, meaning=m) for n, v, m in self._cost_rows()))
+
+    @abstractmethod
+    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
+        """Name, value and meaning of each cost of the job."""
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        """Messages by the server that they go to, as recorded and under the best plan."""
+        found: dict[str, tuple[Group, ...]] = {}
+        for setting, plan in ({"as recorded": Plan()} | ({} if best is None else {describe(best): best})).items():
+            job = self.job(plan)
+            of_server: dict[int, list[Group]] = {server: [] for server in range(len(job.server_core))}
+            for server, tensor, size_bytes in self._messages(job):
+                of_server[server].append(Group(tensors=(self.tensors[tensor].name,), size_bytes=round(size_bytes)))
+            found |= {f"{setting}, server {server}": tuple(groups) for server, groups in of_server.items()}
+        return TensorGroups(groups=found, noun="message", note="A worker sends them to the server, and gets as much back.")
+
+    @abstractmethod
+    def _messages(self, job: _Job) -> Iterable[tuple[int, int, float]]:
+        """Server, tensor and bytes of each message that a worker sends."""
 
     def op_count(self, plan: Plan) -> int:
         return len(self.graph(plan))
@@ -281,18 +323,3 @@ def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
         own,
         gain_table(facts["gains"], facts["iteration_us"]),
     ]
-
-
-def messages(best: Plan | None, parts_of: Callable[[Plan], Mapping[int, Iterable[Group]]]) -> TensorGroups:
-    """Parts of tensors by the server that they go to, as recorded and under the best plan."""
-    plans = {"as recorded": Plan()} | ({} if best is None else {describe(best): best})
-    found = {f"{setting}, server {server}": tuple(own) for setting, plan in plans.items() for server, own in parts_of(plan).items()}
-    return TensorGroups(groups=found, noun="message", note="A worker sends them to the server, and gets as much back.")
-
-
-def by_server(servers: int, parts: Iterable[tuple[int, str, float]]) -> dict[int, list[Group]]:
-    """Messages of (server, tensor, bytes), by server."""
-    found: dict[int, list[Group]] = {server: [] for server in range(servers)}
-    for server, name, size_bytes in parts:
-        found[server].append(Group(tensors=(name,), size_bytes=round(size_bytes)))
-    return found

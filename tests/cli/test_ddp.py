@@ -10,7 +10,6 @@ from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._evaluate import held_out, with_own_durations
-from dpro_search.kinds._program_job import scaled
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
@@ -88,12 +87,12 @@ def test_questions_change_the_job(trace):
     predictor = DdpPredictor.from_trace(trace)
     base = predictor.predict(Plan()).iteration_us
     for text in ("compute=0.5", "rank1.compute=0.5", "communication=0", "bandwidth=4"):
-        assert scaled(predictor, Scale.parse(text)).predict(Plan()).iteration_us <= base * 1.01, text
+        assert predictor.scaled(Scale.parse(text)).predict(Plan()).iteration_us <= base * 1.01, text
     with pytest.raises(InputError, match="ranks 0 to 1"):
-        scaled(predictor, Scale.parse("rank7.compute=0.5"))
+        predictor.scaled(Scale.parse("rank7.compute=0.5"))
     unknown = DdpPredictor(predictor.graph, predictor.costs, msgspec.structs.replace(predictor.cluster, rate_bps=None))
     with pytest.raises(InputError, match="rate of the recording's links is not known"):
-        scaled(unknown, Scale.parse("bandwidth=2"))
+        unknown.scaled(Scale.parse("bandwidth=2"))
 
 
 def test_samples_give_quantiles_in_order(trace):

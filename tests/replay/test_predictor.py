@@ -11,7 +11,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._evaluate import held_out, with_own_durations
 from dpro_search.kinds.horovod.predictor import Predictor
-from dpro_search.kinds.horovod.what_if import gains, scaled
+from dpro_search.kinds.horovod.what_if import gains
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.outputs import measured_ops, perfetto_json
 from dpro_search.space.moves import contiguous_groups
@@ -89,12 +89,12 @@ def test_steps_replayed_from_their_own_durations_are_close():
 
 @pytest.mark.parametrize("text", ["compute=0.9", "rank0.compute=0.5", "bandwidth=2", "communication=0"])
 def test_improvements_never_slow_the_job(text):
-    changed = scaled(predictor(), Scale.parse(text)).predict(Plan())
+    changed = predictor().scaled(Scale.parse(text)).predict(Plan())
     assert changed.iteration_us <= predictor().predict(Plan()).iteration_us * 1.01
 
 
 def test_free_communication_leaves_the_compute():
-    free = scaled(predictor(), Scale.parse("communication=0")).predict(Plan()).iteration_us
+    free = predictor().scaled(Scale.parse("communication=0")).predict(Plan()).iteration_us
     works = [p.main_us + p.host_us + sum(r.work_us for r in p.releases) for p in predictor().graph.profiles]
     assert free == pytest.approx(max(float(work.mean()) for work in works), rel=0.05)
 
@@ -112,7 +112,7 @@ def test_a_malformed_question_is_refused(text):
 
 def test_a_rank_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="ranks 0 to 1"):
-        scaled(predictor(), Scale.parse("rank7.compute=0.5"))
+        predictor().scaled(Scale.parse("rank7.compute=0.5"))
 
 
 def test_sampled_replays_depend_on_the_seed_and_not_on_the_threads():

@@ -30,9 +30,9 @@ class BytepsKind(Kind):
         return trace.meta.format == FORMAT
 
     def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.byteps.job import byteps_job
+        from dpro_search.kinds.byteps.job import Byteps
 
-        return byteps_job(trace, options)
+        return Byteps.of(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from dpro_search.collect.trace import TensorInfo, Trace
-from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
-from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
-from dpro_search.kinds._terms import link_term, per_byte
-from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.report.quality import Term
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.kinds._base import Table
+from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
@@ -39,11 +37,7 @@ class Byteps(StoreJob[BytepsJob]):
     askable = ("servers", "servers_on_workers", "partition_bytes", "credit", "compression")
     error_bar = "byteps"
 
-    @classmethod
-    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
-        found = cls.of_job(recorded_byteps_job(trace), trace.tensors, allow_lossy=allow_lossy)
-        found.trace = trace
-        return found
+    _recorded = staticmethod(recorded_byteps_job)
 
     @classmethod
     def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
@@ -69,9 +63,9 @@ class Byteps(StoreJob[BytepsJob]):
     def _built(self, job: BytepsJob) -> ReplayGraph:
         return byteps_graph(job)
 
-    def terms(self) -> tuple[Term, ...]:
+    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
         job = self.recorded_job
-        rows = (
+        return (
             ("CPU time", per_byte(job.cpu_us_per_byte), "of a process, for the bytes that it sends, receives or adds"),
             ("message", duration(job.message_us), "CPU time of one message, independent of its size"),
             ("before a push", duration(job.reduce_us + job.before_push_us), "stages of the worker that use no CPU"),
@@ -80,7 +74,6 @@ class Byteps(StoreJob[BytepsJob]):
             ("polling, workers", percent(job.worker_polling * 100), "share of one core of each"),
             ("polling, servers", percent(job.server_polling * 100), "share of one core of each"),
         )
-        return (link_term(job.bytes_per_us), *(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows))
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.byteps.diagnosis import diagnosis
@@ -92,18 +85,5 @@ class Byteps(StoreJob[BytepsJob]):
 
         return diagnosis_tables(facts, server_table(facts))
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
-        names = [tensor.name for tensor in self.tensors]
-
-        def parts(plan: Plan) -> dict[int, list[Group]]:
-            job = self.job(plan)
-            parts = ((part.server, name, part.size_bytes) for place, name in enumerate(names) for part in job.parts(place))
-            return by_server(len(job.server_core), parts)
-
-        return messages(best, parts)
-
-
-def byteps_job(trace: Trace, options: PlanOptions) -> Byteps:
-    """A recorded job; raises `InputError` for options that it does not have."""
-    refuse_compute(options, trace)
-    return Byteps.from_trace(trace, allow_lossy=options.allow_lossy)
+    def _messages(self, job: BytepsJob) -> Iterable[tuple[int, int, float]]:
+        return ((part.server, tensor, part.size_bytes) for tensor in range(len(job.tensor_bytes)) for part in job.parts(tensor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.kinds._program_job import ranked_gains
+from dpro_search.kinds._predictor import Gains
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 
@@ -11,9 +11,9 @@ _BUCKETS_MIB = (1, 5, 25, 100)  # largest buckets that `gains` asks for
 _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
 
 
-def gains(predictor: DdpPredictor) -> list[dict[str, float | str]]:
+def gains(predictor: DdpPredictor) -> Gains:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
     plans = {f"bucket_cap_bytes={mib}MiB": Plan(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
     plans |= {f"first_bucket_bytes={mib}MiB": Plan(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
     plans |= {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
-    return ranked_gains(predictor, {name: predictor.predict(plan) for name, plan in plans.items()})
+    return predictor.gains(plans)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dpro_search.kinds._program_job import ranked_gains
+from dpro_search.kinds._predictor import Gains
 from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.space.plan import Plan
 
 _PLANS = {"prefetch=1": Plan(prefetch=True), "reshard_after_forward=0": Plan(reshard_after_forward=False)}
 
 
-def gains(predictor: FsdpPredictor) -> list[dict[str, float | str]]:
+def gains(predictor: FsdpPredictor) -> Gains:
     """Iteration time and gain of each question, largest gain first."""
-    return ranked_gains(predictor, {name: predictor.predict(plan) for name, plan in _PLANS.items()})
+    return predictor.gains(_PLANS)

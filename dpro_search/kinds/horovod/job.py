@@ -16,24 +16,20 @@ from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
 from dpro_search.kinds._at_scale import AtScale, Steps
-from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table
-from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
-from dpro_search.kinds._terms import cost_terms
+from dpro_search.kinds._base import Job, PlanOptions, Table
+from dpro_search.kinds._predicted_job import PredictedJob
 from dpro_search.kinds.horovod.exchanges import horovod_exchanges
 from dpro_search.kinds.horovod.predictor import Predictor
-from dpro_search.kinds.horovod.what_if import scaled
-from dpro_search.machine import Calibration
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.data_parallel import rank_step_of
 from dpro_search.space.moves import threshold_groups
 from dpro_search.space.op_level import op_level, typical_step
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale
+from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES
 from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
 from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
@@ -46,13 +42,12 @@ from dpro_search.space.transformations.recomputation import Recomputation
 if TYPE_CHECKING:
     from dpro_search.costmodel.communication_model import CommunicationModel
     from dpro_search.report.groups import TensorGroups
-    from dpro_search.report.quality import Term
 
 _COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
 _REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute
 
 
-class Horovod(Job):
+class Horovod(PredictedJob[Predictor]):
     """Prices by the replay of communication, after the step was changed as a plan's other fields say.
 
     Parameters
@@ -74,6 +69,7 @@ class Horovod(Job):
     askable = ("fusion_threshold_bytes", "cycle_time_us", "micro_batches", "compression")
     settings = ("groups", *CLUSTER_SETTINGS, *SCALES)
     recorded: CommSettings
+    predictor_type = Predictor
 
     def __init__(
         self,
@@ -84,10 +80,7 @@ class Horovod(Job):
         *,
         exact_groups: bool = True,
     ) -> None:
-        if trace is not None:
-            self.trace = trace
-        self.predictor = predictor
-        self.tensors = predictor.tensors
+        super().__init__(predictor, trace)
         self.recorded = predictor.recorded
         self.unplaced = predictor.graph.unplaced
         self.guides = exact_groups  # the collectives of an iteration tell samplers which tensors to group
@@ -97,17 +90,6 @@ class Horovod(Job):
             transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
         self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations, exact_groups=exact_groups)
         self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
-
-    @property
-    def calibration(self) -> Calibration:
-        return self.predictor.calibration
-
-    @property
-    def cluster(self) -> ClusterSpec:
-        return self.predictor.wanted_cluster
-
-    def on(self, cluster: ClusterSpec) -> Horovod:
-        return self._with(self.predictor.at(cluster=cluster))
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """Groups are a plan's, or neighbours up to the threshold: what a cycle finds enqueued is not known of another cluster."""
@@ -128,9 +110,6 @@ class Horovod(Job):
         fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
         steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
         return AtScale(self, Steps(steps=steps, groups=groups), PlanSpace(self.space.job, fusion), cluster, ranks)
-
-    def scaled(self, scale: Scale) -> Horovod:
-        return self._with(scaled(self.predictor, scale))
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
         if plan.allreduce_algorithms is not None and options.all_reduce_model is None:
@@ -170,15 +149,6 @@ class Horovod(Job):
     @cached_property
     def _typical_step(self) -> int:
         return typical_step(self.trace, self.predictor.graph)
-
-    def held_out(self, step: int) -> Comparison:
-        return held_out_step(self.trace, step, Predictor)
-
-    def own_durations(self) -> Comparison:
-        return own_durations_of_steps(self.trace, Predictor)
-
-    def terms(self) -> tuple[Term, ...]:
-        return cost_terms(self.predictor.costs)
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.costmodel.horovod import CommCosts, fit_comm_costs
 from dpro_search.graph.build import build_graph
-from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.replay.horovod.timeline import HorovodTimeline, replay_horovod
 from dpro_search.space.apply import HorovodJobs
@@ -100,6 +101,20 @@ class Predictor(JobPredictor):
         changed._changed = self._changed or graph is not None or costs is not None
         return changed
 
+    def faster(self, factor: float, rank: int | None = None) -> Predictor:
+        profiles = enumerate(self.graph.profiles)
+        scaled = tuple(_scaled(profile, factor) if rank in (None, number) else profile for number, profile in profiles)
+        return self.at(graph=replace(self.graph, profiles=scaled))
+
+    @staticmethod
+    def cheaper(costs: CommCosts, factor: float) -> CommCosts:
+        scaled = {name: getattr(costs, name) * factor for name in CommCosts.__dataclass_fields__ if name != "residual_pct"}
+        scaled["beta_busy_us"] = max(scaled["beta_busy_us"], 1e-9)
+        scaled["beta_tail_us"] = max(scaled["beta_tail_us"], 1e-9)
+        for name in ("negotiate_busy_us", "negotiate_idle_us"):
+            scaled[name] = np.maximum(scaled[name], 1.0)
+        return replace(costs, **scaled)
+
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> HorovodJob:
         """The job under a plan."""
         where = cluster or self.wanted_cluster
@@ -145,3 +160,12 @@ class Predictor(JobPredictor):
         threshold = plan.fusion_threshold_bytes
         threshold = self.recorded.fusion_threshold_bytes if threshold is None else threshold
         return min(threshold, sum(self._sizes.values()))
+
+
+def _scaled(profile: RankProfile, factor: float) -> RankProfile:
+    return replace(
+        profile,
+        post_us=profile.post_us * factor,
+        main_us=profile.main_us * factor,
+        releases=tuple(replace(release, work_us=release.work_us * factor) for release in profile.releases),
+    )

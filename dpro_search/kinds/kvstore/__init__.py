@@ -30,9 +30,9 @@ class KvstoreKind(Kind):
         return trace.meta.format == FORMAT
 
     def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.kvstore.job import kvstore_job
+        from dpro_search.kinds.kvstore.job import Kvstore
 
-        return kvstore_job(trace, options)
+        return Kvstore.of(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
-from dpro_search.collect.trace import TensorInfo, Trace
-from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
-from dpro_search.kinds._stores import StoreJob, by_server, diagnosis_tables, messages
-from dpro_search.kinds._terms import link_term, per_byte
-from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.report.quality import Term
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.kinds._base import Table
+from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
@@ -39,11 +37,7 @@ class Kvstore(StoreJob[KvstoreJob]):
     askable = ("servers", "servers_on_workers", "bigarray_bound", "p3", "slice_threshold", "compression")
     error_bar = "kvstore"
 
-    @classmethod
-    def from_trace(cls, trace: Trace, *, allow_lossy: bool = False) -> Self:
-        found = cls.of_job(recorded_kvstore_job(trace), trace.tensors, allow_lossy=allow_lossy)
-        found.trace = trace
-        return found
+    _recorded = staticmethod(recorded_kvstore_job)
 
     @classmethod
     def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
@@ -72,9 +66,9 @@ class Kvstore(StoreJob[KvstoreJob]):
     def _built(self, job: KvstoreJob) -> ReplayGraph:
         return kvstore_graph(job)
 
-    def terms(self) -> tuple[Term, ...]:
+    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
         job = self.recorded_job
-        rows = (
+        return (
             ("CPU time of messages", per_byte(job.comm_us_per_byte), "of a process, for the bytes that it sends or receives"),
             ("copies and calls of a worker", per_byte(float(np.mean(job.beside_us_per_byte))), "in addition to its messages"),
             ("first part on a server", per_byte(job.copy_us_per_byte), "copied on arrival"),
@@ -83,7 +77,6 @@ class Kvstore(StoreJob[KvstoreJob]):
             ("slice", duration(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
             ("call of the optimizer", duration(job.update_call_us), "for each slice, if servers update the weights"),
         )
-        return (link_term(job.bytes_per_us), *(Term(name=name, value=value, meaning=meaning) for name, value, meaning in rows))
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.kvstore.diagnosis import diagnosis
@@ -95,18 +88,5 @@ class Kvstore(StoreJob[KvstoreJob]):
 
         return diagnosis_tables(facts, server_table(facts))
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
-        names = [tensor.name for tensor in self.tensors]
-
-        def parts(plan: Plan) -> dict[int, list[Group]]:
-            job = self.job(plan)
-            parts = ((server, name, size) for name, row in zip(names, job.slices, strict=True) for server, size in row)
-            return by_server(len(job.server_core), parts)
-
-        return messages(best, parts)
-
-
-def kvstore_job(trace: Trace, options: PlanOptions) -> Kvstore:
-    """A recorded job; raises `InputError` for options that it does not have."""
-    refuse_compute(options, trace)
-    return Kvstore.from_trace(trace, allow_lossy=options.allow_lossy)
+    def _messages(self, job: KvstoreJob) -> Iterable[tuple[int, int, float]]:
+        return ((server, tensor, size) for tensor, row in enumerate(job.slices) for server, size in row)

@@ -9,8 +9,8 @@ from ddp_jobs import FREE, NONE, POST, WAIT, job, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.horovod import SATURATION_BYTES
 from dpro_search.errors import GraphError
+from dpro_search.machine import machine_constants
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.replay.iterations import DRAWS, WARMUP, sample_order
 
@@ -110,7 +110,7 @@ def of_state_machine(found, timeline, seed):
         found.threads,
         np.array([
             costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us, costs.beta_busy_us, costs.beta_tail_us, costs.cpu_us,
-            costs.collective_cpu_us, SATURATION_BYTES,
+            costs.collective_cpu_us, machine_constants().host.saturation_bytes,
         ]),
         timeline.sample_of, rng.random(DRAWS),
     )  # fmt: skip

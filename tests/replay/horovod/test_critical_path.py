@@ -6,7 +6,6 @@ import pytest
 from sample import predictor, sample
 
 from dpro_search.graph.arrivals import arrivals
-from dpro_search.kinds.horovod.what_if import scaled
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.path_segments import path_segments
 from dpro_search.space.cluster import ClusterSpec
@@ -35,7 +34,7 @@ def test_a_slow_link_makes_collectives_the_path():
 
 
 def test_free_communication_makes_compute_the_path():
-    path = path_of(scaled(predictor(), Scale.parse("communication=0")))
+    path = path_of(predictor().scaled(Scale.parse("communication=0")))
     compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "late_rank"))
     assert compute > 0.95 * sum(segment.duration_us for segment in path)
 

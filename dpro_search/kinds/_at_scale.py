@@ -1,4 +1,4 @@
-"""`AtScale`: a recorded data-parallel job on a cluster of another kind, priced through rings on that cluster's links.
+"""`AtScale`: a recorded data-parallel job on a cluster of another kind, predicted through rings on that cluster's links.
 
 What communication costs on the recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute
 of the recorded ranks is kept, and gradients travel in ring all-reduces, message by message, over the cluster's links; ranks that
@@ -49,7 +49,7 @@ class Steps:
 
 
 class AtScale(Job):
-    """Prices of the recorded job's plans on the devices of a cluster, a rank on each; computation is as fast as it was recorded."""
+    """Predictions of plans on the devices of a cluster, one rank on each; computation is as fast as recorded."""
 
     settings = ("compute",)
 

@@ -93,7 +93,7 @@ class PlanOptions:
 
     @property
     def named(self) -> dict[str, str | Path]:
-        """What decides prices beside the trace, by name: for the run folder of a search."""
+        """What decides predictions beside the trace, by name: for the run folder of a search."""
         found: dict[str, str | Path] = {}
         if self.compute:
             found["with"] = ",".join(sorted(self.compute))
@@ -156,7 +156,7 @@ class Comparison:
 
 
 class Job(ABC):
-    """One job: prices of its plans, and what can be said about it. Deterministic.
+    """One job: predictions of its plans, and its diagnosis. Deterministic.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ class Job(ABC):
 
     @abstractmethod
     def _predict(self, plan: Plan) -> Prediction:
-        """The price of a legal plan, whatever memory it needs."""
+        """The prediction of a legal plan, whatever memory it needs."""
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         """Iteration times of replays with durations drawn anew, [samples]; the same draws for every plan.
@@ -272,7 +272,7 @@ class Job(ABC):
         raise self.cannot("scaled", "be predicted with other speeds")
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Job:
-        """The same job with a space that has the fields of a plan, priced with the models that the options name."""
+        """The same job with a space that has the fields of a plan, predicted with the models that the options name."""
         return self
 
     # One iteration, op by op.

@@ -1,4 +1,4 @@
-"""`JobPredictor`: what predictors of jobs that a machine replays have in common: prices with intervals, replays of other luck."""
+"""`JobPredictor`: what predictors of replayed jobs have in common: predictions with intervals, resampled replays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Gains = list[dict[str, float | str]]
 
 
 class JobPredictor(ABC):
-    """Prices of plans, deterministic by seed.
+    """Predictions of plans, deterministic by seed.
 
     A kind of job defines how it becomes what its engine replays (`job`), how that is replayed (`_replayed`), and the name of its
     model error in the constants of a machine (`error_bar`).
@@ -76,7 +76,7 @@ class JobPredictor(ABC):
         # The median of a run varies with its steps; the model's own error comes on top.
         noise = 1.64 * 1.2533 * float(np.std(times.iterations_us)) / np.sqrt(len(times.iterations_us))
         model_error = self.calibration.model_error[0 if as_recorded else 1]
-        half = float(np.hypot(np.hypot(noise, model_error * centre), self._doubt_us(plan)))
+        half = float(np.hypot(np.hypot(noise, model_error * centre), self._uncertainty_us(plan)))
         return Prediction(
             iteration_us=centre,
             interval_us=(centre - half, centre + half),
@@ -128,7 +128,7 @@ class JobPredictor(ABC):
         threads: int | None = None,
         on_sample: Callable[[], None] = lambda: None,
     ) -> Floats:
-        """Iteration times of replays that differ in luck: the order of recorded steps, latencies and agreements, [samples].
+        """Iteration times of replays with resampled durations: order of the recorded steps, latencies and negotiations, [samples].
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class JobPredictor(ABC):
         """The cluster that predictions are for where none is named."""
         return self._wanted or self.cluster
 
-    def _doubt_us(self, plan: Plan) -> float:
+    def _uncertainty_us(self, plan: Plan) -> float:
         """What the plan's own cost models are uncertain by, beside the model's error."""
         return 0.0
 

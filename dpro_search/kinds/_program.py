@@ -19,7 +19,7 @@ from dpro_search.space.plan import Plan
 
 
 class ProgramPredictor(JobPredictor):
-    """Prices of plans, deterministic by seed.
+    """Predictions of plans, deterministic by seed.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class ReplayRequest:
     perfetto, timeline
         Files for ui.perfetto.dev and, as CSV, for tables.
     options
-        Models that prices depend on.
+        Models that predictions depend on.
     on_sample
         Called after each sample.
     """

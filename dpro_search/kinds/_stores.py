@@ -181,7 +181,7 @@ class StoreJob(Job, Generic[_Job]):
 
     def replayed(self, plan: Plan) -> Prediction:
         """The prediction over resampled costs, with the breakdown of one replay."""
-        one, found = self.priced(self.timeline(plan), plan), self.reevaluated(plan)
+        one, found = self.prediction(self.timeline(plan), plan), self.reevaluated(plan)
         parts = {part: us * found.iteration_us / one.iteration_us for part, us in one.breakdown_us.items()}
         return msgspec.structs.replace(found, breakdown_us=parts, settled=one.settled)
 
@@ -190,7 +190,7 @@ class StoreJob(Job, Generic[_Job]):
         self.space.check(plan)
         return self._asked_graph(self.job(plan))
 
-    def priced(self, timeline: Timeline, plan: Plan) -> Prediction:
+    def prediction(self, timeline: Timeline, plan: Plan) -> Prediction:
         """The prediction from a replay of a plan, with its breakdown."""
         return self._price(timeline.iteration_us, timeline.settled, plan, breakdown_us(timeline))
 

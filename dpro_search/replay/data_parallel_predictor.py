@@ -1,4 +1,4 @@
-"""`DataParallelPredictor`: prices tensor fusion in a data-parallel job of ops, as an `Objective` of a search."""
+"""`DataParallelPredictor`: predicts tensor fusion in a data-parallel job of ops, as an `Objective` of a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpro_search.space.transformations.tensor_fusion import TensorFusion
 
 
 class DataParallelPredictor:
-    """Prices of plans; equal plans have equal prices.
+    """Predictions of plans; equal plans have equal predictions.
 
     A plan's groups travel as they are, each with its last tensor; a fusion threshold makes groups of neighbours up to that size.
 

@@ -147,7 +147,7 @@ class Engine:
 
 
 def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -> Floats:
-    """When each of some iterations of a valid graph ends, [iterations]: all that a single replay for its price has to find.
+    """When each of some iterations of a valid graph ends, [iterations]: all that a prediction needs of a replay.
 
     What `Engine` prepares for further replays takes longer than this one. Raises `GraphError` for a deadlock.
 

@@ -26,7 +26,7 @@ def findings(
     times, late
         Of every rank (see `graph.device_time`).
     gains
-        Of questions about the job, largest first; the best one is told.
+        Of questions about the job, largest first; the best one becomes a sentence.
     iteration_us
         Replayed, in us.
     speeds

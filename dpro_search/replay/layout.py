@@ -13,7 +13,7 @@ from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy, ReplayGra
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Arrays by label, [n] where nothing else is said; the op of label k is ``op_of[k]``.
+    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """What stands out on a job's critical path, as sentences with numbers and the knob to turn, the costliest first.
 
-Any kind of job whose iteration is a `Timeline` can be told about; the kind adds sentences about its own knobs.
+They hold for any kind of job whose iteration is a `Timeline`; the kind adds sentences about its own knobs.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def _communication(
     if not total_us:
         return []
     parts = {name: value_us for name, value_us in (*parts_us.items(), ("negotiation", negotiated_us)) if value_us > 0}
-    told = [f"Communication that nothing hides takes {share(total_us, iteration_us)}"]
-    told += [", ".join(f"{name} {value_us / 1e3:.1f} ms" for name, value_us in parts.items()) + " of it"] if parts else []
+    clauses = [f"Communication that nothing hides takes {share(total_us, iteration_us)}"]
+    clauses += [", ".join(f"{name} {value_us / 1e3:.1f} ms" for name, value_us in parts.items()) + " of it"] if parts else []
     if exposed:
         largest = max(exposed, key=lambda name: exposed[name])
-        told.append(f"{largest} most ({exposed[largest] / 1e3:.1f} ms)")
-    return [(total_us, ", ".join(told) + (f": {advice}." if advice else "."))]
+        clauses.append(f"{largest} most ({exposed[largest] / 1e3:.1f} ms)")
+    return [(total_us, ", ".join(clauses) + (f": {advice}." if advice else "."))]
 
 
 def _late_ranks(path: Sequence[Segment], iteration_us: float) -> list[tuple[float, str]]:

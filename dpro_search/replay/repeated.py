@@ -1,4 +1,4 @@
-"""`Repeated`: replays of several iterations of graphs that differ in numbers only, for their price."""
+"""`Repeated`: replays of several iterations of graphs that differ in numbers only, for their iteration time."""
 
 from __future__ import annotations
 

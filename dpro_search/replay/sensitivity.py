@@ -284,7 +284,7 @@ def _with_durations(graph: ReplayGraph, duration_us: Floats) -> ReplayGraph:
 
 
 def _counterparts(graph: ReplayGraph, rank: int) -> tuple[Ints, Ints]:
-    """Pairs (op of the rank, the same op on another rank); empty if they cannot be told."""
+    """Pairs (op of the rank, the same op on another rank); empty if they cannot be matched."""
     return _by_name(graph, rank) if len(graph.names) else _by_place(graph, rank)
 
 

@@ -1,8 +1,8 @@
-"""How findings are told."""
+"""Sentences of findings."""
 
 from __future__ import annotations
 
-WORTH_PCT = 3.0  # of an iteration; less is not told
+WORTH_PCT = 3.0  # of an iteration; less is not reported
 
 
 def share(value_us: float, iteration_us: float) -> str:

@@ -76,7 +76,7 @@ def run_search(
     order of its proposals. In both cases the plans found depend on the seed and on the initial number of workers, not on the
     speed or the end of workers.
 
-    With a storage, searches on several machines share the trials. Each has a sampler of its own, which is told of better plans of
+    With a storage, searches on several machines share the trials. Each has a sampler of its own, which receives better plans of
     other searches. They end when they have the requested trials together. The plans found then depend on timing.
 
     Parameters

@@ -24,7 +24,7 @@ from dpro_search.graph.ddp import DdpGraph
 from dpro_search.space.cluster import ClusterSpec
 
 _PARTS = ("vectors", "P", "Q")  # what PowerSGD sends of a bucket
-GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unless told otherwise
+GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unless set otherwise
 
 
 class Action(enum.IntEnum):

@@ -8,7 +8,7 @@ what uses them. The fusions are those of one recorded step, the one whose iterat
 
 What communication takes of the core: its cycles a little all the time, which the core's durations include; its collectives a share
 while they run, as one slow-down for all kinds of ops. Copies, latencies and transfers cost what `CommCosts` has. Durations have a
-sample per recorded step: the core time of that step; latencies and agreements as variable as they are, in any order.
+sample per recorded step: the core time of that step; latencies and negotiations as variable as they are, in any order.
 
 Memory is what a trace knows: variables of the gradients, gradients, their reduced copies and the fusion buffer. No recording has
 the sizes of activations, so they are not in it. Ranks that share a core are given equal parts of it at all times.
@@ -84,7 +84,7 @@ class _Cycle:
     ----------
     wait_us
         From the last rank's last enqueue to the cycle's begin if the communication thread has nothing else to do.
-    agreement_us
+    negotiation_us
         Of the negotiation, a sample per recorded cycle, ascending.
     collectives
         In order.

@@ -211,15 +211,15 @@ def _print_scores(table: PrecisionTable, pairs: Sequence[Pair]) -> None:
         plain = np.array([sum(pair.float32.window_us) for pair in own])
         mixed = np.array([sum(pair.bfloat16.window_us) for pair in own])
         predicted = plain + [change.forward_us + change.backward_us for change in changes]
-        doubt_us = together_us(changes)
+        uncertainty_us = together_us(changes)
         total_us, error = predicted.sum(), predicted.sum() / mixed.sum() - 1
         errors.append(abs(error))
-        inside += abs(total_us - mixed.sum()) <= doubt_us
+        inside += abs(total_us - mixed.sum()) <= uncertainty_us
         cells = (
             model,
             str(len(own)),
             *(f"{us / 1e3:.1f}" for us in (plain.sum(), mixed.sum(), total_us)),
-            f"{(total_us - doubt_us) / 1e3:.0f}-{(total_us + doubt_us) / 1e3:.0f}",
+            f"{(total_us - uncertainty_us) / 1e3:.0f}-{(total_us + uncertainty_us) / 1e3:.0f}",
             f"{error:+.1%}",
             f"{np.abs(predicted / mixed - 1).mean():.1%}",
         )

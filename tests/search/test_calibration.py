@@ -141,13 +141,13 @@ class Resampled(Job):
         return predicted(plan).iteration_us * np.linspace(0.9, 1.1, samples)
 
 
-def test_times_in_other_luck_are_corrected_like_the_prediction():
+def test_times_of_resampled_replays_are_corrected_like_the_prediction():
     objective = CalibratedObjective(Resampled(), calibration())
     for plan in PLANS:
         assert objective.sampled(plan, samples=5)[2] == pytest.approx(objective.predict(plan).iteration_us)
 
 
-def test_a_job_without_luck_has_none_when_calibrated_either():
+def test_a_job_without_random_draws_has_no_samples_when_calibrated_either():
     objective = CalibratedObjective(Job(), calibration())
     with pytest.raises(InputError, match="cannot be replayed with resampled durations"):
         objective.sampled(Plan(), samples=5)

@@ -119,12 +119,12 @@ def test_ranked_by_a_quantile_a_risky_plan_falls_behind(tmp_path: Path) -> None:
     objective = Risky(SMALL.tensors, SMALL.recorded, compute_us=50.0)
     options = {"trials": 60, "sampler": "mcmc", "trace_digest": "bus"}
     by_time = run_search(objective, out=tmp_path / "a", **options)  # type: ignore[arg-type]
-    by_luck = run_search(objective, out=tmp_path / "b", quantile=0.9, **options)  # type: ignore[arg-type]
-    assert len(by_time.plans[0].plan.tensor_groups or ()) < 5 <= len(by_luck.plans[0].plan.tensor_groups or ())
-    at = [ranked.quantile_us or 0.0 for ranked in by_luck.plans]
+    by_quantile = run_search(objective, out=tmp_path / "b", quantile=0.9, **options)  # type: ignore[arg-type]
+    assert len(by_time.plans[0].plan.tensor_groups or ()) < 5 <= len(by_quantile.plans[0].plan.tensor_groups or ())
+    at = [ranked.quantile_us or 0.0 for ranked in by_quantile.plans]
     assert at == sorted(at)
-    assert len(by_luck.beats) == len(by_luck.plans)
-    assert 0 <= (by_luck.plans[0].beats_recorded or -1) <= 1
+    assert len(by_quantile.beats) == len(by_quantile.plans)
+    assert 0 <= (by_quantile.plans[0].beats_recorded or -1) <= 1
 
 
 def test_ranking_keeps_each_plan() -> None:
@@ -142,7 +142,7 @@ def test_a_quantile_is_between_0_and_1(quantile: float, tmp_path: Path) -> None:
         run_search(SMALL, trials=5, out=tmp_path / "run", trace_digest="bus", quantile=quantile)
 
 
-def test_a_job_that_is_replayed_without_luck_is_refused_before_it_is_searched(tmp_path: Path) -> None:
+def test_a_job_that_is_replayed_without_random_draws_is_refused_before_it_is_searched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--quantile: this job cannot be replayed with resampled durations"):
         run_search(SMALL, trials=5, out=tmp_path / "run", trace_digest="bus", quantile=0.9)
     assert not (tmp_path / "run").exists()

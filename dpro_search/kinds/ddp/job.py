@@ -25,7 +25,7 @@ from dpro_search.space.transformations.modules import NOT_RECORDED, ModuleRecomp
 
 
 class Ddp(ProgramJob[DdpPredictor]):
-    """Prices of bucket sizes, and where that is asked for of half buckets and of modules that run otherwise.
+    """Predictions of bucket sizes, and on request of compressed buckets and of modules that are recomputed or in bfloat16.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`DdpPredictor`: prices bucket sizes and clusters of one recorded DistributedDataParallel job; answers as `Predictor` does."""
+"""`DdpPredictor`: predicts bucket sizes and clusters of one recorded DistributedDataParallel job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.transformations import DdpCompression, JobFacts
-from dpro_search.space.transformations.module_precision import doubt_us, in_bfloat16
+from dpro_search.space.transformations.module_precision import in_bfloat16, uncertainty_us
 from dpro_search.space.transformations.modules import recomputed, saved_bytes
 from dpro_search.space.transformations.precision import Ratios
 
@@ -29,7 +29,7 @@ _NAME = "a DistributedDataParallel job"
 
 
 class DdpPredictor(ProgramPredictor):
-    """Prices of plans, deterministic by seed: of bucket sizes (DDP's ``bucket_cap_mb``), compression, and modules.
+    """Predictions of plans, deterministic by seed: of bucket sizes (DDP's ``bucket_cap_mb``), compression, and modules.
 
     Parameters
     ----------
@@ -151,10 +151,10 @@ class DdpPredictor(ProgramPredictor):
             return kept_bytes(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.dtype == "float32") // 2 if plan.compression else 0
 
-    def _doubt_us(self, plan: Plan) -> float:
+    def _uncertainty_us(self, plan: Plan) -> float:
         names = plan.bfloat16_modules or ()
-        doubts = [doubt_us(self.graph, names, self.ratios)] if names else []
+        uncertainties = [uncertainty_us(self.graph, names, self.ratios)] if names else []
         if plan.compression in POWERSGD:
             found = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
-            doubts.append(machine_constants().powersgd.uncertainty * float(found.stages_us.sum()))
-        return float(np.linalg.norm(doubts))
+            uncertainties.append(machine_constants().powersgd.uncertainty * float(found.stages_us.sum()))
+        return float(np.linalg.norm(uncertainties))

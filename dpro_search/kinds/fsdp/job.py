@@ -12,7 +12,7 @@ from dpro_search.kinds.fsdp.predictor import NAME, FsdpPredictor
 
 
 class Fsdp(ProgramJob[FsdpPredictor]):
-    """Prices of prefetching and resharding."""
+    """Predictions of prefetching and resharding."""
 
     title = NAME
     askable = ("prefetch", "reshard_after_forward")

@@ -1,4 +1,4 @@
-"""`FsdpPredictor`: prices ways to shard and clusters of one recorded fully sharded job; answers as `Predictor` does."""
+"""`FsdpPredictor`: predicts ways to shard and clusters of one recorded fully sharded job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "a fully sharded job"
 
 
 class FsdpPredictor(ProgramPredictor):
-    """Prices of plans, deterministic by seed: of `prefetch` and `reshard_after_forward`."""
+    """Predictions of plans, deterministic by seed: of `prefetch` and `reshard_after_forward`."""
 
     core_times = ("work_us", "after_us")
     error_bar = "fsdp"

@@ -16,7 +16,7 @@ _OFTEN_PCT = 75.0  # a rank that comes last to so many collectives is a straggle
 def findings(
     path: Sequence[Segment], late: Sequence[Arrival], gains: Sequence[Mapping[str, Any]], iteration_us: float
 ) -> tuple[str, ...]:
-    """Those of `path_findings` with Horovod's knobs; who comes late is told from the recording.
+    """Those of `path_findings` with Horovod's knobs; who comes late is taken from the recording.
 
     Parameters
     ----------

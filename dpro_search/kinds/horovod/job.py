@@ -48,7 +48,7 @@ _REMEMBERED = 64  # changed steps whose predictors are kept: samplers change com
 
 
 class Horovod(PredictedJob[Predictor]):
-    """Prices by the replay of communication, after the step was changed as a plan's other fields say.
+    """Predictions by the replay of communication, after the step was changed as a plan's other fields say.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Horovod(PredictedJob[Predictor]):
         What plans may do beyond fusing tensors and setting the cycle. Algorithms of all-reduces are among what plans may choose
         where the predictor knows what they take.
     trace
-        The recording; None: of a predictor alone, whose prices are all that can be asked for.
+        The recording; None: of a predictor alone: only predictions are available.
     exact_groups
         Whether plans may name the tensors of a group.
     """
@@ -184,7 +184,7 @@ class Horovod(PredictedJob[Predictor]):
         if step.predictor is self.predictor:
             return found
         low, high = found.interval_us
-        half = math.hypot((high - low) / 2, step.doubt_us)
+        half = math.hypot((high - low) / 2, step.uncertainty_us)
         peak, more = found.peak_memory_bytes, step.more_bytes
         return msgspec.structs.replace(
             found,
@@ -197,10 +197,10 @@ class Horovod(PredictedJob[Predictor]):
         compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
         if compute not in self._steps:
             assert self._compute is not None, "a legal plan has no other fields"
-            graph, doubt_us = transformed(self._compute, compute, self.space.transformations)
+            graph, uncertainty_us = transformed(self._compute, compute, self.space.transformations)
             if len(self._steps) > _REMEMBERED:
                 del self._steps[next(key for key in self._steps if key != Plan())]
-            self._steps[compute] = _Step(self.predictor.at(graph=graph), doubt_us, self._more_bytes(compute))
+            self._steps[compute] = _Step(self.predictor.at(graph=graph), uncertainty_us, self._more_bytes(compute))
         return self._steps[compute]
 
     def _more_bytes(self, plan: Plan) -> float | None:
@@ -226,7 +226,7 @@ class _Step(NamedTuple):
     """A step under some compute: its predictor, how uncertain its length is, and what it needs of memory beside the recorded."""
 
     predictor: Predictor
-    doubt_us: float
+    uncertainty_us: float
     more_bytes: float | None
 
 

@@ -1,4 +1,4 @@
-"""`Predictor`: prices plans of one recorded job; what the search, the command line and the validation ask."""
+"""`Predictor`: predicts plans of one recorded Horovod job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Predictor(JobPredictor):
-    """Prices of plans, deterministic by seed.
+    """Predictions of plans, deterministic by seed.
 
     Attributes
     ----------

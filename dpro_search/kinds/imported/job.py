@@ -25,7 +25,7 @@ from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
 class Imported(Job):
-    """Prices of the recorded steps with other speeds. Its knobs are not known, so the empty plan is its only one."""
+    """Predictions of the recorded steps with other speeds. Its knobs are not known, so the empty plan is its only one."""
 
     title = "an imported trace"
     settings = SCALES

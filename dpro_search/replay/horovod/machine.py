@@ -3,12 +3,12 @@
 Every core is a fluid that its users share; between two events all speeds are constant. A rank has a main stream (the script,
 forward and backward, in recorded order) and an update stream (what came back). Ranks that behave alike are one class; one of them
 is followed, as "rank" in what is below, and its core carries the others of its class that are there. Horovod is one machine for all
-ranks, because each of its cycles begins with an agreement among all:
+ranks, because each of its cycles begins with a negotiation among all:
 
     SLEEP -> NEGOTIATE -> for each fused collective: COPY_IN -> LATENCY -> TRANSFER -> COPY_OUT -> SLEEP
 
 A cycle agrees on the units that every rank had posted when it began; they are fused in listing order up to the threshold, and
-run one at a time. How long an agreement and a latency take is decided when they begin, by what the ranks do then. A post changes
+run one at a time. How long a negotiation and a latency take is decided when they begin, by what the ranks do then. A post changes
 no speed, so it is no event: what was posted is looked up at the events, and its instant follows from the speed. A link that has
 rested is ahead of its rate by that time, at most by its burst, and the next transfers are spared it. Compiled with numba; the same
 function runs uncompiled as `simulate.py_func`.
@@ -367,7 +367,7 @@ def simulate(
             taken = costs[POLL_SHARE]  # waiting keeps the core, whatever the work in it
         for c in range(cores):
             used = taken * (1.0 if state in (COPY_IN, COPY_OUT) else on_core[c])
-            # Agreements may follow each other without a pause, and would stop the ranks that they wait for.
+            # Negotiations may follow each other without a pause, and would stop the ranks that they wait for.
             free_of[c] = max(1.0 - (min(used, 0.9) if state == NEGOTIATE else used), 0.0)
 
         # The next event.

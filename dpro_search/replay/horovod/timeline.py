@@ -48,8 +48,8 @@ def replay_horovod(
         The recorded steps to take instead, in turn, [any].
     """
     total = iterations + WARMUP
-    luck = _luck if isinstance(seed, int) else _luck.__wrapped__
-    sample_of, draws = luck(seed, graph.samples, iterations, samples is None)
+    drawn = _drawn if isinstance(seed, int) else _drawn.__wrapped__
+    sample_of, draws = drawn(seed, graph.samples, iterations, samples is None)
     if samples is not None:
         sample_of = np.resize(samples, total).astype(np.int64)
     costs = graph.comm
@@ -105,8 +105,8 @@ def replay_horovod(
 
 
 @lru_cache(maxsize=16)
-def _luck(seed: int | np.random.SeedSequence, samples: int, iterations: int, ordered: bool) -> tuple[Ints, Floats]:
-    """Recorded step of each iteration, and the numbers that are drawn from; a search replays under one luck again and again."""
+def _drawn(seed: int | np.random.SeedSequence, samples: int, iterations: int, ordered: bool) -> tuple[Ints, Floats]:
+    """Recorded step of each iteration, and the numbers that are drawn from; a search replays with the same draws."""
     rng = np.random.default_rng(seed)
     sample_of = sample_order(rng, samples, iterations) if ordered else np.zeros(0, np.int64)
     return sample_of, rng.random(DRAWS)

@@ -22,7 +22,7 @@ from dpro_search.replay.memory import memory
 from dpro_search.replay.timeline import Timeline
 
 _PHASES = (EventKind.NEGOTIATE, EventKind.MEMCPY_IN, EventKind.ALLREDUCE, EventKind.MEMCPY_OUT)
-_SAID = {
+_LABELS = {
     EventKind.COMM: "communication of {}",
     EventKind.NEGOTIATE: "negotiation of {}",
     EventKind.MEMCPY_IN: "copy in of {}",
@@ -67,7 +67,7 @@ def measured_ops(trace: Trace, step: int) -> MeasuredOps:
     for number, kind in enumerate((EventKind.COMM, *_PHASES)):
         stream[events.kind == kind] = after + number
     names = [
-        _SAID[EventKind(kind)].format(trace.tensors[tensor].name) if kind != EventKind.OP and tensor >= 0 else trace.names[name]
+        _LABELS[EventKind(kind)].format(trace.tensors[tensor].name) if kind != EventKind.OP and tensor >= 0 else trace.names[name]
         for name, tensor, kind in zip(events.name.tolist(), events.tensor.tolist(), events.kind.tolist(), strict=True)
     ]
     begin_us = begins.min()

@@ -134,7 +134,7 @@ class AutoSampler(Sampler):
     def _proposal(self, member: _Member) -> tuple[Proposal, Prediction | None]:
         """A member's next proposal, and its prediction if the proposal is not new.
 
-        The result of a plan that another member proposed before is told at once, unless an older proposal of this member is open.
+        The result of a plan that another member proposed is passed on at once, unless an older proposal of this member is open.
         """
         proposal = member.sampler.ask()
         if any(block is not None and block.member is member for block in self._open):

@@ -65,7 +65,7 @@ class PlanSpace:
         return plan
 
     def detailed(self, plan: Plan) -> Plan:
-        """The plan with all that moves start from said in full."""
+        """The plan with every field that moves start from filled in."""
         for transformation in self.transformations:
             plan = transformation.detailed(plan)
         return plan

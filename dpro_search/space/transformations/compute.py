@@ -119,7 +119,7 @@ class ComputeGraph:
             again_us=nothing,
             again_due=late,
             cluster=np.full(len(self.graph), -1),
-            doubt_us=0.0,
+            uncertainty_us=0.0,
         )
 
     def rebuilt(self, change: ComputeChange) -> DataflowGraph:
@@ -141,7 +141,7 @@ class ComputeChange:
         Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that, [ops].
     cluster
         Number of the cluster that an op is in on its rank, -1: none, [ops].
-    doubt_us
+    uncertainty_us
         How much longer or shorter a step's compute may be than the costs say.
     """
 
@@ -149,7 +149,7 @@ class ComputeChange:
     again_us: Floats
     again_due: Ints
     cluster: Ints
-    doubt_us: float
+    uncertainty_us: float
 
 
 class ComputeTransformation(Transformation):
@@ -177,7 +177,7 @@ class ComputeTransformation(Transformation):
         return self.compute.graph.op_type[self.compute.ops[name][0]]
 
     def not_in_the_step(self, name: str) -> str | None:
-        """A reason if a framework's optimizer made an op as the step was run, so that no job can be told to change it."""
+        """A reason if a framework's optimizer made an op as the step was run, so that no job can change it."""
         if _MADE_AT_RUN_TIME.search(name):
             return f"op '{name}' was made by TensorFlow's optimizer: the training step has none"
         return None
@@ -204,16 +204,16 @@ def transformed(compute: ComputeGraph, plan: Plan, transformations: Sequence[Tra
         Those of the job's space; others than `ComputeTransformation` and `GraphTransformation` have no say.
     """
     own = [t for t in transformations if isinstance(t, ComputeTransformation) and _sets(plan, t)]
-    graph, doubt_us = compute.graph, 0.0
+    graph, uncertainty_us = compute.graph, 0.0
     if own:
         change = compute.unchanged()
         for transformation in own:
             transformation.apply(change, plan)
-        graph, doubt_us = compute.rebuilt(change), change.doubt_us
+        graph, uncertainty_us = compute.rebuilt(change), change.uncertainty_us
     for whole in transformations:
         if isinstance(whole, GraphTransformation) and _sets(plan, whole):
             graph = whole.apply(graph, plan)
-    return graph, doubt_us
+    return graph, uncertainty_us
 
 
 def with_added_work(graph: DataflowGraph, place: Ints, added_us: Floats) -> DataflowGraph:

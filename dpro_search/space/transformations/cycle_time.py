@@ -33,7 +33,7 @@ class CycleTime(Transformation):
         return msgspec.structs.replace(plan, cycle_time_us=rounded_cycle_us(now_us * math.exp(rng.normal(0.0, 1.0))))
 
     def start(self, plan: Plan, number: int, count: int) -> Plan:
-        """By turns the library's default and the recorded one."""
+        """Alternately the library's default and the recorded one."""
         return self.simplest(msgspec.structs.replace(plan, cycle_time_us=DEFAULT_CYCLE_US)) if number % 2 == 0 else plan
 
     @cached_property

@@ -22,7 +22,7 @@ from dpro_search.space.transformations.modules import ModuleTransformation, numb
 from dpro_search.space.transformations.precision import Ratios
 
 _MOST_POINTS = 16
-_UNKNOWN_DOUBT = 0.5  # of the time of ops of a type that was never measured, which keep it
+_UNKNOWN_UNCERTAINTY = 0.5  # of the time of ops of a type that was never measured, which keep it
 _FIELD = "bfloat16_modules"
 NOT_RECORDED = (
     "the recording does not tell which ops of its modules would run in bfloat16: record the job again, with PyTorch 2.1 or later"
@@ -35,27 +35,27 @@ class ModuleChange:
 
     forward_us: float
     backward_us: float
-    doubts_us: Mapping[str, float]
+    uncertainties_us: Mapping[str, float]
 
 
 def change_of(lowered: LoweredOps, ratios: Ratios) -> ModuleChange:
     """The time of a module's ops in bfloat16, and of its casts, less their time in float32."""
     cast_us = lowered.casts * ratios.cast_us(lowered.cast_elements / max(lowered.casts, 1))
-    added, doubts_us = {False: cast_us, True: cast_us}, defaultdict[str, float](float)
+    added, uncertainties_us = {False: cast_us, True: cast_us}, defaultdict[str, float](float)
     for op in lowered.ops:
         found = ratios.ratio(op.type, op.us / op.calls)
         if found is None:
-            doubts_us[op.type] += 0.0 if kind_of(op.type) == "free" else _UNKNOWN_DOUBT * op.us
+            uncertainties_us[op.type] += 0.0 if kind_of(op.type) == "free" else _UNKNOWN_UNCERTAINTY * op.us
             continue
         added[op.backward] += op.us * (found[0] - 1)
-        doubts_us[op.type] += op.us * (found[2] - found[1]) / 2
-    return ModuleChange(forward_us=added[False], backward_us=added[True], doubts_us=doubts_us)
+        uncertainties_us[op.type] += op.us * (found[2] - found[1]) / 2
+    return ModuleChange(forward_us=added[False], backward_us=added[True], uncertainties_us=uncertainties_us)
 
 
 def together_us(changes: Sequence[ModuleChange]) -> float:
     """How uncertain the sum of changes is: wholly dependent within a type, independent between types."""
-    types = {name for change in changes for name in change.doubts_us}
-    return math.hypot(*(sum(change.doubts_us.get(name, 0.0) for change in changes) for name in types))
+    types = {name for change in changes for name in change.uncertainties_us}
+    return math.hypot(*(sum(change.uncertainties_us.get(name, 0.0) for change in changes) for name in types))
 
 
 class ModulePrecision(ModuleTransformation):
@@ -105,12 +105,12 @@ def refusal(modules: Sequence[ModuleInfo], names: Sequence[str]) -> str | None:
     for module in modules:
         if module.name in names and (module.refusal or module.lowered is None):
             why = module.refusal or "it computes no product in float32"
-            return f"{_FIELD}: module '{module.name}' cannot run in bfloat16 at a known price: {why}"
+            return f"{_FIELD}: module '{module.name}' cannot run in bfloat16 at a known duration: {why}"
     return None
 
 
 def unpriced(modules: Sequence[ModuleInfo]) -> str | None:
-    """Why nothing of a recorded job can be priced in bfloat16; None: some of it can."""
+    """Why nothing of a recorded job can be predicted in bfloat16; None: some of it can."""
     return NOT_RECORDED if all(module.lowered is None for module in modules) else None
 
 
@@ -134,7 +134,7 @@ def in_bfloat16(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> DdpGra
     )
 
 
-def doubt_us(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> float:
+def uncertainty_us(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> float:
     """How uncertain the length of a step with modules in bfloat16 is because of the ratios."""
     lowered = [graph.modules[number].lowered for number in numbers_of(graph.modules, names)]
     return together_us([change_of(ops, ratios) for ops in lowered if ops is not None])

@@ -175,7 +175,7 @@ class OpFusion(ComputeTransformation):
         change.work_us[:, np.concatenate([one.ops[:, 0] for one in found])] = np.concatenate([one.us for one in found], axis=1)
         change.cluster[:] = self._labels(clusters)
         for cluster in clusters:
-            change.doubt_us += self._known[cluster].half_width_us
+            change.uncertainty_us += self._known[cluster].half_width_us
 
     def _taken(self, cluster: tuple[str, ...]) -> _Fused:
         """No other change of a legal plan touches the ops of a cluster, so that its work is the recorded one's share."""
@@ -218,7 +218,7 @@ class OpFusion(ComputeTransformation):
         return None
 
     def _price_all(self, clusters: Sequence[tuple[str, ...]]) -> None:
-        """Ask for many prices at a time, which takes little longer than for one."""
+        """Predict many clusters at a time, which takes little longer than one."""
         new = [cluster for cluster in dict.fromkeys(clusters) if cluster not in self._known]
         if not new:
             return

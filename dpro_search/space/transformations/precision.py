@@ -52,10 +52,10 @@ class Ratios(Protocol):
 
 
 class _Change(NamedTuple):
-    """What bfloat16 does to an op: its time's factor, the doubt about that, and its casts where sizes are not known."""
+    """What bfloat16 does to an op: its time's factor, its uncertainty, and its casts where sizes are not known."""
 
     factor: float
-    doubt_us: float
+    uncertainty_us: float
     casts_us: float
 
 
@@ -128,7 +128,7 @@ class Precision(ComputeTransformation):
         more_us = [one.casts_us for one in changes] if casts_us is None else [casts_us.get(name, 0.0) for name in names]
         change.work_us[:, ops] += np.array(more_us)[:, None]
         for one in changes:
-            change.doubt_us += one.doubt_us
+            change.uncertainty_us += one.uncertainty_us
 
     def _change(self, name: str) -> _Change:
         """What changes about an op: no other change of a legal plan touches it."""

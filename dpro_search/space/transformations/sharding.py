@@ -10,7 +10,7 @@ from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, 
 
 
 class _Switch(Knob):
-    """A switch that a replay of a recording can only turn one way: the other is what was recorded, or cannot be told."""
+    """A switch that a replay of a recording can only turn one way: the other is what was recorded, or is not known."""
 
     turned: ClassVar[bool]
 

@@ -211,9 +211,9 @@ def test_whatever_moves_lead_to_is_legal_and_keeps_the_graph_valid(layers: int, 
     simplest = space.simplest(plan)
     assert space.refusal(simplest) is None
     assert space.simplest(simplest) == simplest
-    changed, doubt_us = transformed(compute, plan, space.transformations)
+    changed, uncertainty_us = transformed(compute, plan, space.transformations)
     validate(changed)
-    assert doubt_us >= 0
+    assert uncertainty_us >= 0
     for profile in changed.profiles:
         assert (profile.post_us >= 0).all()
         assert (profile.post_us <= profile.main_us[:, None] + 1e-6).all()

@@ -115,7 +115,7 @@ def test_an_op_is_fused_or_computes_in_bfloat16_whichever_saves_more() -> None:
 
 def plainly(graph: DataflowGraph, plan: Plan, factor: float) -> tuple[Floats, float]:
     """Work of all ops under clusters and bfloat16 op by op, and the doubt."""
-    work_us, doubt_us = graph.op_work_us.copy(), 0.0
+    work_us, uncertainty_us = graph.op_work_us.copy(), 0.0
     model = Factor(graph, factor)
     numbers = {(name, int(rank)): op for op, (name, rank) in enumerate(zip(graph.op_name, graph.op_rank, strict=True))}
     for cluster in plan.op_clusters or ():
@@ -125,14 +125,14 @@ def plainly(graph: DataflowGraph, plan: Plan, factor: float) -> tuple[Floats, fl
             total_us = work_us[:, ops].sum(axis=1)
             work_us[:, ops] = 0.0
             work_us[:, ops[0]] = total_us * (price.us[0] / price.members_us[0])
-        doubt_us += float(price.high_us[0] - price.low_us[0]) / 2
+        uncertainty_us += float(price.high_us[0] - price.low_us[0]) / 2
     for name in plan.bfloat16_ops or ():
         ops = [numbers[name, rank] for rank in range(graph.ranks)]
         mean_us = float(work_us[:, ops].mean())
         low, high = factor - 0.1, factor + 0.1
         work_us[:, ops] *= factor
-        doubt_us += mean_us * (high - low) / 2
-    return work_us, doubt_us
+        uncertainty_us += mean_us * (high - low) / 2
+    return work_us, uncertainty_us
 
 
 @given(layers=st.integers(1, 6), seed=st.integers(0, 1000), moves=st.integers(1, 15))
@@ -146,10 +146,10 @@ def test_prices_are_those_of_one_op_after_the_other_to_the_last_bit(layers: int,
     for _ in range(moves):
         moved = space.propose(plan, rng)
         plan = Plan(op_clusters=moved.op_clusters, bfloat16_ops=moved.bfloat16_ops)
-        found, doubt_us = transformed(compute, plan, space.transformations)
-        work_us, plain_doubt_us = plainly(graph, plan, 0.7)
+        found, uncertainty_us = transformed(compute, plan, space.transformations)
+        work_us, plain_uncertainty_us = plainly(graph, plan, 0.7)
         np.testing.assert_array_equal(found.op_work_us, work_us)
-        assert doubt_us == pytest.approx(plain_doubt_us, rel=1e-12)
+        assert uncertainty_us == pytest.approx(plain_uncertainty_us, rel=1e-12)
         compute_afresh, space_afresh = space_of(graph, factor=0.7)
         afresh, _ = transformed(compute_afresh, plan, space_afresh.transformations)
         for one, other in zip(found.profiles, afresh.profiles, strict=True):

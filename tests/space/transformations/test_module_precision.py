@@ -18,7 +18,7 @@ from dpro_search.kinds import PlanOptions, job_of
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
-from dpro_search.space.transformations.module_precision import ModulePrecision, change_of, doubt_us, in_bfloat16
+from dpro_search.space.transformations.module_precision import ModulePrecision, change_of, in_bfloat16, uncertainty_us
 from dpro_search.space.transformations.modules import recomputed
 
 DATA = Path(__file__).parents[2] / "data"
@@ -69,7 +69,7 @@ def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_
     change = change_of(lowered(100.0, other_us=30.0, casts=3), Halves())
     assert change.forward_us == -50.0 + 30.0
     assert change.backward_us == -100.0 + 30.0
-    assert change.doubts_us == pytest.approx({"aten::linear": 10.0, "AddmmBackward0": 20.0, "aten::unheard_of": 15.0})
+    assert change.uncertainties_us == pytest.approx({"aten::linear": 10.0, "AddmmBackward0": 20.0, "aten::unheard_of": 15.0})
 
 
 def test_a_plan_cannot_name_a_module_and_a_part_of_it():
@@ -82,10 +82,10 @@ def test_a_plan_cannot_name_a_module_and_a_part_of_it():
 def test_reasons_say_which_module_and_why():
     space = of(NESTED)
     assert "has no module 'decoder'" in str(space.legal(Plan(bfloat16_modules=("decoder",))))
-    assert "'encoder.3' cannot run in bfloat16 at a known price: it runs 2" in str(
+    assert "'encoder.3' cannot run in bfloat16 at a known duration: it runs 2" in str(
         space.legal(Plan(bfloat16_modules=("encoder.3",)))
     )
-    assert "'pool' cannot run in bfloat16 at a known price: it computes no" in str(space.legal(Plan(bfloat16_modules=("pool",))))
+    assert "'pool' cannot run in bfloat16 at a known duration: it computes no" in str(space.legal(Plan(bfloat16_modules=("pool",))))
     assert "record the job again" in str(of(NESTED[-1:]).legal(Plan(bfloat16_modules=("pool",))))
     assert space.legal(Plan(bfloat16_modules=("encoder.0", "encoder.2"))) is None
 
@@ -155,7 +155,7 @@ def test_an_empty_plan_leaves_the_graph_as_it_is(blocks_graph):
     same = in_bfloat16(blocks_graph, (), Halves())
     for name in ("ready_us", "backward_us", "forward_post_us", "again_us", "backward_from_us"):
         np.testing.assert_allclose(getattr(same, name), getattr(blocks_graph, name))
-    assert doubt_us(blocks_graph, (), Halves()) == 0.0
+    assert uncertainty_us(blocks_graph, (), Halves()) == 0.0
 
 
 def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_trace):

@@ -1,12 +1,12 @@
 """Run folders and plans that the first version wrote, before a `Plan` knew FSDP's switches, are loaded, used and continued.
 
-``tests/data/run_v1.tar.gz`` is what ``dpro-search run --trials 12 --sampler optuna --seed 3`` wrote of the bundled sample then.
+``tests/data/run_v1.zip`` is what ``dpro-search run --trials 12 --sampler optuna --seed 3`` wrote of the bundled sample then.
 """
 
 from __future__ import annotations
 
 import json
-import tarfile
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -18,13 +18,13 @@ from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.faults.processes import fails_in_one_line, succeeds
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "run_v1.tar.gz"
+ARCHIVE = Path(__file__).parents[1] / "data" / "run_v1.zip"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        archive.extractall(tmp_path)
     return tmp_path / "run"
 
 

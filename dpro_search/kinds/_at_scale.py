@@ -8,6 +8,7 @@ behave alike are folded (`space/data_parallel.py`, `folding.py`, `replay/groupin
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -18,13 +19,15 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Ints
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.kinds._base import Job, Table
+from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
+from dpro_search.space.cluster import differing_hosts
 from dpro_search.space.data_parallel import DataParallelJob, Network, RankStep, Ring, layered_step
 from dpro_search.space.job_graph import build
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
 
 RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.92, 0.50, 1.44
@@ -57,8 +60,12 @@ class AtScale(Job):
         self.title, self.trace, self.tensors, self.recorded = recorded.title, recorded.trace, recorded.tensors, recorded.recorded
         self.space = space
         self.askable = tuple(name for name in recorded.askable if name in space.fields)
+        self._cluster = cluster
         self._steps, self._network = steps, Network.of(cluster, ranks)
         self._compute_factor: dict[int | None, float] = {}
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        return differing_hosts(self._cluster, len(self._network.host))
 
     def scaled(self, scale: Scale) -> AtScale:
         if scale.what != "compute":
@@ -95,13 +102,20 @@ class AtScale(Job):
             DataParallelPredictor(self._job(plan, efficiency)).predict(Plan())
             for efficiency in (RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY)
         )
+        centre_us, model_error = middle.iteration_us, self.calibration.model_error[1] * middle.iteration_us
+        below_us, above_us = max(centre_us - fast.iteration_us, 0.0), max(slow.iteration_us - centre_us, 0.0)
         return Prediction(
-            iteration_us=middle.iteration_us,
-            interval_us=(min(fast.iteration_us, middle.iteration_us), max(slow.iteration_us, middle.iteration_us)),
+            iteration_us=centre_us,
+            interval_us=(centre_us - math.hypot(below_us, model_error), centre_us + math.hypot(above_us, model_error)),
             breakdown_us=middle.breakdown_us,
             peak_memory_bytes=None,
             source="extrapolated",
         )
+
+    @property
+    def calibration(self) -> Calibration:
+        """Of synthetic jobs on GPU hosts: no error of such predictions was measured."""
+        return calibration(machine_constants(), "data_parallel", "gpu")
 
     @property
     def measured_iteration_us(self) -> float | None:

@@ -257,6 +257,10 @@ class Job(ABC):
         """The same job on another cluster."""
         raise self.cannot("on", "be predicted on another cluster")
 
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        """What predictions on the machines of a change do not know, a sentence each."""
+        return change.left_out
+
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """The same job on the devices of a cluster of another kind, where what was measured of communication does not hold.
 

@@ -91,7 +91,7 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         facts = _predicted(job, plan, request.changed)
     facts["unplaced"] = dict(job.unplaced)
     if scenario.cluster.machines is not None:
-        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(scenario.cluster.left_out)}
+        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(job.left_out(scenario.cluster))}
     facts["calibration"] = None if job.calibration is None else job.calibration.facts
     if request.samples is not None:
         facts["quantiles_us"] = quantiles_us(job.sampled(plan, samples=request.samples, on_sample=request.on_sample))

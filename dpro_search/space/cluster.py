@@ -110,13 +110,7 @@ def spec_on(cluster: Cluster, ranks: int | None = None) -> SpecOn:
     count = cluster.ranks if ranks is None else ranks
     if not 1 <= count <= cluster.ranks:
         raise InputError(f"{count} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
-    hosts: dict[int, int] = {}  # ranks on each host
-    kinds: list[Host] = []
-    for rank in range(count):
-        host, _ = cluster.place(rank)
-        if host not in hosts:
-            kinds.append(cluster.host_of(rank))
-        hosts[host] = hosts.get(host, 0) + 1
+    hosts, kinds = _used(cluster, count)
     farthest = cluster.slowest_level(range(count))
     left_out = [*_differing(kinds), *_inside(kinds, hosts), *_oversubscribed(farthest)]
     per_host = set(hosts.values())
@@ -126,6 +120,23 @@ def spec_on(cluster: Cluster, ranks: int | None = None) -> SpecOn:
         ranks_per_host=per_host.pop() if len(per_host) == 1 else None,
     )
     return SpecOn(spec, tuple(left_out))
+
+
+def differing_hosts(cluster: Cluster, ranks: int) -> tuple[str, ...]:
+    """How the devices and NICs of a cluster's first ranks differ from each other and from the recorded ones, a sentence each."""
+    return tuple(_differing(_used(cluster, ranks)[1]))
+
+
+def _used(cluster: Cluster, ranks: int) -> tuple[dict[int, int], list[Host]]:
+    """Number of ranks on each host, and those hosts."""
+    hosts: dict[int, int] = {}
+    kinds: list[Host] = []
+    for rank in range(ranks):
+        host, _ = cluster.place(rank)
+        if host not in hosts:
+            kinds.append(cluster.host_of(rank))
+        hosts[host] = hosts.get(host, 0) + 1
+    return hosts, kinds
 
 
 def _rate_bps(cluster: Cluster, kinds: list[Host], farthest: Link | None) -> float | None:

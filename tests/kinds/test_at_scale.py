@@ -61,6 +61,9 @@ def test_the_interval_spans_what_published_clusters_reach_of_the_bare_links() ->
     prediction = job.predict(plan)
     low, high = prediction.interval_us
     assert low <= prediction.iteration_us < high
+    assert job.calibration is not None
+    assert not job.calibration.calibrated
+    assert min(high - prediction.iteration_us, prediction.iteration_us - low) >= 0.1 * prediction.iteration_us
     assert prediction.source == "extrapolated"
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dpro_search._api_values import RealRuns
 from dpro_search.collect._files import write_file
 from dpro_search.collect.trace import Trace
@@ -18,6 +16,7 @@ from dpro_search.search import SearchResult
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from dpro_search.space.plan_json import by_setting
 
 if TYPE_CHECKING:
     from dpro_search.deploy.export import ExportedFiles
@@ -115,7 +114,7 @@ class Run:
             warmup=warmup,
             timeout_s=timeout_s,
         )
-        facts = msgspec.to_builtins(found)
+        facts = by_setting(found)
         return RealRuns(
             baseline_us=found.baseline_us,
             noise_pct=found.noise_pct,

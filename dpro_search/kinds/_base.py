@@ -113,8 +113,8 @@ class PlanOptions:
         """The options under which a plan with the fields of this one is legal: what is requested is predicted, not proposed."""
         return replace(
             self,
-            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.changes if name in _COMPUTE_OF_FIELD},
-            allow_lossy=self.allow_lossy or any(name in plan.changes for name in _LOSSY),
+            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.settings if name in _COMPUTE_OF_FIELD},
+            allow_lossy=self.allow_lossy or any(name in plan.settings for name in _LOSSY),
         )
 
 

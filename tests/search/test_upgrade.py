@@ -56,12 +56,12 @@ def test_it_is_continued_as_if_nothing_had_changed(run: Path) -> None:
 
 
 def test_a_plan_of_a_later_version_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"version": 2, "cycle_time_us": 1000.0}')
-    assert "plan version 2, this program reads 1" in fails_in_one_line(2, "replay", "--plan", tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text('{"version": 3, "cycle_time_us": 1000.0}')
+    assert "plan version 3, this program reads 1 to 2" in fails_in_one_line(2, "replay", "--plan", tmp_path / "plan.json")
 
 
 def test_a_run_of_a_later_version_is_one_line(run: Path) -> None:
     info = msgspec.json.decode((run / "run.json").read_bytes()) | {"version": 99}
     (run / "run.json").write_bytes(msgspec.json.encode(info))
-    with pytest.raises(InputError, match=r"run\.json: version 99 of run folders, this program reads 1"):
+    with pytest.raises(InputError, match=r"run\.json: version 99 of run folders, this program reads 1 to 2"):
         load_run(run)

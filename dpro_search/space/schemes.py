@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
@@ -16,10 +16,14 @@ from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.errors import InputError
 from dpro_search.quantities import size_text, time_text
 
-if TYPE_CHECKING:
-    from dpro_search.space.plan import Plan
-
 MOST = 1e15  # of any number in a plan: a petabyte, or thirty years; arrays and clocks hold that
+
+
+class _Plan(Protocol):
+    """What this module needs of a `Plan`, which imports it."""
+
+    @property
+    def scheme(self) -> Any: ...
 
 
 class SchemeSettings(
@@ -46,7 +50,7 @@ class SchemeSettings(
         check_numbers(self, self.positive, self.not_negative)
 
     @classmethod
-    def of(cls, plan: Plan) -> Self:
+    def of(cls, plan: _Plan) -> Self:
         """What a plan sets of this scheme: nothing, if it has settings of another one."""
         return plan.scheme if isinstance(plan.scheme, cls) else cls()
 

@@ -51,7 +51,7 @@ def test_it_says_what_the_command_line_says():
     found = job.replay(changes={"fusion_threshold_bytes": 0})
     assert found.iteration_us == facts["predicted_iteration_us"]
     assert found.breakdown_us == facts["breakdown_us"]
-    assert job.replay(dpro_search.Plan(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
+    assert job.replay(dpro_search.Plan.of(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
 
 
 @pytest.mark.parametrize(

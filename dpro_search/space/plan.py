@@ -72,16 +72,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
         _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)
         for name, member in _NAME_SETS.items():
-            names = getattr(self, name) or ()
-            if len(set(names)) != len(names):
+            names = getattr(self, name)
+            if names and len(set(names)) != len(names):
                 raise InputError(f"{name}: {member} '{next(one for one in names if names.count(one) > 1)}' is named twice")
         for name in ("recomputed_modules", "bfloat16_modules"):
-            _check_not_nested(name, getattr(self, name) or ())
+            if names := getattr(self, name):
+                _check_not_nested(name, names)
 
     @staticmethod
     def of(**settings: Any) -> Plan:
         """A plan by settings of one scheme: ``Plan.of(cycle_time_us=2500.0, micro_batches=2)``. Raises what `changed` does."""
-        return Plan().changed(**settings)
+        return _EMPTY.changed(**settings)
 
     def changed(self, **settings: Any) -> Plan:
         """The plan with other values of settings; None: as recorded.
@@ -91,10 +92,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         common = {name: value for name, value in settings.items() if owner_of(name) is None}
         if len(common) == len(settings):
             return msgspec.structs.replace(self, **common)
-        own = {} if self.scheme is None else self.scheme.settings
-        own |= {name: value for name, value in settings.items() if name not in common}
+        own = {name: value for name, value in settings.items() if name not in common}
+        if self.scheme is not None:
+            own = self.scheme.settings | own
         own = {name: value for name, value in own.items() if value is not None}
-        scheme = None if not own else _only_owner(own)(**own)
+        scheme = _only_owner(own)(**own) if own else None
         return msgspec.structs.replace(self, scheme=scheme, **common)
 
     def get(self, name: str) -> Any:
@@ -105,8 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     def settings(self) -> dict[str, Any]:
         """Values by name of all that the plan changes, in a fixed order."""
         found: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for name, value in zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True):
             if name == "scheme" and value is not None:
                 found |= value.settings
             elif value is not None:
@@ -229,11 +230,13 @@ def refuse_unknown(plan: Plan, known: Collection[str], job: str) -> None:
 
 
 def _check_disjoint(field: str, member: str, whole: str, groups: tuple[tuple[str, ...], ...] | None) -> None:
-    names = [name for group in groups or () for name in group]
+    if groups is None:
+        return
+    names = [name for group in groups for name in group]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{field}: {member} '{twice}' is in two {whole}s")
-    if any(not group for group in groups or ()):
+    if not all(groups):
         raise InputError(f"{field}: a {whole} is empty")
 
 
@@ -244,6 +247,9 @@ def _check_not_nested(field: str, paths: tuple[str, ...]) -> None:
         whole = next((outer for i in range(1, len(parts)) if (outer := ".".join(parts[:i])) in chosen), None)
         if whole is not None:
             raise InputError(f"{field}: module '{path}' is a part of module '{whole}'; name one of them")
+
+
+_EMPTY = Plan()
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

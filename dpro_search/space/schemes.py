@@ -57,7 +57,8 @@ class SchemeSettings(
     @property
     def settings(self) -> dict[str, Any]:
         """Values by name, of what is set."""
-        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        values = zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True)
+        return {name: value for name, value in values if value is not None}
 
 
 _IMPORTERS: list[Callable[[], object]] = []
@@ -83,11 +84,11 @@ def check_numbers(values: msgspec.Struct, positive: tuple[str, ...], not_negativ
     """Raise `InputError` if one of the named fields is out of range; None is in range."""
     for name in (*not_negative, *positive):
         value = getattr(values, name)
-        if value is None:
+        if value is None or 0 < value <= MOST:
             continue
         if not value <= MOST:
             raise InputError(f"{name} must be at most {MOST:.0e}")
-        if value < 0 or (value == 0 and name in positive):
+        if value < 0 or name in positive:
             raise InputError(f"{name} must be {'>' if name in positive else '>='} 0, not {value}")
 
 

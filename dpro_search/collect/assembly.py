@@ -22,25 +22,15 @@ _Table = TypeVar("_Table", Events, Steps)
 
 
 class JobFile(msgspec.Struct, kw_only=True):
-    """``job.json`` of a raw folder: what only the launcher knows.
+    """``job.json`` of a raw folder: what only the launcher knows."""
 
-    Attributes
-    ----------
-    format
-        As `TraceMeta.format`: which launcher recorded the job.
-    rate_bps
-        Limit of every link in each direction, bits a second; None: none.
-    knobs
-        Settings of the communication, by the variable that sets them.
-    """
-
-    format: str = _UNNAMED
+    format: str = _UNNAMED  # As `TraceMeta.format`: which launcher recorded the job.
     ranks: int
     command: tuple[str, ...]
     machine: str
     recorded_at: str
-    rate_bps: float | None = None
-    knobs: dict[str, str] = {}
+    rate_bps: float | None = None  # Limit of every link in each direction, bits a second; None: none.
+    knobs: dict[str, str] = {}  # Settings of the communication, by the variable that sets them.
 
 
 _Job = TypeVar("_Job", bound=JobFile)

@@ -48,24 +48,13 @@ class TensorUse:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionNode:
-    """An operator or an annotation.
-
-    Attributes
-    ----------
-    function
-        Rises in the order in which nodes began; the profile has it as well.
-    sequence
-        Joins a backward function with the forward operator that it belongs to; -1: none.
-    is_backward
-        Whether `sequence` names the forward operator, not this one.
-    inputs, outputs, writes
-        Tensors; `writes` are those that the operator made or changed.
-    """
+    """An operator or an annotation."""
 
     name: str
-    function: int
-    sequence: int
-    is_backward: bool
+    function: int  # Rises in the order in which nodes began; the profile has it as well.
+    sequence: int  # Joins a backward function with the forward operator that it belongs to; -1: none.
+    is_backward: bool  # Whether `sequence` names the forward operator, not this one.
+    # inputs, outputs, writes: Tensors; `writes` are those that the operator made or changed.
     inputs: tuple[TensorUse, ...]
     outputs: tuple[TensorUse, ...]
     writes: tuple[TensorUse, ...]
@@ -83,22 +72,13 @@ class EnqueuedCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionTrace:
-    """One rank's step.
+    """One rank's step."""
 
-    Attributes
-    ----------
-    nodes
-        In the order in which they began.
-    outermost
-        The function of the outermost operator around each operator, by its function: what lies in what follows from the profile,
-        for the observer loses count of what is open where a collective ends on another thread.
-    dropped
-        Records that were left out, by reason.
-    """
-
-    nodes: tuple[ExecutionNode, ...]
+    nodes: tuple[ExecutionNode, ...]  # In the order in which they began.
+    # The function of the outermost operator around each operator, by its function: what lies in what follows from the profile, for
+    # the observer loses count of what is open where a collective ends on another thread.
     outermost: Mapping[int, int]
-    dropped: dict[str, int]
+    dropped: dict[str, int]  # Records that were left out, by reason.
 
     @cached_property
     def owners(self) -> tuple[int, ...]:

@@ -25,53 +25,30 @@ from dpro_search.errors import InputError
 
 
 class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted constants of one algorithm on one network.
-
-    Attributes
-    ----------
-    overhead_us
-        Of a call, whatever the ranks.
-    message_us
-        Of each message that follows another.
-    wire_factor
-        Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
-    move_us_per_byte, add_us_per_byte
-        Of the processors, for each byte that the busiest core moves and sums.
-    exposed
-        Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
-    turn_us
-        Of each message, for each further rank or server on its core.
-    crowding
-        Further time on a limited link, as a part of it, where ranks share cores: one without the core does not empty its sockets,
-        so that the other direction of an exchange waits.
-    burst_bytes
-        That a limited link accumulates while it is idle; 0: none, idle time is lost.
-    buffer_bytes
-        That a message may have before ranks which share a core crowd: what sockets hold.
-    rested
-        Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
-    call_busy_us, message_busy_us, byte_busy_us
-        What a rank uses its core for a call, for each message, and for each byte moved; 0: it was not measured.
-    ranks_per_host
-        That the constants are of: they stand for no other number.
-    """
+    """Fitted constants of one algorithm on one network."""
 
     algorithm: Algorithm
-    overhead_us: float
-    message_us: float
-    wire_factor: float
+    overhead_us: float  # Of a call, whatever the ranks.
+    message_us: float  # Of each message that follows another.
+    wire_factor: float  # Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
+    # move_us_per_byte, add_us_per_byte: Of the processors, for each byte that the busiest core moves and sums.
     move_us_per_byte: float
     add_us_per_byte: float
-    exposed: float
-    turn_us: float = 0.0
+    exposed: float  # Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
+    turn_us: float = 0.0  # Of each message, for each further rank or server on its core.
+    # Further time on a limited link, as a part of it, where ranks share cores: one without the core does not empty its sockets, so
+    # that the other direction of an exchange waits.
     crowding: float = 0.0
-    burst_bytes: float = 0.0
-    buffer_bytes: float = 0.0
+    burst_bytes: float = 0.0  # That a limited link accumulates while it is idle; 0: none, idle time is lost.
+    buffer_bytes: float = 0.0  # That a message may have before ranks which share a core crowd: what sockets hold.
+    # Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
     rested: float = 0.0
+    # call_busy_us, message_busy_us, byte_busy_us: What a rank uses its core for a call, for each message, and for each byte moved;
+    # 0: it was not measured.
     call_busy_us: float = 0.0
     message_busy_us: float = 0.0
     byte_busy_us: float = 0.0
-    ranks_per_host: int = 1
+    ranks_per_host: int = 1  # That the constants are of: they stand for no other number.
 
     def counted(self, points: Points) -> Counts:
         """What the algorithm does in each all-reduce."""

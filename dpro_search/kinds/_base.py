@@ -59,29 +59,17 @@ _LOSSY = ("compression", "micro_batches")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What plans may do beyond communication.
+    """What plans may do beyond communication."""
 
-    Attributes
-    ----------
-    compute
-        Some of `COMPUTE`.
-    allow_lossy
-        Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
-    memory_limit_bytes
-        Plans that need more than that on a rank are infeasible; None: no limit.
-    cluster_model, precision_table
-        What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16 does to ops: a table of
-        `costmodel.precision`, which "precision" needs.
-    all_reduce_model
-        What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
-        choose among them. None: all-reduces are as recorded.
-    """
-
-    compute: frozenset[str] = frozenset()
-    allow_lossy: bool = False
-    memory_limit_bytes: int | None = None
+    compute: frozenset[str] = frozenset()  # Some of `COMPUTE`.
+    allow_lossy: bool = False  # Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
+    memory_limit_bytes: int | None = None  # Plans that need more than that on a rank are infeasible; None: no limit.
+    # cluster_model, precision_table: What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16
+    # does to ops: a table of `costmodel.precision`, which "precision" needs.
     cluster_model: Path | None = None
     precision_table: Path | None = None
+    # What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
+    # choose among them. None: all-reduces are as recorded.
     all_reduce_model: Path | None = None
 
     def __post_init__(self) -> None:
@@ -129,63 +117,28 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Recorded steps beside their own replay.
+    """Recorded steps beside their own replay."""
 
-    Attributes
-    ----------
-    measured_us
-        What was measured.
-    prediction
-        What was predicted of the same.
-    error_pct
-        Signed for one step; the mean of absolute errors for several.
-    more
-        Facts that the kind of job adds to the output of `replay`.
-    ops
-        How many ops were replayed.
-    seconds
-        How long that took.
-    """
-
-    measured_us: float
-    prediction: Prediction
-    error_pct: float
-    ops: int
-    seconds: float = 0.0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    measured_us: float  # What was measured.
+    prediction: Prediction  # What was predicted of the same.
+    error_pct: float  # Signed for one step; the mean of absolute errors for several.
+    ops: int  # How many ops were replayed.
+    seconds: float = 0.0  # How long that took.
+    more: Mapping[str, Any] = field(default_factory=dict)  # Facts that the kind of job adds to the output of `replay`.
 
 
 class Job(ABC):
-    """One job: predictions of its plans, and its diagnosis. Deterministic.
+    """One job: predictions of its plans, and its diagnosis. Deterministic."""
 
-    Attributes
-    ----------
-    title
-        What its kind is called: "a Horovod job".
-    trace
-        The recording that it comes from.
-    tensors
-        The communicated tensors, in the order in which they become ready.
-    recorded
-        Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
-    space
-        Which plans there are.
-    askable
-        Plan fields that text can set in a scenario, whether or not `space` has them now.
-    settings
-        What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
-    unplaced
-        Recorded ops that have no place in the graph, and why.
-    """
-
-    title: str
-    trace: Trace
-    tensors: tuple[TensorInfo, ...]
-    recorded: Any = None
-    space: PlanSpace
-    askable: tuple[str, ...] = ()
+    title: str  # What its kind is called: "a Horovod job".
+    trace: Trace  # The recording that it comes from.
+    tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.
+    recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
+    space: PlanSpace  # Which plans there are.
+    askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
+    # What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
     settings: ClassVar[tuple[str, ...]] = ()
-    unplaced: Mapping[str, str] = MappingProxyType({})
+    unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
 
     @property
@@ -348,18 +301,10 @@ class Job(ABC):
 
 
 class Kind(ABC):
-    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan.
+    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan."""
 
-    Attributes
-    ----------
-    title
-        "a Horovod job".
-    targets
-        What plans of such jobs can be exported to.
-    """
-
-    title: ClassVar[str]
-    targets: ClassVar[tuple[Target, ...]] = ()
+    title: ClassVar[str]  # "a Horovod job".
+    targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
 
     @property
     @abstractmethod

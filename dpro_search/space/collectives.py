@@ -36,20 +36,11 @@ from dpro_search.space.replay_graph import Int32s
 
 
 class Wire(NamedTuple):
-    """How messages travel from each row to its partner.
+    """How messages travel from each row to its partner."""
 
-    Attributes
-    ----------
-    latency_us
-        Before the bytes move.
-    bytes_per_us
-        Rate of the idle path, [...].
-    links
-        Links that a flow crosses, [..., 2], -1 for a message that stays on its host; None: messages are durations at the idle rate.
-    """
-
-    latency_us: float
-    bytes_per_us: Floats
+    latency_us: float  # Before the bytes move.
+    bytes_per_us: Floats  # Rate of the idle path, [...].
+    # Links that a flow crosses, [..., 2], -1 for a message that stays on its host; None: messages are durations at the idle rate.
     links: Int32s | None = None
 
     def cost(self, size_bytes: npt.ArrayLike) -> tuple[Floats, Floats]:
@@ -68,17 +59,10 @@ class Wire(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The ranks that are built, and where they communicate.
+    """The ranks that are built, and where they communicate."""
 
-    Attributes
-    ----------
-    rank
-        Rank of each row, [rows].
-    transmit, receive
-        Devices of each row, [rows].
-    """
-
-    rank: Ints
+    rank: Ints  # Rank of each row, [rows].
+    # transmit, receive: Devices of each row, [rows].
     transmit: Int32s
     receive: Int32s
 
@@ -145,21 +129,11 @@ def ring(
 
 
 class Hypercube(NamedTuple):
-    """Who exchanges with whom among p ranks: 2^k of them form a hypercube, the surplus hands its data to a keeper and gets it back.
+    """Who exchanges with whom among p ranks: 2^k of them form a hypercube; the surplus hands data to a keeper and gets it back."""
 
-    Attributes
-    ----------
-    partner
-        Rank at the other end of each dimension's edge, [k, p]; -1 for a surplus rank.
-    mate
-        The keeper of a surplus rank and the surplus rank of a keeper, [p]; -1: none.
-    surplus
-        Whether a rank is surplus, [p].
-    """
-
-    partner: Ints
-    mate: Ints
-    surplus: npt.NDArray[np.bool_]
+    partner: Ints  # Rank at the other end of each dimension's edge, [k, p]; -1 for a surplus rank.
+    mate: Ints  # The keeper of a surplus rank and the surplus rank of a keeper, [p]; -1: none.
+    surplus: npt.NDArray[np.bool_]  # Whether a rank is surplus, [p].
 
 
 def halving_doubling_partners(ranks: int) -> Hypercube:

@@ -90,28 +90,16 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Network:
-    """Hosts and their links, one for each direction.
+    """Hosts and their links, one for each direction."""
 
-    Attributes
-    ----------
-    host
-        Of each rank, [ranks].
-    transmit_bytes_per_us, receive_bytes_per_us
-        Link rates of each host, [hosts].
-    latency_us
-        Of a message, before its bytes move.
-    local_bytes_per_us
-        Rate between ranks of one host, which use no link.
-    flows
-        Messages share links as they meet (max-min fair); False: each takes its latency and its bytes at the rate of the idle path,
-        so that only messages of one sender wait for each other.
-    """
-
-    host: Ints
+    host: Ints  # Of each rank, [ranks].
+    # transmit_bytes_per_us, receive_bytes_per_us: Link rates of each host, [hosts].
     transmit_bytes_per_us: Floats
     receive_bytes_per_us: Floats
-    latency_us: float = 0.0
-    local_bytes_per_us: float = float("inf")
+    latency_us: float = 0.0  # Of a message, before its bytes move.
+    local_bytes_per_us: float = float("inf")  # Rate between ranks of one host, which use no link.
+    # Messages share links as they meet (max-min fair); False: each takes its latency and its bytes at the rate of the idle path, so
+    # that only messages of one sender wait for each other.
     flows: bool = False
 
     @staticmethod
@@ -175,30 +163,17 @@ class HalvingDoubling:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer:
-    """Groups are cut into partitions, each summed by one thread of one server.
+    """Groups are cut into partitions, each summed by one thread of one server."""
 
-    Attributes
-    ----------
-    server_host
-        Host of each server, of the job's network.
-    threads
-        Of each server; partitions take them round-robin.
-    partition_bytes
-        Largest partition.
-    balance
-        "round-robin": partitions take servers one after the other; "least-load": the server with the fewest bytes so far.
-    sum_us_per_byte, merge_us_per_byte
-        What adding one worker's push costs, and copying the sum.
-    policy
-        How a worker and a server send: None is all messages at once where they are flows, else one after the other (FIFO).
-    """
-
-    server_host: tuple[int, ...]
-    threads: int = 1
-    partition_bytes: float = 4_096_000.0
+    server_host: tuple[int, ...]  # Host of each server, of the job's network.
+    threads: int = 1  # Of each server; partitions take them round-robin.
+    partition_bytes: float = 4_096_000.0  # Largest partition.
+    # "round-robin": partitions take servers one after the other; "least-load": the server with the fewest bytes so far.
     balance: str = "round-robin"
+    # sum_us_per_byte, merge_us_per_byte: What adding one worker's push costs, and copying the sum.
     sum_us_per_byte: float = 0.0
     merge_us_per_byte: float = 0.0
+    # How a worker and a server send: None is all messages at once where they are flows, else one after the other (FIFO).
     policy: OrderPolicy | None = None
 
 

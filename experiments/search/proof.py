@@ -53,28 +53,14 @@ _NOT_COMPILED = (OTHER, "variable", "gather")
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's gain as predicted and as measured; times in us, gains in per cent of the recorded setting's iteration.
-
-    Attributes
-    ----------
-    start
-        Horovod's variables that the job was recorded with.
-    trials
-        Plans that the search priced; 0: the plan was given.
-    measured_interval_pct
-        95 % of a bootstrap over runs and steps.
-    noise_pct
-        Half the range of the recorded setting's own runs.
-    losses
-        Whether the plan trained the same.
-    """
+    """A plan's gain as predicted and as measured; times in us, gains in per cent of the recorded setting's iteration."""
 
     workload: str
     rate: str
-    start: dict[str, str]
+    start: dict[str, str]  # Horovod's variables that the job was recorded with.
     machine: str
     recorded_at: str
-    trials: int
+    trials: int  # Plans that the search priced; 0: the plan was given.
     plan: Plan
     recorded_predicted_us: float
     recorded_measured_us: float
@@ -83,12 +69,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     predicted_gain_pct: float
     predicted_interval_pct: tuple[float, float]
     measured_gain_pct: float
-    measured_interval_pct: tuple[float, float]
+    measured_interval_pct: tuple[float, float]  # 95 % of a bootstrap over runs and steps.
     difference_points: float
     agrees: bool
-    noise_pct: float
+    noise_pct: float  # Half the range of the recorded setting's own runs.
     rounds: int
-    losses: str
+    losses: str  # Whether the plan trained the same.
 
 
 class _KeptRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,26 +28,15 @@ from dpro_search.graph.dataflow import DataflowGraph, topological_order
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTimes:
-    """Predictions of n clusters.
+    """Predictions of n clusters."""
 
-    Attributes
-    ----------
-    us, low_us, high_us
-        Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is `Origin.REFUSED`.
-    members_us
-        Its ops one after the other, as recorded, [n].
-    origin
-        `Origin` of each, [n].
-    shaped
-        Whether the shapes of its tensors were known, [n]; where not, the interval is wider for it.
-    """
-
+    # us, low_us, high_us: Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is `Origin.REFUSED`.
     us: Floats
     low_us: Floats
     high_us: Floats
-    members_us: Floats
-    origin: Ints
-    shaped: npt.NDArray[np.bool_]
+    members_us: Floats  # Its ops one after the other, as recorded, [n].
+    origin: Ints  # `Origin` of each, [n].
+    shaped: npt.NDArray[np.bool_]  # Whether the shapes of its tensors were known, [n]; where not, the interval is wider for it.
 
     def __len__(self) -> int:
         return len(self.us)

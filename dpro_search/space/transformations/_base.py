@@ -22,37 +22,21 @@ _SHORT_STEPS = 0.4  # parameter of the geometric distribution of a step's length
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What of a job decides which plans make sense.
+    """What of a job decides which plans make sense."""
 
-    Attributes
-    ----------
-    name
-        What its kind is called: "a Horovod job".
-    tensors
-        The communicated tensors, in the order in which they become ready.
-    values
-        Recorded values of plan fields, of those that have one. A plan that repeats one changes nothing.
-    """
-
-    name: str
-    tensors: tuple[TensorInfo, ...]
+    name: str  # What its kind is called: "a Horovod job".
+    tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.
+    # Recorded values of plan fields, of those that have one. A plan that repeats one changes nothing.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A decision of a plan: one point of one of several grids of values.
-
-    Attributes
-    ----------
-    fields
-        Plan fields that it sets; those that a grid point does not name stay as recorded.
-    grids
-        By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
-    """
+    """A decision of a plan: one point of one of several grids of values."""
 
     name: str
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # Plan fields that it sets; those that a grid point does not name stay as recorded.
+    # By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
     grids: Mapping[str, tuple[Mapping[str, Any], ...]]
 
     def put(self, plan: Plan, grid: str, index: int) -> Plan:

@@ -131,25 +131,15 @@ class ComputeGraph:
 
 @dataclass(kw_only=True)
 class ComputeChange:
-    """What plans do to the compute of a step; arrays are this change's own.
+    """What plans do to the compute of a step; arrays are this change's own."""
 
-    Attributes
-    ----------
-    work_us
-        Core time of each op, [samples, ops].
-    again_us, again_due
-        Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that, [ops].
-    cluster
-        Number of the cluster that an op is in on its rank, -1: none, [ops].
-    uncertainty_us
-        How much longer or shorter a step's compute may be than the costs say.
-    """
-
-    work_us: Floats
+    work_us: Floats  # Core time of each op, [samples, ops].
+    # again_us, again_due: Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that,
+    # [ops].
     again_us: Floats
     again_due: Ints
-    cluster: Ints
-    uncertainty_us: float
+    cluster: Ints  # Number of the cluster that an op is in on its rank, -1: none, [ops].
+    uncertainty_us: float  # How much longer or shorter a step's compute may be than the costs say.
 
 
 class ComputeTransformation(Transformation):

@@ -2,26 +2,18 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from dpro_search.cli.run import servers_note
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.cli.facts import CONTRACT, printed, replayed
 from tests.faults.processes import succeeds
 
-RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_byteps(RAW)
+RECORDING = "byteps_mlp"
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):

@@ -6,8 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.torch_assemble import assemble_ddp
-from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._evaluate import held_out, with_own_durations
 from dpro_search.kinds.ddp.predictor import DdpPredictor
@@ -15,12 +13,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
 from tests.cli.facts import CONTRACT, printed, replayed
 
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
+RECORDING = "ddp_mlp"
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
+from tests.recordings import trace_of
 
 
 def doctor(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +108,7 @@ def test_of_the_sample_it_says_what_each_verb_can_do() -> None:
 
 
 def test_a_job_without_knobs_cannot_be_searched_and_it_says_what_can_be_asked(tmp_path: Path) -> None:
-    trace = assemble_torch(Path(__file__).parents[1] / "data" / "fsdp_mlp")
+    trace = trace_of("fsdp_mlp")
     replace(trace, meta=msgspec.structs.replace(trace.meta, format="chakra")).save(tmp_path / "trace")
     checks = checks_of(doctor(tmp_path / "trace", "--json"))
     assert checks["replay, diagnose"]["ok"]

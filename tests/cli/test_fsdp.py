@@ -1,21 +1,12 @@
 """What `replay` and `diagnose` say of a recorded fully sharded job: a real two-rank recording of a small model."""
 
-from pathlib import Path
-
 import pytest
 
-from dpro_search.collect.torch_assemble import assemble_torch
-from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.cli.facts import CONTRACT, printed, replayed
 
-RAW = Path(__file__).parents[1] / "data" / "fsdp_mlp"
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_torch(RAW)
+RECORDING = "fsdp_mlp"
 
 
 def test_a_replay_has_the_facts_of_the_contract(trace):

@@ -15,15 +15,12 @@ from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.space.byteps_job import hash_of
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
+RECORDING = "byteps_mlp"
+RAW = DATA / RECORDING
 FILES = sorted(path.relative_to(RAW) for path in RAW.rglob("*") if path.is_file() and path.name != "log")
 WORKERS, SERVERS, TENSORS, TRACED = 2, 2, 6, (6, 7)
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_byteps(RAW)
 
 
 def copied(folder: Path) -> Path:

@@ -1,7 +1,5 @@
 """What readers tell of collectives, process groups, element types, shapes and roles: on real recordings."""
 
-import gzip
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,15 +8,12 @@ import pytest
 from importer_kit import shared_traces
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
-from dpro_search.kinds import assemble_raw
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -167,17 +162,17 @@ class TestOtherImports:
 
 class TestRecordings:
     def test_ddp_all_reduces_its_buckets(self):
-        trace = assemble_raw(DATA / "ddp_mlp")
+        trace = trace_of("ddp_mlp")
         assert set(told(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
         assert {kind for kind, _ in told(trace, EventKind.COLLECTIVE, EventKind.ALLREDUCE)} == {"ALL_REDUCE", "BROADCAST"}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_ddp_copies_each_gradient_out_of_its_bucket(self):
-        trace = assemble_raw(DATA / "ddp_mlp")
+        trace = trace_of("ddp_mlp")
         assert roles(trace, EventKind.OP)["COPY"] == (trace.events.kind == EventKind.COMM).sum()
 
     def test_fsdp_gathers_before_both_passes_and_scatters_gradients(self):
-        trace = assemble_raw(DATA / "fsdp_mlp")
+        trace = trace_of("fsdp_mlp")
         events = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
         found = Counter(zip(events.collective_kind.tolist(), events.role.tolist(), strict=True))
         assert set(found) == {
@@ -187,7 +182,7 @@ class TestRecordings:
         }
 
     def test_fsdp_copies_in_before_a_gather_and_out_after_it(self):
-        events = assemble_raw(DATA / "fsdp_mlp").events
+        events = trace_of("fsdp_mlp").events
         gathers = events.select((events.kind == EventKind.COLLECTIVE) & (events.collective_kind == CollectiveKind.ALL_GATHER))
         span = {
             (rank, number): (start, end)
@@ -199,21 +194,18 @@ class TestRecordings:
         assert sum(before) == len(gathers) == len(copies) / 2
 
     def test_the_types_of_collectives_follow_from_the_execution_trace(self):
-        trace = assemble_raw(DATA / "fsdp_mlp")
+        trace = trace_of("fsdp_mlp")
         assert {dtype for _, dtype in told(trace, EventKind.COLLECTIVE)} == {"float32"}
 
-    def test_horovod_of_mxnet_tells_all_reduces_ranks_passes_and_updates(self, tmp_path):
-        raw = shutil.copytree(DATA / "mxnet_horovod_mlp", tmp_path / "raw")
-        for packed in raw.rglob("*.gz"):
-            packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-        trace = assemble_mxnet_horovod(raw)
+    def test_horovod_of_mxnet_tells_all_reduces_ranks_passes_and_updates(self):
+        trace = trace_of("mxnet_horovod_mlp")
         assert set(told(trace, EventKind.COMM, EventKind.ALLREDUCE)) == {("ALL_REDUCE", "float32")}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
         assert {"FORWARD", "BACKWARD", "UPDATE"} <= set(roles(trace, EventKind.OP))
         assert 0 < trace.graphs[0].backward.sum() < len(trace.graphs[0].name)
 
     def test_byteps_tells_passes_and_updates(self):
-        trace = assemble_byteps(DATA / "byteps_mlp")
+        trace = trace_of("byteps_mlp")
         assert set(roles(trace, EventKind.KERNEL)) == {"FORWARD", "BACKWARD", "UPDATE"}
         assert {kind for kind, _ in told(trace, EventKind.COPY)} == {"REDUCE", "BROADCAST", "UNKNOWN"}
         assert set(told(trace, EventKind.COMM)) == {("UNKNOWN", "float32")}  # a push-pull is two messages

@@ -17,19 +17,11 @@ from dpro_search.collect.readers.kineto_cpu import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+RECORDING = "ddp_mlp"
+RAW = DATA / RECORDING
 TRACED = [8, 9, 10, 11, 12]
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def of_kind(trace: Trace, kind: EventKind, rank: int = 0, step: int | None = None):

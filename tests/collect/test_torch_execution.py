@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import json
-import shutil
 from pathlib import Path
 
 import networkx as nx
@@ -22,8 +21,10 @@ from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import apply_ddp
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+RECORDING = "ddp_mlp"
+RAW = DATA / RECORDING
 SPANS = read_host_spans(RAW / "rank0" / "kineto.json.gz")
 WHOLE = gzip.decompress((RAW / "rank0" / "execution.json.gz").read_bytes())
 
@@ -32,11 +33,6 @@ WHOLE = gzip.decompress((RAW / "rank0" / "execution.json.gz").read_bytes())
 def executed(request: pytest.FixtureRequest) -> ExecutionTrace:
     folder = RAW / f"rank{request.param}"
     return read_execution_trace(folder / "execution.json.gz", read_host_spans(folder / "kineto.json.gz"))
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def needs(graph: NodeGraph) -> dict[str, list[str]]:

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,20 +14,11 @@ from dpro_search.collect.readers.kineto_cpu import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
+from tests.recordings import DATA, trace_of
 
-DATA = Path(__file__).parents[1] / "data"
-RAW = DATA / "ddp_blocks"
+RECORDING = "ddp_blocks"
+RAW = DATA / RECORDING
 BATCH, WIDTH, FLOAT = 16, 64, 4
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def renamed(path: Path, old: str, new: str) -> None:
@@ -93,7 +83,7 @@ def test_they_are_saved_and_read_again(trace, tmp_path):
 
 
 def test_a_recording_from_before_they_were_kept_has_none():
-    old = assemble_ddp(DATA / "ddp_mlp")
+    old = trace_of("ddp_mlp")
     assert old.modules == ()
     assert len(old.module_calls) == 0
 

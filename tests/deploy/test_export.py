@@ -5,14 +5,12 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
@@ -23,9 +21,9 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction
 from tests.faults.processes import succeeds
+from tests.recordings import trace_of
 
 T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
-DATA = Path(__file__).parents[1] / "data"
 
 
 def prediction(us):
@@ -292,14 +290,14 @@ def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, 
 
 
 def test_how_many_servers_a_recording_had(trace):
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     assert kind_of(recorded).facts(recorded).servers == Servers(2)
     assert kind_of(trace).facts(trace).servers == Servers(0)
 
 
 @pytest.mark.parametrize(("hosts", "placed"), [(("h0", "h1", "h2", "h3"), "own"), (("h0", "h1", "h1", "h0"), "workers")])
 def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     knobs = {**recorded.meta.knobs, "DPRO_SEARCH_SERVER_HOSTS": placed}
     meta = msgspec.structs.replace(recorded.meta, hosts=hosts, knobs=knobs)
     job = recorded_job(replace(recorded, meta=meta))
@@ -309,5 +307,5 @@ def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
 
 
 def test_recordings_of_before_there_was_a_choice_have_servers_on_hosts_of_their_own():
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     assert recorded_job(recorded).spec.env["DPRO_SEARCH_SERVER_HOSTS"] == "own"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
@@ -18,8 +17,8 @@ from dpro_search.space.byteps_job import BytepsJob, HalfGradients, byteps_graph,
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.recorded_stores import untraced_us
 from dpro_search.space.store_job import Segment
+from tests.recordings import trace_of
 
-RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxnet_2x2"
 PAGE = 4096
 MIB = 2**20
@@ -241,7 +240,7 @@ def test_a_gradient_is_made_a_half_behind_its_scaling_and_whole_before_its_updat
 
 
 def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_its_operators():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     meta = msgspec.structs.replace(trace.meta, knobs={**trace.meta.knobs, "compression": "fp16"})
     found, plain = recorded_byteps_job(replace(trace, meta=meta)), recorded_byteps_job(trace)
     assert (found.halves, found.recorded_compression) == (FREE_CASTS, "fp16")
@@ -250,7 +249,7 @@ def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_i
 
 
 def test_a_recorded_job_is_what_was_recorded():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     found = recorded_byteps_job(trace)
     assert (len(found.workers), len(found.server_core), found.partition_bytes, found.credit) == (2, 2, 8192, 0)
     assert found.group.tolist() == [0, 0, 0, 0, 1, 1]
@@ -264,6 +263,6 @@ def test_a_recorded_job_is_what_was_recorded():
 
 
 def test_a_trace_without_sizes_is_refused():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     with pytest.raises(GraphError, match="no known key and size"):
         recorded_byteps_job(replace(trace, tensors=()))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from sample import predictor, sample
 
-from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trace
 from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
@@ -23,12 +22,9 @@ from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
-from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
-from dpro_search.space.store_job import Segment
 from tests.recordings import trace_of
-
-MIB = 2**20
+from tests.store_jobs import MIB, kvstore_job, layers_of
 
 
 @functools.cache
@@ -49,27 +45,13 @@ def horovod() -> Job:
 def kvstore() -> Kvstore:
     """Two workers with 2 MiB in one tensor and 8 small ones, one slow link each, and one server: more servers help."""
     sizes = [2 * MIB, *[4096] * 8]
-    layers = range(len(sizes))
-    forward = [Segment(kind=OpKind.FORWARD, work_us=1000.0, uses=(i,), makes=()) for i in layers]
-    backward = [Segment(kind=OpKind.BACKWARD, work_us=1000.0, uses=(), makes=(i,)) for i in reversed(layers)]
-    job = KvstoreJob(
-        workers=((*forward, *backward),) * 2,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
-        element_bytes=np.full(len(sizes), 4.0),
-        key=np.array(layers),
-        worker_core=(0, 1),
-        server_core=(2,),
-        slicing=Slicing(servers=1, bound=10**9),
+    layer_us = [1000.0] * len(sizes)
+    job = kvstore_job(
+        sizes,
+        segments=layers_of(layer_us, layer_us),
         bytes_per_us=100.0,
-        comm_us_per_byte=0.0,
-        beside_us_per_byte=(0.0, 0.0),
-        copy_us_per_byte=1e-4,
-        sum_us_per_byte=1e-4,
-        update_us_per_byte=1e-4,
-        slice_us=1.0,
-        update_call_us=1.0,
-        worker_call_us=1.0,
-        updates=tuple((i,) for i in layers),
+        **dict.fromkeys(("copy_us_per_byte", "sum_us_per_byte", "update_us_per_byte"), 1e-4),
+        **dict.fromkeys(("slice_us", "update_call_us", "worker_call_us"), 1.0),
     )
     tensors = [
         TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)

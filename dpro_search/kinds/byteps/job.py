@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._base import Table
-from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._store_diagnosis import diagnosis_tables
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph

@@ -10,7 +10,8 @@ import numpy as np
 
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._base import Table
-from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._store_diagnosis import diagnosis_tables
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us

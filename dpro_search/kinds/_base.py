@@ -3,10 +3,10 @@
 A kind of job is one module of this package (or a small package) with a constant ``KIND``, and one line in `kinds._names`:
 
     class MyKind(Kind):                          class MyJob(Job):
-        format = "my-format"                         space = PlanSpace(...)
-        title = "a job of mine"                      def _predict(self, plan): ...
-        def recognises(self, trace): ...             def timeline(self, plan): ...
-        def job(self, trace, options): ...           def diagnose(self): ...
+        title = "a job of mine"                      space = PlanSpace(...)
+        formats = ("my-format",)                     def of(cls, trace, options): ...
+        job_type = MyJob                             def _predict(self, plan): ...
+        launchers = (MyLauncher(),)                  def diagnose(self): ...
 
 A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
 that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
@@ -140,6 +140,19 @@ class Job(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        """The job of a trace.
+
+        Raises
+        ------
+        InputError
+            The options ask for what such a job does not have.
+        GraphError
+            The trace cannot be replayed.
+        """
+        raise NotImplementedError
 
     @property
     def calibration(self) -> Calibration | None:
@@ -304,6 +317,7 @@ class Kind(ABC):
     """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan."""
 
     title: ClassVar[str]  # "a Horovod job".
+    formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
     targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
 
     @property
@@ -311,21 +325,13 @@ class Kind(ABC):
     def job_type(self) -> type[Job]:
         """The class of its jobs."""
 
-    @abstractmethod
     def recognises(self, trace: Trace) -> bool:
         """Whether a trace is of such a job."""
+        return trace.meta.format in self.formats
 
-    @abstractmethod
     def job(self, trace: Trace, options: PlanOptions) -> Job:
-        """The job of a trace.
-
-        Raises
-        ------
-        InputError
-            The options ask for what such a job does not have.
-        GraphError
-            The trace cannot be replayed.
-        """
+        """The job of a trace; raises what `Job.of` raises."""
+        return self.job_type.of(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:

@@ -9,7 +9,7 @@ from dpro_search.collect.torch_files import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
-from dpro_search.kinds._base import Job, Kind, PlanOptions
+from dpro_search.kinds._base import Job, Kind
 
 if TYPE_CHECKING:
     from dpro_search.collect.launchers._base import Launcher
@@ -19,6 +19,7 @@ class DdpKind(Kind):
     """Jobs that were recorded with DistributedDataParallel."""
 
     title = "a DistributedDataParallel job"
+    formats = (FORMAT,)
     targets = (DDP, PYTORCH)
 
     @property
@@ -26,14 +27,6 @@ class DdpKind(Kind):
         from dpro_search.kinds.ddp.job import Ddp
 
         return Ddp
-
-    def recognises(self, trace: Trace) -> bool:
-        return trace.meta.format == FORMAT
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.ddp.job import ddp_job
-
-        return ddp_job(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:

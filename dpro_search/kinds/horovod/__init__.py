@@ -8,7 +8,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import Target
 from dpro_search.deploy.parts.tensorflow_step import TENSORFLOW, XLA
-from dpro_search.kinds._base import Job, Kind, PlanOptions
+from dpro_search.kinds._base import Job, Kind
 
 if TYPE_CHECKING:
     from dpro_search.collect.launchers._base import Launcher
@@ -28,11 +28,6 @@ class HorovodKind(Kind):
 
     def recognises(self, trace: Trace) -> bool:
         return trace.meta.settings is not None
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.horovod.job import horovod_job
-
-        return horovod_job(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._base import Job, Kind, PlanOptions
+from dpro_search.kinds._base import Job, Kind
 
 
 class ImportedKind(Kind):
@@ -19,11 +19,6 @@ class ImportedKind(Kind):
 
     def recognises(self, trace: Trace) -> bool:
         return True
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.imported.job import imported_job
-
-        return imported_job(trace, options)
 
 
 KIND = ImportedKind()

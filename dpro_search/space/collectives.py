@@ -113,11 +113,6 @@ def ring(
         Row that sends to each row, [rows].
     wire
         To each row's successor, [rows].
-
-    Returns
-    -------
-    Int32s
-        The last receive of each row, [rows].
     """
     steps = 2 * (ranks - 1)
     if not steps:
@@ -175,11 +170,6 @@ def halving_doubling(
         Whether a row is surplus, [rows].
     wire, mate_wire
         To the partner in each dimension, [k, rows], and to the mate, [rows].
-
-    Returns
-    -------
-    Int32s
-        The last receive of each row, [rows].
     """
     extra, core = np.flatnonzero(surplus), np.flatnonzero(~surplus)
     keeper = core[mate[core] >= 0]
@@ -252,11 +242,6 @@ def parameter_server(
         Server device that sums each partition, and the one that sends its responses, [partitions].
     push, pull
         From each worker to each partition's server and back, [partitions, rows].
-
-    Returns
-    -------
-    Int32s
-        The op after which each row has all partitions, [rows].
     """
     sizes = partition_bytes[:, None]
     shape = (len(partition_bytes), len(enqueued))

@@ -136,6 +136,13 @@ class Transformation(abc.ABC):
 class Knob(Transformation):
     """A transformation whose moves are steps on the grids of its choice; none where the job leaves it no choice."""
 
+    def legal(self, plan: Plan) -> str | None:
+        return None  # whatever a `Plan` takes
+
+    def chosen_from(self, values: Sequence[Any]) -> Choice:
+        """The choice among the recorded value and these of its one field."""
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], values)})
+
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         return plan if self.choice is None else self.choice.neighbour(plan, rng)
 

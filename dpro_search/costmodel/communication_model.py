@@ -20,11 +20,11 @@ from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost
 from dpro_search.costmodel.collectives import POINT_COLUMNS, Points
-from dpro_search.costmodel.communication import AllReduceRegressor, AllReduceTimes, Range
+from dpro_search.costmodel.communication import AllReduceRegressor, Range
 from dpro_search.costmodel.communication_points import Series
 from dpro_search.costmodel.communication_residual import Residual, ResidualData
+from dpro_search.costmodel.intervals import Durations, conformal_quantile
 from dpro_search.costmodel.learned.files import read_info
-from dpro_search.costmodel.learned.regressor import conformal_quantile
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
@@ -100,7 +100,7 @@ class CommunicationModel:
         )
         return CommunicationModel(info=info, regressors=regressors)
 
-    def predict(self, name: str, points: Points) -> AllReduceTimes:
+    def predict(self, name: str, points: Points) -> Durations:
         """Durations of all-reduces of a series, with 90 % intervals where left-out sizes show how wide they are.
 
         Raises

@@ -14,7 +14,7 @@ from dpro_search.costmodel.collectives import Algorithm, Points
 from dpro_search.costmodel.communication import AllReduceRegressor, folds
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import Series
-from dpro_search.costmodel.learned.regressor import Origin
+from dpro_search.costmodel.intervals import Origin
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
 TRUE = AllReduceCost(

@@ -7,10 +7,10 @@ import pytest
 from costmodel.learned.clusters import clusters, model
 
 from dpro_search.collect.trace import GraphTensors, NodeGraph, TensorType, Trace
+from dpro_search.costmodel.intervals import Origin
 from dpro_search.costmodel.learned.clusters import ClusterCosts, cluster_time_us
 from dpro_search.costmodel.learned.features import shaped_features, timed_features
 from dpro_search.costmodel.learned.flatten import flatten
-from dpro_search.costmodel.learned.regressor import Origin
 from dpro_search.costmodel.learned.timed import leaders, timed_ops
 from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph

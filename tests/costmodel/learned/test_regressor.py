@@ -7,10 +7,11 @@ import pytest
 from costmodel.learned.clusters import clusters, model, table
 from sklearn.base import clone
 
+from dpro_search.costmodel.intervals import Origin, conformal_quantile
 from dpro_search.costmodel.learned.features import FEATURES, shaped_features
 from dpro_search.costmodel.learned.kernels import PART_FEATURES
 from dpro_search.costmodel.learned.model_file import FusionModel
-from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, Origin, conformal_quantile
+from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 from dpro_search.costmodel.learned.scores import ALL
 from dpro_search.errors import InputError
 

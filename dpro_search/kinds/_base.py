@@ -5,8 +5,8 @@ A kind of job is one module of this package (or a small package) with a constant
     class MyKind(Kind):                          class MyJob(Job):
         title = "a job of mine"                      space = PlanSpace(...)
         formats = ("my-format",)                     def of(cls, trace, options): ...
-        job_type = MyJob                             def _predict(self, plan): ...
-        launchers = (MyLauncher(),)                  def diagnose(self): ...
+        job_name = "my.package:MyJob"                def _predict(self, plan): ...
+        launcher_names = ("my.package:MINE",)        def diagnose(self): ...
 
 A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
 that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -313,17 +314,21 @@ class Job(ABC):
         return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
 
 
-class Kind(ABC):
+class Kind:
     """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan."""
 
     title: ClassVar[str]  # "a Horovod job".
     formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
     targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
+    # job_name, launcher_names: Where `job_type` and `launchers` are, "module:name"; they are imported when they are first needed.
+    job_name: ClassVar[str]
+    launcher_names: ClassVar[tuple[str, ...]] = ()
 
     @property
-    @abstractmethod
     def job_type(self) -> type[Job]:
         """The class of its jobs."""
+        found: type[Job] = resolve_name(self.job_name)
+        return found
 
     def recognises(self, trace: Trace) -> bool:
         """Whether a trace is of such a job."""
@@ -336,7 +341,7 @@ class Kind(ABC):
     @property
     def launchers(self) -> tuple[Launcher, ...]:
         """What records and times such jobs; empty: they cannot be started here."""
-        return ()
+        return tuple(map(resolve_name, self.launcher_names))
 
     def servers(self, trace: Trace) -> Servers:
         """The parameter servers of a recorded job, which in a trace are ranks behind those that train."""

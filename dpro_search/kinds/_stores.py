@@ -12,6 +12,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
@@ -95,13 +96,28 @@ class StoreJob(Job, Generic[_Job]):
     def of_job(cls, job: _Job, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
         """Predictions of the plans of a job, with `allow_lossy` also of compressed gradients."""
 
+    @staticmethod
     @abstractmethod
+    def _under(plan: Plan, job: _Job) -> _Job:
+        """A job under a legal plan."""
+
+    @staticmethod
+    @abstractmethod
+    def _built(job: _Job) -> ReplayGraph:
+        """The graph of a job."""
+
+    @staticmethod
+    @abstractmethod
+    def _goodput(rate_bps: float | None) -> float | None:
+        """Payload on links of a rate, bytes per us; None: without limit."""
+
     def job(self, plan: Plan) -> _Job:
         """The job under a legal plan."""
+        return self._under(plan, self.recorded_job)
 
-    @abstractmethod
     def at_rate(self, rate_bps: float | None) -> Self:
         """Predictions on links of another rate; None: without limit."""
+        return self._with_job(replace(self.recorded_job, bytes_per_us=self._goodput(rate_bps)))
 
     @property
     def cost_spread(self) -> CostSpread:
@@ -218,10 +234,6 @@ class StoreJob(Job, Generic[_Job]):
         for question in self._questions:
             graph = question.apply(graph)
         return graph
-
-    @abstractmethod
-    def _built(self, job: _Job) -> ReplayGraph:
-        """The graph of a job."""
 
     def _predict(self, plan: Plan) -> Prediction:
         # Without the times of ops and the breakdown, which take longer than the replay.

@@ -35,10 +35,11 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.incremental import IncrementalReplay
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import Rendezvous, layered_step, rank_step_of, replicated
+from dpro_search.space.data_parallel import layered_step, rank_step_of, replicated
 from dpro_search.space.folding import fold
 from dpro_search.space.job_graph import build as build_job
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
+from dpro_search.space.schemes import Rendezvous
 
 SIZES = ("ring:8:39", "ring:8:391", "ring:8:3906", "coarse:8:250", "coarse:8:2500", "coarse:8:25000")
 KNOWN_MAKESPAN_US = {"ring:8:39": 26_652, "ring:8:391": 262_506, "ring:8:3906": 2_617_579, "coarse:8:250": 165_914}

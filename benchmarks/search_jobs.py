@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.data_parallel import DataParallelJob, Network, RankStep, Rendezvous, Ring, replicated
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, replicated
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.schemes import Network, Rendezvous, Ring
 
 WORKERS = 16
 _FLOPS_PER_US = 10e6

@@ -26,9 +26,10 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Ints
 from dpro_search.errors import GraphError
 from dpro_search.space.collectives import halving_doubling_partners
-from dpro_search.space.data_parallel import DataParallelJob, ParameterServer, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.job_graph import build_rows
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
+from dpro_search.space.schemes import ParameterServer, Rendezvous, Ring
 
 _MOST_OPS = 20_000_000
 

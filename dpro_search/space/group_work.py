@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.collectives import halving_doubling_partners
-from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, csr
+from dpro_search.space.schemes import HalvingDoubling, Rendezvous, Ring
 
 
 class GroupWork(NamedTuple):

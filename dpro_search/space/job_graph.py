@@ -23,9 +23,10 @@ from dpro_search.space.collectives import (
     ring,
     round_robin,
 )
-from dpro_search.space.data_parallel import DataParallelJob, Network, ParameterServer, RankStep, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob, RankStep
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
+from dpro_search.space.schemes import Network, ParameterServer, Rendezvous, Ring
 
 
 def build(job: DataParallelJob) -> ReplayGraph:

@@ -13,8 +13,9 @@ from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
 from dpro_search.costmodel.collectives import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
-from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Ring, layered_step
+from dpro_search.space.data_parallel import DataParallelJob, layered_step
 from dpro_search.space.job_graph import build
+from dpro_search.space.schemes import HalvingDoubling, Network, Ring
 
 NCCL = Path(__file__).parents[3] / "shared" / "traces" / "tables" / "nccl_allreduce_a100"
 

@@ -12,19 +12,10 @@ from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.grouping import GroupingReplay, Shortcuts
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import (
-    DataParallelJob,
-    HalvingDoubling,
-    Network,
-    ParameterServer,
-    RankStep,
-    Rendezvous,
-    Ring,
-    layered_step,
-    replicated,
-)
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step, replicated
 from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.schemes import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 
 POLICIES = (int(OrderPolicy.PROGRAM), int(OrderPolicy.FIFO))
 SIZES = np.array([600.0, 1200.0, 300.0, 600.0, 900.0])

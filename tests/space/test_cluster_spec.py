@@ -7,7 +7,7 @@ import pytest
 from dpro_search.cluster import Cluster, Link, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.data_parallel import Network
+from dpro_search.space.schemes import Network
 
 
 def _mixed() -> Cluster:

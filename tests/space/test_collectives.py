@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
 from dpro_search.space.collectives import halving_doubling_partners, least_load, partition, round_robin
-from dpro_search.space.data_parallel import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring, layered_step, replicated
+from dpro_search.space.data_parallel import layered_step, replicated
 from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.schemes import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 
 _BYTES, _RATE, _LATENCY_US, _REDUCE = 960_000.0, 125.0, 30.0, 0.002
 

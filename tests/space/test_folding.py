@@ -10,20 +10,11 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import (
-    DataParallelJob,
-    HalvingDoubling,
-    Network,
-    ParameterServer,
-    RankStep,
-    Rendezvous,
-    Ring,
-    layered_step,
-    replicated,
-)
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step, replicated
 from dpro_search.space.folding import classes, fold
 from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.schemes import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 
 _TENSOR_BYTES = np.array([700.0, 1100.0, 300.0])
 _POLICIES = (OrderPolicy.FIFO, OrderPolicy.PRIORITY, OrderPolicy.UNBOUNDED)

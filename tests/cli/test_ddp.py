@@ -48,19 +48,6 @@ def test_the_first_bucket_has_a_size_of_its_own(trace):
     assert replayed(trace, changes=("first_bucket_bytes=1",))["measured_iteration_us"] is None
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("cycle_time_us=3", "has no knob 'cycle_time_us'"),
-        ("bucket_cap_bytes=big", "'big' is not a size"),
-        ("rate=fast", "'fast' is not a rate"),
-    ],
-)
-def test_a_change_that_cannot_be_made_is_named(trace, change, said):
-    with pytest.raises(InputError, match=said):
-        replayed(trace, changes=(change,))
-
-
 def test_a_held_out_step_is_predicted_from_the_others(trace):
     predictor, measured, error = held_out(trace, 9, DdpPredictor)
     assert 9 not in predictor.graph.steps

@@ -26,20 +26,6 @@ def test_knobs_are_set_one_after_the_other(trace):
     assert replayed(trace, changes=("ranks=4", "cores=2", "compute=0.9"))["predicted_iteration_us"] > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("bucket_cap_bytes=3", "has no knob 'bucket_cap_bytes'"),
-        ("prefetch=0", "only 1 can be replayed"),
-        ("reshard_after_forward=1", "only 0 can be replayed"),
-        ("prefetch=maybe", "neither on nor off"),
-    ],
-)
-def test_a_change_that_cannot_be_made_is_named(trace, change, said):
-    with pytest.raises(InputError, match=said):
-        replayed(trace, changes=(change,))
-
-
 def test_a_plan_of_another_kind_of_job_is_refused(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())

@@ -170,15 +170,11 @@ class TestOnTheBundledSample:
     def environment(self) -> dict[str, str]:
         return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
+    def done(self, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*options), cwd=cwd, env=self.environment(), capture_output=True, text=True, check=True)
+
     def test_one_json_object_and_nothing_else(self, tmp_path: Path) -> None:
-        done = subprocess.run(
-            self.command("--trials", "20", "--json"),
-            cwd=tmp_path,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = self.done("--trials", "20", "--json", cwd=tmp_path)
         result = json.loads(done.stdout)
         assert result["trials"] == 20
         assert (tmp_path / result["run"] / "plans" / "plan-0.json").is_file()
@@ -187,14 +183,7 @@ class TestOnTheBundledSample:
     def test_workers_and_a_storage_find_the_same_trials_for_all(self, tmp_path: Path) -> None:
         shared = ("--trials", "20", "--storage", f"journal:///{tmp_path}/study", "--json")
         for run, workers in (("a", "2"), ("b", "1")):
-            done = subprocess.run(
-                self.command(*shared, "--workers", workers, "--out", run),
-                cwd=tmp_path,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            done = self.done(*shared, "--workers", workers, "--out", run, cwd=tmp_path)
             result = json.loads(done.stdout)
             assert (result["trials"], result["stopped"], result["workers_lost"]) == (20, "finished", 0)
             assert "syncs the disk" in done.stderr

@@ -106,20 +106,12 @@ def _assert_equal(whole, whole_times, folded, folded_times, iterations=1):
 @_EACH_SCHEME
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_folded_times_are_the_whole_jobs(scheme, flows, data):
+def test_folded_times_are_the_whole_jobs_in_one_iteration_and_in_several(scheme, flows, data):
     job = data.draw(_jobs(scheme, flows))
     whole, folded = build(job), fold(job)
     assert len(folded.graph) <= len(whole)
     assert folded.multiplicity.sum() == job.ranks
     _assert_equal(whole, replay_reference(whole), folded, replay_reference(folded.graph))
-
-
-@_EACH_SCHEME
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_folded_times_are_the_whole_jobs_over_several_iterations(scheme, flows, data):
-    job = data.draw(_jobs(scheme, flows))
-    whole, folded = build(job), fold(job)
     times = [replay(graph, iterations=3).times for graph in (whole, folded.graph)]
     _assert_equal(whole, times[0], folded, times[1], iterations=3)
 

@@ -13,7 +13,7 @@ import pytest
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.step_times import Schedule
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
@@ -116,7 +116,7 @@ def test_the_recorder_changes_no_number(torch_python, small, tmp_path):
 
 def test_raw_files_give_the_same_trace_again(small):
     raw, trace = small
-    np.testing.assert_array_equal(assemble_ddp(raw).events.start_us, trace.events.start_us)
+    np.testing.assert_array_equal(assemble_torch(raw).events.start_us, trace.events.start_us)
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):

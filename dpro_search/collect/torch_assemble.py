@@ -38,8 +38,8 @@ from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 
 
-def assemble_ddp(raw: Path) -> Trace:
-    """Build the trace of a DistributedDataParallel job from its raw folder.
+def assemble_torch(raw: Path) -> Trace:
+    """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder.
 
     Raises
     ------
@@ -48,16 +48,7 @@ def assemble_ddp(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
-    return _assembled(raw, FORMAT)
-
-
-def assemble_torch(raw: Path) -> Trace:
-    """Build the trace of either kind of job; raises what `assemble_ddp` does."""
-    return _assembled(raw, *_KINDS)
-
-
-def _assembled(raw: Path, *formats: str) -> Trace:
-    job = read_job(raw, JobFile, *formats)
+    job = read_job(raw, JobFile, *_KINDS)
     kind = _KINDS[job.format]
     ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]
     base_ns = ranks[0].hook.steps[0][0]

@@ -13,15 +13,12 @@ on a core come to wait for it alone. Where the time that cores are used was meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Algorithm, Counts, Points, counts
 from dpro_search.costmodel.shared_cores import queued_us
-from dpro_search.errors import InputError
 
 
 class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,16 +83,6 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
             wire_us = np.maximum(wire_us - rested_us, 0.0)
         found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
         return np.maximum(found, self.busy_us(points))
-
-
-def cheapest(costs: Mapping[str, AllReduceCost], points: Points) -> tuple[list[str], Floats]:
-    """The algorithm that is predicted fastest at each point, and its time: (names [points], us [points])."""
-    if not costs:
-        raise InputError("no algorithm to choose from")
-    names = list(costs)
-    times = np.stack([costs[name].predict(points) for name in names])
-    winner = times.argmin(axis=0)
-    return [names[number] for number in winner.tolist()], times.min(axis=0)
 
 
 def core_uses(counted: Counts, points: Points) -> Floats:

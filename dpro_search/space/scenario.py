@@ -92,11 +92,6 @@ class Scenario:
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether nothing changes."""
-        return self == Scenario()
-
     def on(self, cluster: str | None) -> Scenario:
         """The scenario on a named cluster, like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
         return self if cluster is None else replace(self, cluster=replace(self.cluster, machines=parse_cluster(cluster)))

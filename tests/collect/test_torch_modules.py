@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto_cpu import read_host_spans
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
 from tests.recordings import DATA, trace_of
@@ -90,7 +90,7 @@ def test_a_recording_from_before_they_were_kept_has_none():
 
 def test_a_module_that_runs_twice_in_a_step_or_never_says_so(raw):
     renamed(raw / "rank1" / "kineto.json.gz", "dpro_search.module 1", "dpro_search.module 0")
-    trace = assemble_ddp(raw)
+    trace = assemble_torch(raw)
     refusals = {module.name: module.refusal for module in trace.modules}
     assert refusals == {"0": "it runs 2 times in a step", "1": "no backward function of it was seen in the recorded steps", "2": ""}
     assert {trace.modules[module].name for module in trace.module_calls.module} == {"2"}
@@ -99,7 +99,7 @@ def test_a_module_that_runs_twice_in_a_step_or_never_says_so(raw):
 def test_without_an_execution_trace_nothing_is_said_of_memory(raw):
     for rank in range(2):
         (raw / f"rank{rank}" / "execution.json.gz").unlink()
-    assert {(module.frees_bytes, module.behind_bytes) for module in assemble_ddp(raw).modules} == {(-1, -1)}
+    assert {(module.frees_bytes, module.behind_bytes) for module in assemble_torch(raw).modules} == {(-1, -1)}
 
 
 @settings(deadline=None, max_examples=15)
@@ -110,4 +110,4 @@ def test_a_list_of_other_modules_never_crashes_the_assembly(tmp_path_factory, mo
     path = raw / f"rank{rank}" / "hook.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"modules": modules}))
     with contextlib.suppress(DproSearchError):
-        assert len(assemble_ddp(raw).events)
+        assert len(assemble_torch(raw).events)

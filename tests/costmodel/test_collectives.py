@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.all_reduce_cost import AllReduceCost, cheapest
+from dpro_search.costmodel.all_reduce_cost import AllReduceCost
 from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
 from dpro_search.costmodel.collectives import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
@@ -123,13 +123,6 @@ def test_a_few_wild_points_do_not_bend_a_fit():
     clean = np.delete(np.arange(40), [5, 20, 30])
     fitted = fit_all_reduce((Algorithm.RING,), points, duration)
     np.testing.assert_allclose(fitted.predict(points)[clean], duration[clean], rtol=0.05)
-
-
-def test_small_tensors_want_few_messages_and_large_ones_few_bytes():
-    constants = {"message_us": 20.0, "move_us_per_byte": 1e-3}
-    costs = {name.value: cost(name, **constants) for name in (Algorithm.RING, Algorithm.RECURSIVE_DOUBLING)}
-    names, _ = cheapest(costs, Points(size_bytes=np.array([1e3, 1e8]), ranks=np.array([8, 8])))
-    assert names == ["recursive-doubling", "ring"]
 
 
 @pytest.mark.parametrize(

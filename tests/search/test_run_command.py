@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dpro_search.cli.run import SamplerName, print_result, progress
 from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.request import digest_of
@@ -133,7 +133,7 @@ def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
     ("raw", "assemble", "fields"),
     [
         ("byteps_mlp", assemble_byteps, {"partition_bytes", "credit", "servers"}),
-        ("ddp_mlp", assemble_ddp, {"bucket_cap_bytes", "first_bucket_bytes"}),
+        ("ddp_mlp", assemble_torch, {"bucket_cap_bytes", "first_bucket_bytes"}),
     ],
 )
 def test_every_kind_of_job_is_searched_and_its_plan_replayed(

@@ -127,14 +127,3 @@ def _picked(ptr: Ints, members: Ints, chosen: npt.NDArray[np.bool_]) -> tuple[In
     """The same for some of the clusters."""
     counts = np.diff(ptr)
     return np.concatenate(([0], np.cumsum(counts[chosen]))), members[np.repeat(chosen, counts)]
-
-
-def cluster_time_us(
-    model: FusionModel, graph: DataflowGraph, ops: Iterable[str], *, recorded: NodeGraph | None = None, rank: int = 0
-) -> tuple[float, float, float]:
-    """(duration, lower end, upper end of its 90 % interval) of one cluster, us; NaN where nothing can be predicted.
-
-    For many clusters of a graph, `ClusterCosts` does the common work once.
-    """
-    found = ClusterCosts(model, graph, recorded=recorded, rank=rank).times([tuple(ops)])
-    return float(found.us[0]), float(found.low_us[0]), float(found.high_us[0])

@@ -8,7 +8,7 @@ from costmodel.learned.clusters import clusters, model
 
 from dpro_search.collect.trace import GraphTensors, NodeGraph, TensorType, Trace
 from dpro_search.costmodel.intervals import Origin
-from dpro_search.costmodel.learned.clusters import ClusterCosts, cluster_time_us
+from dpro_search.costmodel.learned.clusters import ClusterCosts
 from dpro_search.costmodel.learned.features import shaped_features, timed_features
 from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.timed import leaders, timed_ops
@@ -121,7 +121,6 @@ def test_clusters_of_a_real_job():
     index = {graph.op_name[i]: i for i in np.flatnonzero(graph.op_rank == 0)}
     members = [sum(np.median(graph.op_work_us[:, index[name]]) for name in chain) for chain in chains]
     np.testing.assert_allclose(found.members_us, members)
-    np.testing.assert_allclose(cluster_time_us(model(), graph, chains[0])[0], found.us[0])
 
 
 def test_many_clusters_at_once_are_priced_as_each_alone():

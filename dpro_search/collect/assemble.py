@@ -15,6 +15,7 @@ import numpy as np
 
 from dpro_search.collect.assembly import (
     aligned,
+    completed,
     event_columns,
     joined,
     no_profiled_step,
@@ -23,9 +24,7 @@ from dpro_search.collect.assembly import (
     shifted,
     step_of,
     steps_of,
-    with_overhead,
 )
-from dpro_search.collect.described import described
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -126,7 +125,7 @@ def assemble(raw: Path) -> Trace:
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 def _read_rank(folder: Path) -> _Rank:

@@ -19,16 +19,15 @@ import numpy as np
 from dpro_search.collect.assembly import (
     JobFile,
     RankFile,
+    completed,
     job_facts,
     joined,
     no_profiled_step,
     read_job,
     read_json,
     steps_of,
-    with_overhead,
 )
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.described import described
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
@@ -131,7 +130,7 @@ def assemble_kvstore(raw: Path) -> Trace:
             warnings=(*read.meta.warnings, *idle),
         ),
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 @dataclass(frozen=True, kw_only=True)

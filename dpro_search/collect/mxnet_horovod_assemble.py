@@ -14,17 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import (
-    aligned,
-    event_columns,
-    joined,
-    no_profiled_step,
-    read_job,
-    read_json,
-    shifted,
-    with_overhead,
-)
-from dpro_search.collect.described import described
+from dpro_search.collect.assembly import aligned, completed, event_columns, joined, no_profiled_step, read_job, read_json, shifted
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -210,7 +200,7 @@ def _trace(
         graphs=(graph,),
         graph_of_rank=(0,) * job.ranks,
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 def _tensor(number: int, parameter: Parameter) -> TensorInfo:

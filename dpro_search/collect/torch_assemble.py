@@ -26,8 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, aligned, job_facts, joined, read_job, shifted, steps_of, with_overhead
-from dpro_search.collect.described import described
+from dpro_search.collect.assembly import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
 from dpro_search.collect.torch_events import BUCKET, DdpEvents
 from dpro_search.collect.torch_files import FORMAT as FORMAT
 from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
@@ -83,7 +82,7 @@ def assemble_torch(raw: Path) -> Trace:
         module_calls=calls.shifted(np.array(clock.offset_us)),
         dtypes=tuple(dtypes),
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 @dataclass(frozen=True)

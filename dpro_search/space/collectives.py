@@ -107,12 +107,7 @@ def ring(
 ) -> Int32s:
     """Ring all-reduce: ranks - 1 steps of reduce-scatter, as many of all-gather, each of size / ranks bytes.
 
-    Parameters
-    ----------
-    previous
-        Row that sends to each row, [rows].
-    wire
-        To each row's successor, [rows].
+    `previous` is the row that sends to each row, [rows]; `wire` leads to each row's successor, [rows].
     """
     steps = 2 * (ranks - 1)
     if not steps:
@@ -124,7 +119,10 @@ def ring(
 
 
 class Hypercube(NamedTuple):
-    """Who exchanges with whom among p ranks: 2^k of them form a hypercube; the surplus hands data to a keeper and gets it back."""
+    """Who exchanges with whom among p ranks (or rows that stand for ranks).
+
+    2^k of them form a hypercube; the surplus hands data to a keeper and gets it back.
+    """
 
     partner: Ints  # Rank at the other end of each dimension's edge, [k, p]; -1 for a surplus rank.
     mate: Ints  # The keeper of a surplus rank and the surplus rank of a keeper, [p]; -1: none.
@@ -151,26 +149,17 @@ def halving_doubling(
     rows: Rows,
     group: Group,
     *,
-    partner: Ints,
-    mate: Ints,
-    surplus: npt.NDArray[np.bool_],
+    cube: Hypercube,
     wire: Wire,
     mate_wire: Wire,
     reduce_us_per_byte: float = 0.0,
 ) -> Int32s:
     """Recursive vector halving (reduce-scatter), then doubling (all-gather); surplus ranks hand over before and get it back after.
 
-    Parameters
-    ----------
-    partner
-        Row of each row's partner in each dimension, [k, rows]; in dimension k size / 2^(k+1) bytes are exchanged.
-    mate
-        Row of the keeper of a surplus row, and of the surplus of a keeper, [rows]; -1: none.
-    surplus
-        Whether a row is surplus, [rows].
-    wire, mate_wire
-        To the partner in each dimension, [k, rows], and to the mate, [rows].
+    In dimension k of the `cube` size / 2^(k+1) bytes are exchanged. `wire` and `mate_wire` lead to the partner in each dimension,
+    [k, rows], and to the mate, [rows].
     """
+    partner, mate, surplus = cube
     extra, core = np.flatnonzero(surplus), np.flatnonzero(~surplus)
     keeper = core[mate[core] >= 0]
     done = enqueued.copy()

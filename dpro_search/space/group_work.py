@@ -119,12 +119,7 @@ def why_not(job: DataParallelJob) -> str | None:
 def group_work(job: DataParallelJob, rank: Ints, row_of_rank: Ints, iterations: int) -> GroupWork:
     """The arrays of some ranks that stand for all, for a job that `why_not` has nothing against.
 
-    Parameters
-    ----------
-    rank
-        Rank that each row builds, [R].
-    row_of_rank
-        Row that stands for each rank, [ranks].
+    Rows are given as to `job_graph.build_rows`.
     """
     compute = _Compute(job, rank, iterations)
     exchange = _exchange(job, rank, row_of_rank)

@@ -48,15 +48,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfGradients:
-    """Gradients of float32 that workers and servers exchange as fp16.
+    """Gradients of float32 that workers and servers exchange as fp16."""
 
-    Attributes
-    ----------
-    call_us, us_per_byte
-        Core time of a worker for each gradient, and for each of its bytes: half of it before the gradient is handed to BytePS, half
-        of it once it is back.
-    """
-
+    # call_us, us_per_byte: Core time of a worker for each gradient, and for each of its bytes: half of it before the gradient is
+    # handed to BytePS, half of it once it is back.
     call_us: float
     us_per_byte: float
 

@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -239,20 +240,10 @@ def _tell(name: str, found: StepTimes | JobError) -> None:
     print(f"{name}: {f'failed, {found}' if isinstance(found, JobError) else f'{found.median_us / 1e3:.1f} ms'}", flush=True)
 
 
-def proof_of(
-    validation: Validation,
-    prices: tuple[Prediction, Prediction],
-    *,
-    workload: str,
-    rate: str,
-    start: dict[str, str],
-    machine: str,
-    recorded_at: str,
-    trials: int,
-) -> Proof:
+def proof_of(validation: Validation, prices: tuple[Prediction, Prediction], **setting: Any) -> Proof:
     """What a validation of one plan says of its gain, beside the prices of the plan and of the recorded setting.
 
-    Raises `SystemExit` if the plan trains something else.
+    `setting` has those fields of a `Proof` that say what was run. Raises `SystemExit` if the plan trains something else.
     """
     if not validation.plans:
         raise SystemExit(f"the plan trains something else: {validation.refused[0].losses.reason}")
@@ -262,12 +253,7 @@ def proof_of(
     low_us, high_us = expected.interval_us
     low, high = row.speedup_interval
     return Proof(
-        workload=workload,
-        rate=rate,
-        start=start,
-        machine=machine,
-        recorded_at=recorded_at,
-        trials=trials,
+        **setting,
         plan=row.plan,
         recorded_predicted_us=baseline.iteration_us,
         recorded_measured_us=validation.baseline_us,

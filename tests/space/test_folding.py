@@ -10,38 +10,18 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step, replicated
+from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
 from dpro_search.space.folding import classes, fold
 from dpro_search.space.job_graph import build
 from dpro_search.space.replay_graph import OrderPolicy
 from dpro_search.space.schemes import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
+from tests.random_steps import random_step
 
 _TENSOR_BYTES = np.array([700.0, 1100.0, 300.0])
 _POLICIES = (OrderPolicy.FIFO, OrderPolicy.PRIORITY, OrderPolicy.UNBOUNDED)
 
 
-def _random_step(seed):
-    """A step whose first ops make gradients and whose last ops use them, on two devices, with random dependencies."""
-    rng = np.random.default_rng(seed)
-    makers, users, tensors = 4, 3, len(_TENSOR_BYTES)
-    count = makers + users
-    edges = [(a, b) for a in range(count) for b in range(a + 1, count) if rng.random() < 0.3]
-    return RankStep(
-        duration_us=rng.choice([0.0, 1.0, 2.5, 7.0 / 3.0], count),
-        kind=np.repeat([int(OpKind.BACKWARD), int(OpKind.UPDATE)], [makers, users]),
-        device=rng.integers(0, 2, count),
-        policy=rng.choice(_POLICIES, 2),
-        priority=rng.integers(0, 3, count),
-        tensor_bytes=_TENSOR_BYTES,
-        edge_src=np.array([a for a, _ in edges], np.int64),
-        edge_dst=np.array([b for _, b in edges], np.int64),
-        maker_op=rng.integers(0, makers, tensors),
-        maker_tensor=np.arange(tensors),
-        user_tensor=np.arange(tensors),
-        user_op=makers + rng.integers(0, users, tensors),
-        carry_src=np.array([count - 1]),
-        carry_dst=np.array([0]),
-    )
+_DURATIONS_US = (0.0, 1.0, 2.5, 7.0 / 3.0)
 
 
 _SCHEMES = {
@@ -82,7 +62,7 @@ def _jobs(draw, scheme, flows):
     slowdown = np.ones((len(OpKind), len(OpKind)))
     slowdown[OpKind.BACKWARD, OpKind.COMM] = draw(st.sampled_from([1.0, 1.5]))
     return DataParallelJob(
-        steps=tuple(_random_step(seed) for seed in steps),
+        steps=tuple(random_step(seed, _TENSOR_BYTES, _POLICIES, _DURATIONS_US) for seed in steps),
         step_of_rank=pattern(range(len(steps))).astype(np.int64),
         scheme=_SCHEMES[scheme](ranks),
         network=network,

@@ -84,15 +84,7 @@ class _Rank:
 
 
 def assemble(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, or the job all-reduced no gradient in the traced steps.
-    TraceFormatError
-        A file is damaged.
-    """
+    """Build the trace of one job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, HorovodJobFile, FORMAT)
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")

@@ -49,7 +49,7 @@ def read_byteps_hook(path: Path) -> MxnetHookFile:
 
 
 def assemble_byteps(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder; servers are the last ranks. Raises what `assemble_kvstore` does."""
+    """Build the trace of one job from its raw folder; servers are the last ranks: see `Launcher.assemble`."""
     job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()

@@ -95,15 +95,7 @@ def read_mxnet_hook(path: Path) -> MxnetHookFile:
 
 
 def assemble_kvstore(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder; servers are the last ranks.
-
-    Raises
-    ------
-    InputError
-        A worker is missing, or nothing was profiled.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
+    """Build the trace of one job from its raw folder; servers are the last ranks: see `Launcher.assemble`."""
     job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()

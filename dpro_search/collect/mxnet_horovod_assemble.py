@@ -66,15 +66,7 @@ def read_mxnet_horovod_hook(folder: Path) -> MxnetHorovodHookFile:
 
 
 def assemble_mxnet_horovod(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, nothing was profiled, or a step does not all-reduce and update each gradient once.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
+    """Build the trace of one job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, HorovodJobFile, FORMAT)
     if job.ranks < 2:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; Horovod communicates between two or more: record the job again")

@@ -38,15 +38,7 @@ from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, 
 
 
 def assemble_torch(raw: Path) -> Trace:
-    """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, or nothing was profiled.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
+    """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, JobFile, *_KINDS)
     kind = _KINDS[job.format]
     ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]

@@ -1,7 +1,6 @@
 """`doctor` looks at the machine as it is."""
 
 import json
-import os
 import platform
 import re
 import subprocess
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
+from tests.faults.processes import dpro
 from tests.recordings import trace_of
 
 
 def doctor(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", "doctor", *map(str, args)]
     # Without a framework environment a check is a look at the disk; with one it imports the framework.
-    env = {"DPRO_SEARCH_ENVS": "/nonexistent", **env}
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=False)
+    return dpro("doctor", *args, **{"DPRO_SEARCH_ENVS": "/nonexistent", **env})
 
 
 def checks_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:

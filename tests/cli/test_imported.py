@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,7 @@ from importer_kit import shared_traces
 from kineto_files import distributed, small_job
 from kineto_machine import Launch, Synchronize, run
 
-
-def dpro(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True)
+from tests.faults.processes import dpro
 
 
 def as_json(*args: object) -> dict:

@@ -3,9 +3,10 @@
 import csv
 import json
 import subprocess
-import sys
 
 import pytest
+
+from tests.faults.processes import dpro
 
 KEYS = {
     "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us",
@@ -14,7 +15,7 @@ KEYS = {
 
 
 def replay(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "replay", *map(str, args)], capture_output=True, text=True)
+    return dpro("replay", *args)
 
 
 def as_json(*args: object) -> dict:

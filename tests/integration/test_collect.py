@@ -13,16 +13,12 @@ import pytest
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
+from tests.faults.processes import dpro
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "train.py"
-
-
-def dpro(*args: object, timeout: int = 600) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
+from tests.faults.processes import dpro
 from tests.integration.torch_losses import assert_same_losses_unrecorded
 
 pytestmark = pytest.mark.integration
@@ -27,11 +28,6 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "torch_train.py"
 JOB = Path(__file__).with_name("ddp_job.py")
 SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
-
-
-def dpro(*args: object, timeout: int = 600) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def collect(out: Path, *job: object) -> subprocess.CompletedProcess[str]:

@@ -47,7 +47,7 @@ def test_a_timeline_can_be_written(trace, tmp_path):
     assert "dense" not in (tmp_path / "ops.csv").read_text().splitlines()[0]
 
 
-def test_a_diagnosis_tells_the_load_of_the_servers_and_the_knobs_to_turn(trace, capsys):
+def test_a_diagnosis_reports_the_load_of_the_servers_and_the_knobs_to_turn(trace, capsys):
     result = printed(trace)
     assert [row["server"] for row in result["servers"]] == [0, 1]
     assert sum(row["bytes"] for row in result["servers"]) == sum(tensor.size_bytes for tensor in trace.tensors)
@@ -96,9 +96,9 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     more = {number: row["more_servers"] for number, row in enumerate(rows) if row["more_servers"]}
     assert more == {number: row["plan"]["servers"] - 2 for number, row in enumerate(rows) if row["plan"].get("servers", 0) > 2}
     assert more, "twenty plans hold one with more servers"
-    told = " ".join(succeeds(*args).split())
+    text = " ".join(succeeds(*args).split())
     assert (
-        "Plans with more than the 2 recorded servers: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in told
+        "Plans with more than the 2 recorded servers: " + ", ".join(f"plan {n} ({count} more)" for n, count in more.items()) in text
     )
     assert servers_note([Plan(), Plan(servers=2), Plan(servers=1), Plan(servers=4, servers_on_workers=True)], Servers(2)) == ""
 

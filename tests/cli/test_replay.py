@@ -91,7 +91,7 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--set", "threshold=1"), "a Horovod job has no knob 'threshold'"),
         (("--set", "cycle_time_us=fast"), "'fast' is not a time"),
@@ -108,8 +108,8 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(args, said):
+def test_bad_input_is_one_line_and_exit_code_2(args, message):
     done = replay(*args)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line

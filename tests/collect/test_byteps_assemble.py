@@ -93,7 +93,7 @@ def test_logs_of_messages_and_servers_may_be_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         ("job.json", r"job.json: missing: make a raw folder with 'dpro-search collect --keep-raw'"),
         ("rank1/hook.json", r"rank1/hook.json: missing: no step of a DistributedTrainer was seen"),
@@ -102,10 +102,10 @@ def test_logs_of_messages_and_servers_may_be_missing(tmp_path):
         ("server0/cpu.json", r"cpu.json: missing"),
     ],
 )
-def test_a_missing_file_is_named(tmp_path, missing, said):
+def test_a_missing_file_is_named(tmp_path, missing, message):
     raw = copied(tmp_path)
     (raw / missing).unlink()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         assemble_byteps(raw)
 
 

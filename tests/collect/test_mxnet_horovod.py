@@ -101,12 +101,12 @@ def test_saving_keeps_it(trace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("job.json", "--keep-raw"), ("rank1/hook.json", "DistributedTrainer"), ("horovod_timeline.json", "horovod_timeline")],
 )
-def test_a_missing_file_is_named(raw, name, said):
+def test_a_missing_file_is_named(raw, name, message):
     (raw / name).unlink()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         assemble_mxnet_horovod(raw)
 
 
@@ -117,7 +117,7 @@ def test_raw_files_of_another_recorder_are_refused(raw):
         assemble_mxnet_horovod(raw)
 
 
-def test_without_the_network_operators_are_known_by_type_and_that_is_said(raw):
+def test_without_the_network_operators_are_known_by_type_and_that_is_reported(raw):
     (raw / "rank0" / "symbol.json").unlink()
     trace = assemble_mxnet_horovod(raw)
     assert any("no graph of the network" in warning for warning in trace.meta.warnings)

@@ -96,7 +96,7 @@ def test_a_module_that_runs_twice_in_a_step_or_never_says_so(raw):
     assert {trace.modules[module].name for module in trace.module_calls.module} == {"2"}
 
 
-def test_without_an_execution_trace_nothing_is_said_of_memory(raw):
+def test_without_an_execution_trace_nothing_is_known_of_memory(raw):
     for rank in range(2):
         (raw / f"rank{rank}" / "execution.json.gz").unlink()
     assert {(module.frees_bytes, module.behind_bytes) for module in assemble_torch(raw).modules} == {(-1, -1)}

@@ -168,12 +168,12 @@ def test_constants_are_of_the_ranks_per_host_that_they_were_fitted_to():
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "duration", "said"),
+    ("size", "ranks", "duration", "message"),
     [([1.0] * 3, [2] * 3, [1.0] * 3, "at least 4"), ([1.0] * 4, [2] * 4, [1.0, 2.0, 0.0, 1.0], "not a positive number")],
 )
-def test_points_that_cannot_be_fitted_are_refused(size, ranks, duration, said):
+def test_points_that_cannot_be_fitted_are_refused(size, ranks, duration, message):
     points = Points(size_bytes=np.array(size), ranks=np.array(ranks))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         fit_all_reduce((Algorithm.RING,), points, np.array(duration))
 
 
@@ -218,7 +218,7 @@ def test_ranks_that_use_their_core_wait_for_their_turn_and_many_for_nothing_else
     assert 1.0 < found.predict(points)[2] / found.busy_us(points)[2] < 1.1
 
 
-def test_how_long_cores_were_used_tells_what_more_ranks_on_them_take_though_no_duration_does():
+def test_how_long_cores_were_used_shows_what_more_ranks_on_them_take_though_no_duration_does():
     true = cost(message_us=1000.0, wire_factor=1.05, message_busy_us=400.0, byte_busy_us=1e-3)
     size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 10), [2, 3, 4], [60.0, 250.0]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate, cores=np.array(2))

@@ -248,7 +248,7 @@ def test_limits_in_mib_are_exact_in_bytes():
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "sentences"),
     [
         (4, "The plan has 4 servers where 2 were recorded: it needs 2 more hosts, with links like the others'."),
         (3, "The plan has 3 servers where 2 were recorded: it needs 1 more host, with links like the others'."),
@@ -256,17 +256,17 @@ def test_limits_in_mib_are_exact_in_bytes():
         (1, None),
     ],
 )
-def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, tmp_path):
+def test_more_servers_than_were_recorded_need_hosts_in_the_readme(servers, sentences, tmp_path):
     exported = export_plan(Plan(servers=servers), tmp_path / "out", (T.MXNET,), JobFacts(servers=Servers(2)))
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert ("more host" in readme) == ("more host" in exported.usage) == (said is not None)
-    if said is not None:
-        assert said in readme
-        assert said in exported.usage
+    assert ("more host" in readme) == ("more host" in exported.usage) == (sentences is not None)
+    if sentences is not None:
+        assert sentences in readme
+        assert sentences in exported.usage
 
 
 @pytest.mark.parametrize(
-    ("plan", "recorded", "said"),
+    ("plan", "recorded", "sentences"),
     [
         (Plan(servers=4, servers_on_workers=True), Servers(2), ["Start server N on the host of worker N, cyclically."]),
         (Plan(servers=4), Servers(2, on_workers=True), []),
@@ -281,12 +281,12 @@ def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, t
         ),
     ],
 )
-def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, recorded, said, tmp_path):
+def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, recorded, sentences, tmp_path):
     exported = export_plan(plan, tmp_path / "out", (T.BYTEPS,), JobFacts(servers=recorded))
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert all(sentence in readme and sentence in exported.usage for sentence in said)
-    assert readme.count("Start ") == 1 + sum(sentence.startswith("Start ") for sentence in said)  # that of the job as well
-    assert ("more host" in readme) == any("more host" in sentence for sentence in said)
+    assert all(sentence in readme and sentence in exported.usage for sentence in sentences)
+    assert readme.count("Start ") == 1 + sum(sentence.startswith("Start ") for sentence in sentences)  # that of the job as well
+    assert ("more host" in readme) == any("more host" in sentence for sentence in sentences)
 
 
 def test_how_many_servers_a_recording_had(trace):

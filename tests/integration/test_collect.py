@@ -95,11 +95,11 @@ def test_raw_files_can_be_imported_again(recorded, raw):
     np.testing.assert_array_equal(Trace.load(raw.parent / "again").events.start_us, Trace.load(recorded[0]).events.start_us)
 
 
-def damaged(raw: Path, said: str) -> None:
+def damaged(raw: Path, message: str) -> None:
     done = imported(raw)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line
     assert not (raw.parent / "again").exists()
 
 

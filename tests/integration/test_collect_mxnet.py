@@ -144,7 +144,7 @@ def test_a_job_is_timed_without_the_profiler(mxnet_python):
     assert (times.comm_cpu_us > 0).any()
 
 
-def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
+def test_a_server_without_a_key_is_reported(mxnet_python, tmp_path):
     many = spec(mxnet_python, "plain", DMLC_NUM_SERVER="3")
     trace = MXNET_KVSTORE.record(many, tmp_path / "t", schedule=SCHEDULE)
     servers = trace.meta.ranks - 2
@@ -152,15 +152,15 @@ def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "said"),
+    ("how", "kind", "message"),
     [
         (("fails",), JobError, "the script failed on its own"),
         (("plain", 3), InputError, "only 3 steps ran"),
         (("local",), InputError, "use kvstore='dist_sync'"),
     ],
 )
-def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, said):
-    with pytest.raises(kind, match=said):
+def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, message):
+    with pytest.raises(kind, match=message):
         MXNET_KVSTORE.record(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE)
     assert not (tmp_path / "t").exists()
 

@@ -133,7 +133,7 @@ def test_a_straggler_is_apart_under_rendezvous():
     assert folded.representative.tolist() == [0, 3]
 
 
-def test_a_straggler_tells_all_ranks_of_a_ring_apart():
+def test_a_straggler_separates_all_ranks_of_a_ring():
     job = replicated(_step(), 6, Ring(), network=Network.uniform(6, 100.0), compute_factor=_factor(6, r3=2.0))
     assert fold(job).multiplicity.tolist() == [1] * 6
 
@@ -143,7 +143,7 @@ def test_a_ring_that_repeats_itself_folds_to_its_period():
     assert fold(job).rank_class.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_straggler_tells_ranks_of_a_hypercube_apart_where_it_is_seen_differently():
+def test_a_straggler_separates_ranks_of_a_hypercube_where_it_is_seen_differently():
     network = Network.uniform(8, 100.0)
     one = replicated(_step(), 8, HalvingDoubling(), network=network, compute_factor=_factor(8, r3=2.0))
     all_of_a_half = replicated(_step(), 8, HalvingDoubling(), network=network, compute_factor=np.repeat([1.0, 2.0], 4))

@@ -215,10 +215,10 @@ def test_core_time_is_the_same_wherever_servers_are():
     assert [load.core_us for load in process_loads(together)] == [load.core_us for load in process_loads(apart)]
 
 
-def test_hosts_of_their_own_are_what_servers_have_if_nothing_is_said():
-    said, unsaid = (job([MIB, 400], servers=2, bound=1000, bytes_per_us=125.0, server_host=hosts) for hosts in ((2, 3), ()))
-    assert process_loads(said) == process_loads(unsaid)
-    assert iteration_us(said) == iteration_us(unsaid)
+def test_hosts_of_their_own_are_what_servers_have_by_default():
+    named, unnamed = (job([MIB, 400], servers=2, bound=1000, bytes_per_us=125.0, server_host=hosts) for hosts in ((2, 3), ()))
+    assert process_loads(named) == process_loads(unnamed)
+    assert iteration_us(named) == iteration_us(unnamed)
 
 
 @given(server_host=st.lists(st.integers(0, 4), min_size=1, max_size=4), sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4))

@@ -1,4 +1,4 @@
-"""Clusters of a recorded job's ops: priced as the same cluster would be if it had been measured; missing shapes are told."""
+"""Clusters of a recorded job's ops: priced as the same cluster would be if it had been measured; missing shapes are reported."""
 
 from pathlib import Path
 
@@ -114,10 +114,10 @@ def test_clusters_of_a_real_job():
     chains = chains_of(graph, 30)
     found = costs.times(chains)
     assert len(found) == 30
-    said = found.origin != Origin.REFUSED
-    assert said.any()
-    assert (found.low_us[said] < found.us[said]).all()
-    assert (found.us[said] < found.high_us[said]).all()
+    predicted = found.origin != Origin.REFUSED
+    assert predicted.any()
+    assert (found.low_us[predicted] < found.us[predicted]).all()
+    assert (found.us[predicted] < found.high_us[predicted]).all()
     index = {graph.op_name[i]: i for i in np.flatnonzero(graph.op_rank == 0)}
     members = [sum(np.median(graph.op_work_us[:, index[name]]) for name in chain) for chain in chains]
     np.testing.assert_allclose(found.members_us, members)

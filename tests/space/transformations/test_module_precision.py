@@ -64,7 +64,7 @@ def of(modules) -> ModulePrecision:
     return ModulePrecision(JobFacts(name="a job", tensors=()), modules, Halves())
 
 
-def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_unknown_is_doubted():
+def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_unknown_is_uncertain():
     change = change_of(lowered(100.0, other_us=30.0, casts=3), Halves())
     assert change.forward_us == -50.0 + 30.0
     assert change.backward_us == -100.0 + 30.0

@@ -35,9 +35,10 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.incremental import IncrementalReplay
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import Rendezvous, layered_step, rank_step_of, replicated
+from dpro_search.space.data_parallel import layered_step, rank_step_of, replicated
 from dpro_search.space.folding import fold
 from dpro_search.space.job_graph import build as build_job
+from dpro_search.space.network import Rendezvous
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 SIZES = ("ring:8:39", "ring:8:391", "ring:8:3906", "coarse:8:250", "coarse:8:2500", "coarse:8:25000")

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.data_parallel import DataParallelJob, Network, RankStep, Rendezvous, Ring, replicated
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, replicated
+from dpro_search.space.network import Network, Rendezvous, Ring
 from dpro_search.space.replay_graph import OrderPolicy
 
 WORKERS = 16

@@ -1,13 +1,37 @@
-"""Options that hold for all tests: what an example may take, and how many tests run at a time."""
+"""What holds for all tests: what an example may take, how many tests run at a time, and the recording that a module names."""
+
+from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+if TYPE_CHECKING:
+    from dpro_search.collect.trace import Trace
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="module")
+def trace(request: pytest.FixtureRequest) -> Trace:
+    """The trace of the recording that the test module names as ``RECORDING``."""
+    from tests.recordings import trace_of
+
+    return trace_of(request.module.RECORDING)
+
+
+@pytest.fixture
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of that recording, which may be changed."""
+    from tests.recordings import raw_copy
+
+    return raw_copy(request.module.RECORDING, tmp_path)
+
 
 _MOST_PROCESSES = 8  # each imports everything anew, and has its own share of module fixtures
 

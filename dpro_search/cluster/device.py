@@ -13,18 +13,11 @@ PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where values come from.
+    """Where values come from."""
 
-    Attributes
-    ----------
-    source
-        Of all values but the exceptions: a data sheet with its year, say.
-    exceptions
-        Pairs (key, source), like ("nic.rate", "derived: ..."). The source of a value that no document states begins with "derived:"
-        (computed from what documents state), "estimated:" or "measured:".
-    """
-
-    source: str
+    source: str  # Of all values but the exceptions: a data sheet with its year, say.
+    # Pairs (key, source), like ("nic.rate", "derived: ..."). The source of a value that no document states begins with "derived:"
+    # (computed from what documents state), "estimated:" or "measured:".
     exceptions: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

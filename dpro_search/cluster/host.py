@@ -13,18 +13,10 @@ from dpro_search.errors import InputError
 
 
 class Nics(msgspec.Struct, frozen=True, kw_only=True):
-    """Network cards that carry the job's traffic (not those for storage or management).
+    """Network cards that carry the job's traffic (not those for storage or management)."""
 
-    Attributes
-    ----------
-    count
-        On each host. With fewer than devices, neighbouring devices share one; with more, each device has several.
-    link
-        Level "nic"; its rate is of one card.
-    """
-
-    count: int
-    link: Link
+    count: int  # On each host. With fewer than devices, neighbouring devices share one; with more, each device has several.
+    link: Link  # Level "nic"; its rate is of one card.
 
     def __post_init__(self) -> None:
         if self.count < 1:

@@ -20,40 +20,21 @@ LEVELS: tuple[Level, ...] = (*INSIDE, "nic", *BETWEEN)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Links of one level.
+    """Links of one level."""
 
-    Attributes
-    ----------
-    level
-        One of `LEVELS`.
-    rate_bps
-        Bits a second in each direction, for each of those that `sharing` names; None: as fast as what it joins.
-    latency_us
-        Of a message, before its bytes move.
-    duplex
-        "full": both directions at once at that rate; "half": they share it.
-    sharing
-        What has that rate for itself: each "device" (or each NIC), each "pair" of devices, or a "host" as a whole.
-    devices
-        How many neighbouring devices of a host it joins; None: all of them.
-    hosts
-        How many neighbouring hosts it joins; None: all of them.
-    wires
-        Triples (device, device, number) where it joins only some pairs of a host's devices: a device's rate is divided evenly
-        among its wires.
-    oversubscription
-        Between hosts: by what the hosts' NICs together exceed the links above them.
-    """
-
-    level: Level
+    level: Level  # One of `LEVELS`.
+    # Bits a second in each direction, for each of those that `sharing` names; None: as fast as what it joins.
     rate_bps: float | None = None
-    latency_us: float = 0.0
-    duplex: Literal["full", "half"] = "full"
+    latency_us: float = 0.0  # Of a message, before its bytes move.
+    duplex: Literal["full", "half"] = "full"  # "full": both directions at once at that rate; "half": they share it.
+    # What has that rate for itself: each "device" (or each NIC), each "pair" of devices, or a "host" as a whole.
     sharing: Literal["device", "pair", "host"] = "device"
-    devices: int | None = None
-    hosts: int | None = 1
+    devices: int | None = None  # How many neighbouring devices of a host it joins; None: all of them.
+    hosts: int | None = 1  # How many neighbouring hosts it joins; None: all of them.
+    # Triples (device, device, number) where it joins only some pairs of a host's devices: a device's rate is divided evenly among
+    # its wires.
     wires: tuple[tuple[int, int, int], ...] = ()
-    oversubscription: float = 1.0
+    oversubscription: float = 1.0  # Between hosts: by what the hosts' NICs together exceed the links above them.
 
     def __post_init__(self) -> None:
         if self.rate_bps is not None and not self.rate_bps > 0:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpro_search.collect.assembly import (
     aligned,
+    completed,
     event_columns,
     joined,
     no_profiled_step,
@@ -23,9 +24,7 @@ from dpro_search.collect.assembly import (
     shifted,
     step_of,
     steps_of,
-    with_overhead,
 )
-from dpro_search.collect.described import described
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -85,15 +84,7 @@ class _Rank:
 
 
 def assemble(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, or the job all-reduced no gradient in the traced steps.
-    TraceFormatError
-        A file is damaged.
-    """
+    """Build the trace of one job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, HorovodJobFile, FORMAT)
     found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
@@ -126,7 +117,7 @@ def assemble(raw: Path) -> Trace:
         graphs=graphs,
         graph_of_rank=graph_of_rank,
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 def _read_rank(folder: Path) -> _Rank:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.described import described
 from dpro_search.collect.trace import DESCRIPTIONS, ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -22,25 +23,15 @@ _Table = TypeVar("_Table", Events, Steps)
 
 
 class JobFile(msgspec.Struct, kw_only=True):
-    """``job.json`` of a raw folder: what only the launcher knows.
+    """``job.json`` of a raw folder: what only the launcher knows."""
 
-    Attributes
-    ----------
-    format
-        As `TraceMeta.format`: which launcher recorded the job.
-    rate_bps
-        Limit of every link in each direction, bits a second; None: none.
-    knobs
-        Settings of the communication, by the variable that sets them.
-    """
-
-    format: str = _UNNAMED
+    format: str = _UNNAMED  # As `TraceMeta.format`: which launcher recorded the job.
     ranks: int
     command: tuple[str, ...]
     machine: str
     recorded_at: str
-    rate_bps: float | None = None
-    knobs: dict[str, str] = {}
+    rate_bps: float | None = None  # Limit of every link in each direction, bits a second; None: none.
+    knobs: dict[str, str] = {}  # Settings of the communication, by the variable that sets them.
 
 
 _Job = TypeVar("_Job", bound=JobFile)
@@ -206,8 +197,9 @@ def shifted(events: Events, steps: Steps, clock: ClockReport) -> tuple[Events, S
     )
 
 
-def with_overhead(trace: Trace) -> Trace:
-    """The trace with what profiling cost: traced over untraced iterations of the same job, where it has three of each."""
+def completed(trace: Trace) -> Trace:
+    """The trace as `described`, with what profiling cost where it has three traced and three untraced iterations."""
+    trace = described(trace)
     traced, untraced = trace.iterations_us(traced=True), trace.iterations_us()
     if len(traced) < 3 or len(untraced) < 3:
         return trace

@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import job_facts, joined, no_profiled_step, read_json, steps_of, with_overhead
-from dpro_search.collect.described import described
+from dpro_search.collect.assembly import completed, job_facts, joined, no_profiled_step, read_json, steps_of
 from dpro_search.collect.mxnet_assemble import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
 from dpro_search.collect.readers._byteps_events import JobEvents
 from dpro_search.collect.readers._byteps_logs import read_message_log, read_server_log
@@ -50,7 +49,7 @@ def read_byteps_hook(path: Path) -> MxnetHookFile:
 
 
 def assemble_byteps(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder; servers are the last ranks. Raises what `assemble_kvstore` does."""
+    """Build the trace of one job from its raw folder; servers are the last ranks: see `Launcher.assemble`."""
     job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()
@@ -87,7 +86,7 @@ def assemble_byteps(raw: Path) -> Trace:
             warnings=(*computed.meta.warnings, *warned),
         ),
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 class _Computed(ProfileWriter):

@@ -25,19 +25,11 @@ _SPREAD = 9973  # KVStoreDist: key * 9973 % servers
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
-    """The rule under given knobs; `InputError` for a number below 1.
-
-    Attributes
-    ----------
-    bound
-        Elements from which on a tensor is cut, without priority slices.
-    priority
-        Whether slices are of `slice_threshold` elements each, and workers update.
-    """
+    """The rule under given knobs; `InputError` for a number below 1."""
 
     servers: int
-    bound: int = 1_000_000
-    priority: bool = False
+    bound: int = 1_000_000  # Elements from which on a tensor is cut, without priority slices.
+    priority: bool = False  # Whether slices are of `slice_threshold` elements each, and workers update.
     slice_threshold: int = 40_000
 
     def __post_init__(self) -> None:

@@ -19,75 +19,45 @@ class LoweredOp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoweredOps(msgspec.Struct, frozen=True, kw_only=True):
-    """What bfloat16 autocast would change of a module.
+    """What bfloat16 autocast would change of a module."""
 
-    Attributes
-    ----------
-    forward_us, backward_us
-        Its recorded passes, from start to end.
-    ops
-        Those that would compute in bfloat16.
-    casts, cast_elements
-        Casts of the forward pass, and elements of all; the backward pass has as many.
-    """
-
+    # forward_us, backward_us: Its recorded passes, from start to end.
     forward_us: float
     backward_us: float
-    ops: tuple[LoweredOp, ...]
+    ops: tuple[LoweredOp, ...]  # Those that would compute in bfloat16.
+    # casts, cast_elements: Casts of the forward pass, and elements of all; the backward pass has as many.
     casts: int
     cast_elements: int
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A module that a plan can name.
+    """A module that a plan can name."""
 
-    Attributes
-    ----------
-    name, type
-        Its path within the model ("encoder.layers.3"), and its class.
-    member
-        Whether it is a member of a Sequential or ModuleList: one of a row of blocks.
-    frees_bytes
-        What its forward pass makes that nothing but its own backward pass reads; -1: not known.
-    behind_bytes
-        What the forward pass keeps for the backward pass from where the module begins on, without that; -1: not known.
-    refusal
-        Why it cannot be computed again; empty: it can.
-    lowered
-        What would run in bfloat16; None: not known, or nothing.
-    """
-
+    # name, type: Its path within the model ("encoder.layers.3"), and its class.
     name: str
     type: str
-    member: bool
-    frees_bytes: int = -1
+    member: bool  # Whether it is a member of a Sequential or ModuleList: one of a row of blocks.
+    frees_bytes: int = -1  # What its forward pass makes that nothing but its own backward pass reads; -1: not known.
+    # What the forward pass keeps for the backward pass from where the module begins on, without that; -1: not known.
     behind_bytes: int = -1
-    refusal: str = ""
-    lowered: LoweredOps | None = None
+    refusal: str = ""  # Why it cannot be computed again; empty: it can.
+    lowered: LoweredOps | None = None  # What would run in bfloat16; None: not known, or nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCalls:
-    """k forward passes of modules. Times are microseconds on the aligned clock.
+    """k forward passes of modules. Times are microseconds on the aligned clock."""
 
-    Attributes
-    ----------
-    module
-        Index into `Trace.modules`.
-    rank, step
-        Where it ran, and in which training step.
-    start_us, again_us, end_us
-        Its start; until when it is computed, if it is computed again: what comes behind is needed by no backward function; its end.
-    backward_us, backward_end_us
-        The start of its first backward function, and the end of the last.
-    """
-
-    module: npt.NDArray[np.int64]
+    module: npt.NDArray[np.int64]  # Index into `Trace.modules`.
+    # rank, step: Where it ran, and in which training step.
     rank: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
+    # start_us, again_us, end_us: Its start; until when it is computed, if it is computed again: what comes behind is needed by no
+    # backward function; its end.
     start_us: npt.NDArray[np.float64]
     again_us: npt.NDArray[np.float64]
     end_us: npt.NDArray[np.float64]
+    # backward_us, backward_end_us: The start of its first backward function, and the end of the last.
     backward_us: npt.NDArray[np.float64]
     backward_end_us: npt.NDArray[np.float64]
 

@@ -19,16 +19,15 @@ import numpy as np
 from dpro_search.collect.assembly import (
     JobFile,
     RankFile,
+    completed,
     job_facts,
     joined,
     no_profiled_step,
     read_job,
     read_json,
     steps_of,
-    with_overhead,
 )
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.described import described
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
@@ -96,15 +95,7 @@ def read_mxnet_hook(path: Path) -> MxnetHookFile:
 
 
 def assemble_kvstore(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder; servers are the last ranks.
-
-    Raises
-    ------
-    InputError
-        A worker is missing, or nothing was profiled.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
+    """Build the trace of one job from its raw folder; servers are the last ranks: see `Launcher.assemble`."""
     job = read_server_job(raw, FORMAT)
     hooks = [_checked_hook(raw / f"rank{rank}") for rank in range(job.ranks)]
     dropped: Counter[str] = Counter()
@@ -131,7 +122,7 @@ def assemble_kvstore(raw: Path) -> Trace:
             warnings=(*read.meta.warnings, *idle),
         ),
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 @dataclass(frozen=True, kw_only=True)

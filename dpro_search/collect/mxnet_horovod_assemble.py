@@ -14,17 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import (
-    aligned,
-    event_columns,
-    joined,
-    no_profiled_step,
-    read_job,
-    read_json,
-    shifted,
-    with_overhead,
-)
-from dpro_search.collect.described import described
+from dpro_search.collect.assembly import aligned, completed, event_columns, joined, no_profiled_step, read_job, read_json, shifted
 from dpro_search.collect.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
@@ -76,15 +66,7 @@ def read_mxnet_horovod_hook(folder: Path) -> MxnetHorovodHookFile:
 
 
 def assemble_mxnet_horovod(raw: Path) -> Trace:
-    """Build the trace of one job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, nothing was profiled, or a step does not all-reduce and update each gradient once.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
+    """Build the trace of one job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, HorovodJobFile, FORMAT)
     if job.ranks < 2:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; Horovod communicates between two or more: record the job again")
@@ -210,7 +192,7 @@ def _trace(
         graphs=(graph,),
         graph_of_rank=(0,) * job.ranks,
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 def _tensor(number: int, parameter: Parameter) -> TensorInfo:

@@ -52,28 +52,15 @@ class StepComm:
 
 @dataclass(frozen=True)
 class StepOps:
-    """One step of one rank.
+    """One step of one rank."""
 
-    Attributes
-    ----------
-    index
-        Number of the step in the job.
-    start_us, end_us
-        Of its first operator, and the end of its last operator or all-reduce; epoch.
-    compute
-        Operators that wait for no all-reduce of the step, sorted by start.
-    comm
-        One for each tensor.
-    updates
-        Operators that do wait, and the tensors that each waits for.
-    """
-
-    index: int
+    index: int  # Number of the step in the job.
+    # start_us, end_us: Of its first operator, and the end of its last operator or all-reduce; epoch.
     start_us: float
     end_us: float
-    compute: tuple[StepOp, ...]
-    comm: tuple[StepComm, ...]
-    updates: tuple[tuple[StepOp, tuple[int, ...]], ...]
+    compute: tuple[StepOp, ...]  # Operators that wait for no all-reduce of the step, sorted by start.
+    comm: tuple[StepComm, ...]  # One for each tensor.
+    updates: tuple[tuple[StepOp, tuple[int, ...]], ...]  # Operators that do wait, and the tensors that each waits for.
 
 
 def comm_node(tensor: int) -> str:

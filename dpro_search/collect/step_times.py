@@ -33,22 +33,13 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Measured iterations of one run, without tracing.
+    """Measured iterations of one run, without tracing."""
 
-    Attributes
-    ----------
-    iteration_us
-        Distance between the starts of consecutive steps on rank 0 after the warm-up, [steps].
-    compute_cpu_us, comm_cpu_us
-        CPU time per step, mean over ranks, [steps].
-    peak_rss_bytes
-        Of the rank that took the most; 0: not known.
-    """
-
-    iteration_us: Floats
+    iteration_us: Floats  # Distance between the starts of consecutive steps on rank 0 after the warm-up, [steps].
+    # compute_cpu_us, comm_cpu_us: CPU time per step, mean over ranks, [steps].
     compute_cpu_us: Floats
     comm_cpu_us: Floats
-    peak_rss_bytes: int = 0
+    peak_rss_bytes: int = 0  # Of the rank that took the most; 0: not known.
 
     @property
     def median_us(self) -> float:

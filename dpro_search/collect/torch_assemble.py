@@ -26,8 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, aligned, job_facts, joined, read_job, shifted, steps_of, with_overhead
-from dpro_search.collect.described import described
+from dpro_search.collect.assembly import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
 from dpro_search.collect.torch_events import BUCKET, DdpEvents
 from dpro_search.collect.torch_files import FORMAT as FORMAT
 from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
@@ -38,26 +37,9 @@ from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 
 
-def assemble_ddp(raw: Path) -> Trace:
-    """Build the trace of a DistributedDataParallel job from its raw folder.
-
-    Raises
-    ------
-    InputError
-        A rank is missing, or nothing was profiled.
-    TraceFormatError
-        A file is damaged, or contradicts another.
-    """
-    return _assembled(raw, FORMAT)
-
-
 def assemble_torch(raw: Path) -> Trace:
-    """Build the trace of either kind of job; raises what `assemble_ddp` does."""
-    return _assembled(raw, *_KINDS)
-
-
-def _assembled(raw: Path, *formats: str) -> Trace:
-    job = read_job(raw, JobFile, *formats)
+    """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder: see `Launcher.assemble`."""
+    job = read_job(raw, JobFile, *_KINDS)
     kind = _KINDS[job.format]
     ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]
     base_ns = ranks[0].hook.steps[0][0]
@@ -92,7 +74,7 @@ def _assembled(raw: Path, *formats: str) -> Trace:
         module_calls=calls.shifted(np.array(clock.offset_us)),
         dtypes=tuple(dtypes),
     )
-    return described(with_overhead(trace))
+    return completed(trace)
 
 
 @dataclass(frozen=True)

@@ -39,23 +39,13 @@ _ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRows:
-    """Where one forward pass of a module, and its backward functions, are in a profile.
+    """Where one forward pass of a module, and its backward functions, are in a profile."""
 
-    Attributes
-    ----------
-    ops
-        Rows of its outermost operators, in order of time.
-    functions
-        Rows of its backward functions, in the order of the forward operators that they belong to.
-    op_of
-        Place in `ops` of the operator that each function belongs to.
-    forward_us, backward_us
-        How long the forward pass lasts, and from the start of the first backward function to the end of the last.
-    """
-
-    ops: Ints
-    functions: Ints
-    op_of: Ints
+    ops: Ints  # Rows of its outermost operators, in order of time.
+    functions: Ints  # Rows of its backward functions, in the order of the forward operators that they belong to.
+    op_of: Ints  # Place in `ops` of the operator that each function belongs to.
+    # forward_us, backward_us: How long the forward pass lasts, and from the start of the first backward function to the end of the
+    # last.
     forward_us: float
     backward_us: float
 
@@ -114,21 +104,12 @@ class _Region:
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """What autocast does to a module.
+    """What autocast does to a module."""
 
-    Attributes
-    ----------
-    types
-        Of its ops, operators before backward functions, [ops + functions]: names, those of convolutions with their kind of filter.
-    lowers
-        Which compute in bfloat16, [ops + functions].
-    casts
-        Elements of each cast of the forward pass.
-    """
-
+    # Of its ops, operators before backward functions, [ops + functions]: names, those of convolutions with their kind of filter.
     types: tuple[str, ...]
-    lowers: npt.NDArray[np.bool_]
-    casts: tuple[int, ...]
+    lowers: npt.NDArray[np.bool_]  # Which compute in bfloat16, [ops + functions].
+    casts: tuple[int, ...]  # Elements of each cast of the forward pass.
 
 
 def lowering(spans: HostSpans, executed: ModuleRows, nodes: Sequence[ExecutionNode], first: int) -> Lowering | None:

@@ -25,7 +25,6 @@ from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 
 _EVALUATE = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, each an operator of its own
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COLLECTIVE = "c10d::"
 _PARTED = re.compile("_(allgather|reduce_scatter)_base_")  # of two tensors, the whole and this rank's part of it
 _WRITTEN = re.compile(r"\(\w+!")  # a schema marks the arguments that it writes: "Tensor(a!) self"
@@ -48,24 +47,13 @@ class TensorUse:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionNode:
-    """An operator or an annotation.
-
-    Attributes
-    ----------
-    function
-        Rises in the order in which nodes began; the profile has it as well.
-    sequence
-        Joins a backward function with the forward operator that it belongs to; -1: none.
-    is_backward
-        Whether `sequence` names the forward operator, not this one.
-    inputs, outputs, writes
-        Tensors; `writes` are those that the operator made or changed.
-    """
+    """An operator or an annotation."""
 
     name: str
-    function: int
-    sequence: int
-    is_backward: bool
+    function: int  # Rises in the order in which nodes began; the profile has it as well.
+    sequence: int  # Joins a backward function with the forward operator that it belongs to; -1: none.
+    is_backward: bool  # Whether `sequence` names the forward operator, not this one.
+    # inputs, outputs, writes: Tensors; `writes` are those that the operator made or changed.
     inputs: tuple[TensorUse, ...]
     outputs: tuple[TensorUse, ...]
     writes: tuple[TensorUse, ...]
@@ -83,22 +71,13 @@ class EnqueuedCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionTrace:
-    """One rank's step.
+    """One rank's step."""
 
-    Attributes
-    ----------
-    nodes
-        In the order in which they began.
-    outermost
-        The function of the outermost operator around each operator, by its function: what lies in what follows from the profile,
-        for the observer loses count of what is open where a collective ends on another thread.
-    dropped
-        Records that were left out, by reason.
-    """
-
-    nodes: tuple[ExecutionNode, ...]
+    nodes: tuple[ExecutionNode, ...]  # In the order in which they began.
+    # The function of the outermost operator around each operator, by its function: what lies in what follows from the profile, for
+    # the observer loses count of what is open where a collective ends on another thread.
     outermost: Mapping[int, int]
-    dropped: dict[str, int]
+    dropped: dict[str, int]  # Records that were left out, by reason.
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -155,27 +134,6 @@ class ExecutionTrace:
             for node, owner in zip(self.nodes, self.owners, strict=True)
             if node.name.startswith(_COLLECTIVE) and owner >= 0
         )
-
-    @cached_property
-    def bucket_gradients(self) -> tuple[tuple[TensorUse, ...], ...]:
-        """Gradients of each bucket in the order in which they became ready; buckets in enqueue order.
-
-        The last gradient of a bucket brings about its collective: the operator that accumulates it needs those of all the others.
-        """
-        gradient = {
-            owner: node.inputs[0]
-            for node, owner in zip(self.nodes, self.owners, strict=True)
-            if node.name == _ACCUMULATE and node.inputs and owner >= 0
-        }
-        of_op = {i: gradient[row] for i, row in enumerate(self.operators) if row in gradient}
-        graph, taken, found = self.graph, set[int](), []
-        for enqueued in self.collectives:
-            if enqueued.op not in of_op or enqueued.op in taken:
-                continue  # of the forward pass; or what else DDP enqueues after its last bucket
-            taken.add(enqueued.op)
-            needs = graph.input_idx[graph.input_ptr[enqueued.op] : graph.input_ptr[enqueued.op + 1]].tolist()
-            found.append(tuple(of_op[op] for op in [*needs, enqueued.op] if op in of_op))
-        return tuple(found)
 
 
 def _moved_bytes(collective: ExecutionNode) -> int:

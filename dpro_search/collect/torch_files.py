@@ -51,29 +51,15 @@ class DdpFacts(msgspec.Struct, kw_only=True):
 
 
 class FsdpUnit(msgspec.Struct, kw_only=True):
-    """Modules whose parameters are communicated together.
+    """Modules whose parameters are communicated together."""
 
-    Attributes
-    ----------
-    name
-        Of the module within the model; empty for the model itself, which has what is in no other unit.
-    parameters
-        Indices of its parameters.
-    ranks
-        How many ranks its parameters are divided among.
-    gathered_bytes
-        Of all its parameters as they are gathered, with padding and in the type of element that the forward pass uses.
-    reshards
-        Whether its parameters are given up after the forward pass and gathered again for the backward pass.
-    asynchronous
-        Whether its all-gathers are waited for where the parameters are needed, not where they are enqueued.
-    """
-
-    name: str
-    parameters: list[int]
-    ranks: int
+    name: str  # Of the module within the model; empty for the model itself, which has what is in no other unit.
+    parameters: list[int]  # Indices of its parameters.
+    ranks: int  # How many ranks its parameters are divided among.
+    # Of all its parameters as they are gathered, with padding and in the type of element that the forward pass uses.
     gathered_bytes: int
-    reshards: bool = True
+    reshards: bool = True  # Whether its parameters are given up after the forward pass and gathered again for the backward pass.
+    # Whether its all-gathers are waited for where the parameters are needed, not where they are enqueued.
     asynchronous: bool = False
 
 

@@ -94,54 +94,26 @@ class Events:
     The last five columns describe what an event is about. They are codes as narrow as their values; -1 stands for what does not
     apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file. Tables that
     columns index belong to the `Trace`: an entry stands there once, however many events have it.
-
-    Attributes
-    ----------
-    name
-        Index into `Trace.names`. A label: nothing is decided from a name once a reader has seen it.
-    kind
-        `EventKind`.
-    rank
-        Rank in which it ran; parameter servers are counted after the workers.
-    stream
-        Thread or device stream within the rank.
-    start_us, end_us
-        Microseconds.
-    step
-        Index of the training step; -1: outside any.
-    tensor
-        Index into `Trace.tensors`; -1: none.
-    collective
-        Events of one number moved in the same (fused) collective, or copied what it moves; -1: none.
-    size_bytes
-        Bytes that are communicated or copied.
-    collective_kind
-        `CollectiveKind`, of all events of a communication: its enqueue, copies and transfer.
-    group
-        Index into `Trace.groups`: the process group that communicates.
-    dtype
-        Index into `Trace.dtypes`: element type of what is communicated, else of an op's first tensor.
-    shapes
-        Index into `Trace.shapes`: shapes of an op's inputs.
-    role
-        `Role`.
     """
 
-    name: Ints
-    kind: Ints
-    rank: Ints
-    stream: Ints
+    name: Ints  # Index into `Trace.names`. A label: nothing is decided from a name once a reader has seen it.
+    kind: Ints  # `EventKind`.
+    rank: Ints  # Rank in which it ran; parameter servers are counted after the workers.
+    stream: Ints  # Thread or device stream within the rank.
+    # start_us, end_us: Microseconds.
     start_us: Floats
     end_us: Floats
-    step: Ints
-    tensor: Ints
-    collective: Ints
-    size_bytes: Ints
+    step: Ints  # Index of the training step; -1: outside any.
+    tensor: Ints  # Index into `Trace.tensors`; -1: none.
+    collective: Ints  # Events of one number moved in the same (fused) collective, or copied what it moves; -1: none.
+    size_bytes: Ints  # Bytes that are communicated or copied.
+    # `CollectiveKind`, of all events of a communication: its enqueue, copies and transfer.
     collective_kind: Codes = field(default_factory=lambda: _UNKNOWN)
-    group: Codes = field(default_factory=lambda: _UNKNOWN)
+    group: Codes = field(default_factory=lambda: _UNKNOWN)  # Index into `Trace.groups`: the process group that communicates.
+    # Index into `Trace.dtypes`: element type of what is communicated, else of an op's first tensor.
     dtype: Codes = field(default_factory=lambda: _UNKNOWN)
-    shapes: Codes = field(default_factory=lambda: _UNKNOWN)
-    role: Codes = field(default_factory=lambda: _UNKNOWN)
+    shapes: Codes = field(default_factory=lambda: _UNKNOWN)  # Index into `Trace.shapes`: shapes of an op's inputs.
+    role: Codes = field(default_factory=lambda: _UNKNOWN)  # `Role`.
 
     def __post_init__(self) -> None:
         for name in DESCRIPTIONS:
@@ -169,22 +141,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that communicate with each other.
+    """Ranks that communicate with each other."""
 
-    Attributes
-    ----------
-    name, description
-        As the framework has them, "7" and "mesh_tp"; empty where unknown.
-    ranks
-        As the job numbers them, in order; a recording of some ranks may count its own otherwise. Empty: unknown.
-    size
-        Number of ranks, also where they are not listed; -1: unknown.
-    """
-
+    # name, description: As the framework has them, "7" and "mesh_tp"; empty where unknown.
     name: str = ""
     description: str = ""
+    # As the job numbers them, in order; a recording of some ranks may count its own otherwise. Empty: unknown.
     ranks: tuple[int, ...] = ()
-    size: int = -1
+    size: int = -1  # Number of ranks, also where they are not listed; -1: unknown.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,23 +211,12 @@ _ELEMENT_BYTES |= {"int8": 1, "uint8": 1, "bool": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class GraphTensors:
-    """The tensors along a graph's edges, and the memory that its nodes take beside them.
+    """The tensors along a graph's edges, and the memory that its nodes take beside them."""
 
-    Attributes
-    ----------
-    types
-        The distinct types, in no order.
-    input_port
-        Of each edge, which output of the producing node it is; -1: a control edge. [edges]
-    input_type
-        Of each edge, index into `types`; -1: a control edge, a variable's handle, or not seen. [edges]
-    workspace_bytes
-        Of each node, the most that it took and gave back while it ran; 0 where that is less than the allocator counts. [v]
-    """
-
-    types: tuple[TensorType, ...]
-    input_port: Ints
-    input_type: Ints
+    types: tuple[TensorType, ...]  # The distinct types, in no order.
+    input_port: Ints  # Of each edge, which output of the producing node it is; -1: a control edge. [edges]
+    input_type: Ints  # Of each edge, index into `types`; -1: a control edge, a variable's handle, or not seen. [edges]
+    # Of each node, the most that it took and gave back while it ran; 0 where that is less than the allocator counts. [v]
     workspace_bytes: Ints
 
 

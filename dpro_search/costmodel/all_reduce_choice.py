@@ -27,21 +27,12 @@ _OCTAVES, _STEPS = (10, 28), 4  # 1 KiB to 256 MiB, and sizes in an octave
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceChoice:
-    """Algorithms that a library can be set to, on one cluster.
+    """Algorithms that a library can be set to, on one cluster."""
 
-    Attributes
-    ----------
-    from_bytes
-        Sizes at which ratios change, ascending from 0, [sizes].
-    ratio
-        What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
-    ranks_per_host
-        On each host of the cluster.
-    """
-
-    from_bytes: Floats
+    from_bytes: Floats  # Sizes at which ratios change, ascending from 0, [sizes].
+    # What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
     ratio: Mapping[MpiAlgorithm, Floats]
-    ranks_per_host: int = 1
+    ranks_per_host: int = 1  # On each host of the cluster.
 
     @staticmethod
     def of(

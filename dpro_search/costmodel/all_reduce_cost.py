@@ -13,65 +13,39 @@ on a core come to wait for it alone. Where the time that cores are used was meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Algorithm, Counts, Points, counts
 from dpro_search.costmodel.shared_cores import queued_us
-from dpro_search.errors import InputError
 
 
 class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted constants of one algorithm on one network.
-
-    Attributes
-    ----------
-    overhead_us
-        Of a call, whatever the ranks.
-    message_us
-        Of each message that follows another.
-    wire_factor
-        Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
-    move_us_per_byte, add_us_per_byte
-        Of the processors, for each byte that the busiest core moves and sums.
-    exposed
-        Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
-    turn_us
-        Of each message, for each further rank or server on its core.
-    crowding
-        Further time on a limited link, as a part of it, where ranks share cores: one without the core does not empty its sockets,
-        so that the other direction of an exchange waits.
-    burst_bytes
-        That a limited link accumulates while it is idle; 0: none, idle time is lost.
-    buffer_bytes
-        That a message may have before ranks which share a core crowd: what sockets hold.
-    rested
-        Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
-    call_busy_us, message_busy_us, byte_busy_us
-        What a rank uses its core for a call, for each message, and for each byte moved; 0: it was not measured.
-    ranks_per_host
-        That the constants are of: they stand for no other number.
-    """
+    """Fitted constants of one algorithm on one network."""
 
     algorithm: Algorithm
-    overhead_us: float
-    message_us: float
-    wire_factor: float
+    overhead_us: float  # Of a call, whatever the ranks.
+    message_us: float  # Of each message that follows another.
+    wire_factor: float  # Time on a limited link over that of the bare bytes: headers, acknowledgements, pauses.
+    # move_us_per_byte, add_us_per_byte: Of the processors, for each byte that the busiest core moves and sums.
     move_us_per_byte: float
     add_us_per_byte: float
-    exposed: float
-    turn_us: float = 0.0
+    exposed: float  # Part of the shorter of both, link and processors, that is not hidden behind the longer, from 0 to 1.
+    turn_us: float = 0.0  # Of each message, for each further rank or server on its core.
+    # Further time on a limited link, as a part of it, where ranks share cores: one without the core does not empty its sockets, so
+    # that the other direction of an exchange waits.
     crowding: float = 0.0
-    burst_bytes: float = 0.0
-    buffer_bytes: float = 0.0
+    burst_bytes: float = 0.0  # That a limited link accumulates while it is idle; 0: none, idle time is lost.
+    buffer_bytes: float = 0.0  # That a message may have before ranks which share a core crowd: what sockets hold.
+    # Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
     rested: float = 0.0
+    # call_busy_us, message_busy_us, byte_busy_us: What a rank uses its core for a call, for each message, and for each byte moved;
+    # 0: it was not measured.
     call_busy_us: float = 0.0
     message_busy_us: float = 0.0
     byte_busy_us: float = 0.0
-    ranks_per_host: int = 1
+    ranks_per_host: int = 1  # That the constants are of: they stand for no other number.
 
     def counted(self, points: Points) -> Counts:
         """What the algorithm does in each all-reduce."""
@@ -109,16 +83,6 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
             wire_us = np.maximum(wire_us - rested_us, 0.0)
         found: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
         return np.maximum(found, self.busy_us(points))
-
-
-def cheapest(costs: Mapping[str, AllReduceCost], points: Points) -> tuple[list[str], Floats]:
-    """The algorithm that is predicted fastest at each point, and its time: (names [points], us [points])."""
-    if not costs:
-        raise InputError("no algorithm to choose from")
-    names = list(costs)
-    times = np.stack([costs[name].predict(points) for name in names])
-    winner = times.argmin(axis=0)
-    return [names[number] for number in winner.tolist()], times.min(axis=0)
 
 
 def core_uses(counted: Counts, points: Points) -> Floats:

@@ -24,7 +24,7 @@ _MOST_TRIES = 100
 
 
 def fit_all_reduce(
-    algorithm: Algorithm,
+    algorithms: Sequence[Algorithm],
     points: Points,
     duration_us: Floats,
     busy_us: Floats | None = None,
@@ -33,6 +33,8 @@ def fit_all_reduce(
     ranks_per_host: int = 1,
 ) -> AllReduceCost:
     """Fit the constants of an algorithm to measured points: robust least squares of the relative error.
+
+    Of several algorithms it is the one that fits best: for a library that does not report which one it uses.
 
     A byte added up costs a fixed part of a byte moved where the counts of both go together in all points (ring); the prediction
     does not depend on how the sum is divided.
@@ -51,24 +53,8 @@ def fit_all_reduce(
     InputError
         There are too few points, or a duration that is no positive number.
     """
-    return _fitted(algorithm, points, duration_us, busy_us, meets, ranks_per_host)[0]
-
-
-def fit_best(
-    algorithms: Sequence[Algorithm],
-    points: Points,
-    duration_us: Floats,
-    busy_us: Floats | None = None,
-    *,
-    meets: bool = False,
-    ranks_per_host: int = 1,
-) -> AllReduceCost:
-    """The best fit of several algorithms: for a library that does not report which one it uses.
-
-    Parameters and errors as of `fit_all_reduce`.
-    """
     if len(np.unique(points.ranks)) == 1:  # all formulas are alike: the constants take up what differs
-        return fit_all_reduce(algorithms[0], points, duration_us, busy_us, meets=meets, ranks_per_host=ranks_per_host)
+        algorithms = algorithms[:1]
     fits = (_fitted(algorithm, points, duration_us, busy_us, meets, ranks_per_host) for algorithm in algorithms)
     return min(fits, key=lambda found: found[1])[0]
 

@@ -37,25 +37,14 @@ class Algorithm(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an algorithm does, arrays of one shape; bytes are for each byte of the tensor.
+    """What an algorithm does, arrays of one shape; bytes are for each byte of the tensor."""
 
-    Attributes
-    ----------
-    messages
-        One after the other.
-    wire
-        Bytes on the busiest link.
-    moved, added
-        Bytes that the busiest core moves and sums.
-    turns
-        Further ranks and servers on that core.
-    """
-
-    messages: Floats
-    wire: Floats
+    messages: Floats  # One after the other.
+    wire: Floats  # Bytes on the busiest link.
+    # moved, added: Bytes that the busiest core moves and sums.
     moved: Floats
     added: Floats
-    turns: Floats
+    turns: Floats  # Further ranks and servers on that core.
 
 
 def counts(
@@ -185,24 +174,15 @@ _MESSAGES: dict[Algorithm, Callable[[int], Iterator[list[_Message]]]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Measured or wanted all-reduces, all arrays of [points].
+    """Measured or wanted all-reduces, all arrays of [points]."""
 
-    Attributes
-    ----------
-    size_bytes, ranks
-        Tensor and ranks.
-    link_bytes_per_us
-        What a rank's link carries in each direction; infinite where nothing limits it but the processors.
-    servers
-        Of a parameter server; 1 for all else.
-    cores
-        That all ranks and servers share; infinite where each has its own.
-    """
-
+    # size_bytes, ranks: Tensor and ranks.
     size_bytes: Floats
     ranks: Floats
+    # What a rank's link carries in each direction; infinite where nothing limits it but the processors.
     link_bytes_per_us: Floats = field(default_factory=lambda: np.array(np.inf))
-    servers: Floats = field(default_factory=lambda: np.array(1.0))
+    servers: Floats = field(default_factory=lambda: np.array(1.0))  # Of a parameter server; 1 for all else.
+    # That all ranks and servers share; infinite where each has its own.
     cores: Floats = field(default_factory=lambda: np.array(np.inf))
 
     def __post_init__(self) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost
-from dpro_search.costmodel.all_reduce_fit import fit_best
+from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
 from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
 from dpro_search.costmodel.communication_residual import FASTEST, Residual
-from dpro_search.costmodel.learned.regressor import Origin, conformal_quantile
+from dpro_search.costmodel.intervals import Durations, conformal_quantile
 from dpro_search.errors import InputError
 
 _FEWEST, _MOST = 4, 1000  # points that a formula needs, and that its constants are fitted to
@@ -47,16 +47,6 @@ class Range:
     def nearest(self, points: Points) -> Points:
         """The points, each moved into the range."""
         return Points.of_matrix(np.clip(points.matrix(), self.low, self.high))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduceTimes:
-    """Predicted durations of n all-reduces, us, with their intervals and origins."""
-
-    us: Floats
-    low_us: Floats
-    high_us: Floats
-    origin: Ints  # Origin
 
 
 class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -151,7 +141,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Durations, us, [n]; also of all-reduces outside what was measured."""
         return corrected_us(self.cost_, self.residual_, Points.of_matrix(X))
 
-    def predict_interval(self, X: Floats, coverage: float = 0.9) -> AllReduceTimes:  # noqa: N803
+    def predict_interval(self, X: Floats, coverage: float = 0.9) -> Durations:  # noqa: N803
         """Durations with intervals that hold the true one with the given probability.
 
         Raises
@@ -166,10 +156,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         us = corrected_us(self.cost_, self.residual_, points)
         near = conformal_quantile(self.scores_, coverage) * (1 + distance)
         half = np.maximum(near, self._carried_too_far(points, distance, coverage))
-        refused = distance > _REFUSED
-        origin = np.where(refused, Origin.REFUSED, np.where(distance > 0, Origin.EXTRAPOLATED, Origin.INTERPOLATED))
-        values = [np.where(refused, np.nan, column) for column in (us, us * np.exp(-half), us * np.exp(half))]
-        return AllReduceTimes(us=values[0], low_us=values[1], high_us=values[2], origin=origin.astype(np.int64))
+        return Durations.of(us, half, outside=distance > 0, refused=distance > _REFUSED)
 
     def _distance(self, points: Points) -> Floats:
         """How far the formula has to carry: octaves between a point's time and that of the nearest measured one, [n]."""
@@ -197,7 +184,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self, points: Points, y: Floats, busy: Floats) -> tuple[AllReduceCost, Residual | None]:
         few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
-        cost = fit_best(
+        cost = fit_all_reduce(
             self.algorithms, points.select(few), y[few], busy[few], meets=self.meets, ranks_per_host=self.ranks_per_host
         )
         taken = points.ranks > 1  # one rank takes no time

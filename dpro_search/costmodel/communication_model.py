@@ -20,11 +20,11 @@ from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost
 from dpro_search.costmodel.collectives import POINT_COLUMNS, Points
-from dpro_search.costmodel.communication import AllReduceRegressor, AllReduceTimes, Range
+from dpro_search.costmodel.communication import AllReduceRegressor, Range
 from dpro_search.costmodel.communication_points import Series
 from dpro_search.costmodel.communication_residual import Residual, ResidualData
+from dpro_search.costmodel.intervals import Durations, conformal_quantile
 from dpro_search.costmodel.learned.files import read_info
-from dpro_search.costmodel.learned.regressor import conformal_quantile
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
@@ -34,39 +34,24 @@ _HALVES = 2  # of the left-out points, which calibrate each other's intervals
 
 
 class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend and algorithm: constants, scores on sizes left out of the fit, and what was measured.
-
-    Attributes
-    ----------
-    mape_pct, formula_mape_pct
-        Mean error on left-out sizes, of all and of the formula alone; None: there were too few.
-    coverage
-        Share of left-out points inside the 90 % interval, whose width comes from the others.
-    spread_pct
-        Median distance of repeated measurements, to compare with; None: not known.
-    low, high
-        Of every column of `POINT_COLUMNS`; infinite ones are None.
-    residuals
-        Sorted errors of the logarithm, which give the intervals.
-    carried
-        Likewise for each octave of ranks or rate beyond what was measured, by the name of the column.
-    residual
-        What the formula is wrong by; None: there were too few points to learn it.
-    """
+    """One backend and algorithm: constants, scores on sizes left out of the fit, and what was measured."""
 
     name: str
     rows: int
     sizes: int
     cost: AllReduceCost
+    # mape_pct, formula_mape_pct: Mean error on left-out sizes, of all and of the formula alone; None: there were too few.
     mape_pct: float | None
     formula_mape_pct: float | None
-    coverage: float | None
-    spread_pct: float | None
+    coverage: float | None  # Share of left-out points inside the 90 % interval, whose width comes from the others.
+    spread_pct: float | None  # Median distance of repeated measurements, to compare with; None: not known.
+    # low, high: Of every column of `POINT_COLUMNS`; infinite ones are None.
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
-    residuals: tuple[float, ...]
+    residuals: tuple[float, ...]  # Sorted errors of the logarithm, which give the intervals.
+    # Likewise for each octave of ranks or rate beyond what was measured, by the name of the column.
     carried: dict[str, tuple[float, ...]] = {}
-    residual: ResidualData | None = None
+    residual: ResidualData | None = None  # What the formula is wrong by; None: there were too few points to learn it.
 
 
 class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +100,7 @@ class CommunicationModel:
         )
         return CommunicationModel(info=info, regressors=regressors)
 
-    def predict(self, name: str, points: Points) -> AllReduceTimes:
+    def predict(self, name: str, points: Points) -> Durations:
         """Durations of all-reduces of a series, with 90 % intervals where left-out sizes show how wide they are.
 
         Raises

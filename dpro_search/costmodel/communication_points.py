@@ -41,32 +41,18 @@ _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Measured all-reduces of one backend and algorithm.
-
-    Attributes
-    ----------
-    algorithms
-        What it may be doing.
-    points, duration_us
-        [n] each.
-    spread_pct
-        What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
-    busy_us
-        How long the busiest core was used in each, [n]; NaN: not known.
-    meets
-        Whether ranks met before each call, so that their links had rested.
-    ranks_per_host
-        Of all of them.
-    """
+    """Measured all-reduces of one backend and algorithm."""
 
     name: str
-    algorithms: tuple[Algorithm, ...]
+    algorithms: tuple[Algorithm, ...]  # What it may be doing.
+    # points, duration_us: [n] each.
     points: Points
     duration_us: Floats
-    spread_pct: Floats
+    spread_pct: Floats  # What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
+    # How long the busiest core was used in each, [n]; NaN: not known.
     busy_us: Floats = field(default_factory=lambda: np.array(np.nan))
-    meets: bool = False
-    ranks_per_host: int = 1
+    meets: bool = False  # Whether ranks met before each call, so that their links had rested.
+    ranks_per_host: int = 1  # Of all of them.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "busy_us", np.broadcast_to(self.busy_us, self.duration_us.shape))

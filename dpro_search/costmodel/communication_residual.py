@@ -26,21 +26,11 @@ _LARGEST = 64.0  # of any input, an octave of size, ranks, rate or servers
 
 
 class ResidualData(msgspec.Struct, frozen=True, kw_only=True):
-    """A learned residual as it is kept.
+    """A learned residual as it is kept."""
 
-    Attributes
-    ----------
-    inputs
-        Octaves of size, ranks, rate and servers of each point, [n][4].
-    values
-        log(measured / formula), [n].
-    constants
-        Of the kernel, as logarithms: variance, reach along each input, noise.
-    """
-
-    inputs: tuple[tuple[float, float, float, float], ...]
-    values: tuple[float, ...]
-    constants: tuple[float, ...]
+    inputs: tuple[tuple[float, float, float, float], ...]  # Octaves of size, ranks, rate and servers of each point, [n][4].
+    values: tuple[float, ...]  # log(measured / formula), [n].
+    constants: tuple[float, ...]  # Of the kernel, as logarithms: variance, reach along each input, noise.
 
 
 @dataclass(frozen=True, eq=False)

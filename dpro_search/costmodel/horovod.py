@@ -35,52 +35,36 @@ _LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know
 
 @dataclass(frozen=True, kw_only=True)
 class CommCosts:
-    """Terms for one cluster. "busy": a rank's compute thread runs meanwhile; "tail": all compute threads have ended.
+    """Terms for one cluster. "busy": a rank's compute thread runs meanwhile; "tail": all compute threads have ended."""
 
-    Attributes
-    ----------
-    alpha_busy_us, alpha_more_us, alpha_tail_us
-        Fixed time of an all-reduce: of a few bytes on busy ranks; what a large one takes more there; of any size in the tail.
-    dispatch_us
-        Between two collectives of one cycle, beside the copies: callbacks, and the next one's preparation.
-    beta_busy_us, beta_tail_us
-        Time per byte of the tensor.
-    negotiate_busy_us, negotiate_idle_us
-        From a cycle's start to the end of its negotiation, while a rank computes anything and while none does: a sample per
-        recorded cycle.
-    copy_in_us, copy_out_us
-        Copies around a transfer, per byte; a collective of one tensor has a plain copy as well.
-    cpu_us
-        Core time of a transfer, per byte, on each rank.
-    cycle_cpu_us, collective_cpu_us
-        Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
-    poll_share
-        Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
-    burst_us
-        Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where the recording's links were not
-        shaped, for only token buckets have a burst (and for MPI, whose pauses are in the wire times).
-    wire_times_busy, wire_times_tail
-        Wire times that a transfer of MPI takes on a limited link: 1 if full-duplex, 2 if half-duplex.
-    residual_pct
-        Standard deviation of measured over fitted duration of a step's transfers.
-    """
-
+    # alpha_busy_us, alpha_more_us, alpha_tail_us: Fixed time of an all-reduce: of a few bytes on busy ranks; what a large one takes
+    # more there; of any size in the tail.
     alpha_busy_us: float
     alpha_more_us: float
     alpha_tail_us: float
-    dispatch_us: float
+    dispatch_us: float  # Between two collectives of one cycle, beside the copies: callbacks, and the next one's preparation.
+    # beta_busy_us, beta_tail_us: Time per byte of the tensor.
     beta_busy_us: float
     beta_tail_us: float
+    # negotiate_busy_us, negotiate_idle_us: From a cycle's start to the end of its negotiation, while a rank computes anything and
+    # while none does: a sample per recorded cycle.
     negotiate_busy_us: Floats
     negotiate_idle_us: Floats
+    # copy_in_us, copy_out_us: Copies around a transfer, per byte; a collective of one tensor has a plain copy as well.
     copy_in_us: float
     copy_out_us: float
-    cpu_us: float
+    cpu_us: float  # Core time of a transfer, per byte, on each rank.
+    # cycle_cpu_us, collective_cpu_us: Core time of a cycle, and of an all-reduce beside its bytes, on each rank.
     cycle_cpu_us: float
     collective_cpu_us: float
-    residual_pct: float
+    residual_pct: float  # Standard deviation of measured over fitted duration of a step's transfers.
+    # Share of a computing rank's core that waiting for messages and for other ranks takes; 0 where waiting sleeps.
     poll_share: float = 0.0
+    # Time by which a link that has rested for as long, or longer, is ahead of its rate; 0 where the recording's links were not
+    # shaped, for only token buckets have a burst (and for MPI, whose pauses are in the wire times).
     burst_us: float = 0.0
+    # wire_times_busy, wire_times_tail: Wire times that a transfer of MPI takes on a limited link: 1 if full-duplex, 2 if
+    # half-duplex.
     wire_times_busy: float = 1.0
     wire_times_tail: float = 1.0
 

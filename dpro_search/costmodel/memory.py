@@ -29,56 +29,28 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPeak:
-    """The most that a step's tensors take at a time, and what it consists of.
+    """The most that a step's tensors take at a time, and what it consists of."""
 
-    Attributes
-    ----------
-    bytes
-        The sum of the other numbers.
-    persistent_bytes
-        Parameters, optimizer state, the batch, the fusion buffer, sums of accumulated gradients.
-    activation_bytes
-        Buffers that grow with the batch.
-    gradient_bytes
-        Buffers that do not: gradients of parameters, temporaries of updates.
-    workspace_bytes
-        What ops take while they run.
-    op
-        An op that runs then; "" if none does.
-    """
-
-    bytes: float
-    persistent_bytes: float
-    activation_bytes: float
-    gradient_bytes: float
-    workspace_bytes: float
-    op: str
+    bytes: float  # The sum of the other numbers.
+    persistent_bytes: float  # Parameters, optimizer state, the batch, the fusion buffer, sums of accumulated gradients.
+    activation_bytes: float  # Buffers that grow with the batch.
+    gradient_bytes: float  # Buffers that do not: gradients of parameters, temporaries of updates.
+    workspace_bytes: float  # What ops take while they run.
+    op: str  # An op that runs then; "" if none does.
 
 
 class Changes(TypedDict, total=False):
-    """What plans, and other jobs, change of a step's memory.
+    """What plans, and other jobs, change of a step's memory."""
 
-    Attributes
-    ----------
-    recomputed
-        Names of forward ops whose results are dropped after the last forward op that reads them, and computed again for the first
-        backward op that does. A buffer that another op writes as well, in place, is dropped if that one is named, too.
-    micro_batches
-        The batch is computed in so many parts; gradients are summed up beside them.
-    bfloat16
-        Names of ops that compute in bfloat16: their results take half, and a tensor that crosses the border has a copy in the
-        other type from the first to the last op that reads it there. Parameters stay in float32.
-    batch_factor
-        Batch over the recorded one.
-    fusion_buffer_bytes
-        Taken by the communication library from the framework's allocator.
-    """
-
+    # Names of forward ops whose results are dropped after the last forward op that reads them, and computed again for the first
+    # backward op that does. A buffer that another op writes as well, in place, is dropped if that one is named, too.
     recomputed: Collection[str]
-    micro_batches: int
+    micro_batches: int  # The batch is computed in so many parts; gradients are summed up beside them.
+    # Names of ops that compute in bfloat16: their results take half, and a tensor that crosses the border has a copy in the other
+    # type from the first to the last op that reads it there. Parameters stay in float32.
     bfloat16: Collection[str]
-    batch_factor: float
-    fusion_buffer_bytes: float
+    batch_factor: float  # Batch over the recorded one.
+    fusion_buffer_bytes: float  # Taken by the communication library from the framework's allocator.
 
 
 def peak_bytes(step: StepMemory, *, smallest_bytes: float = 0.0, **changes: Unpack[Changes]) -> MemoryPeak:

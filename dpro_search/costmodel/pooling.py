@@ -26,22 +26,13 @@ _LEAST_VARIANCE = 0.03**2
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled:
-    """One more member of a group, as far as it is known.
+    """One more member of a group, as far as it is known."""
 
-    Attributes
-    ----------
-    centre
-        What is expected of it.
-    mean_variance, member_variance
-        How uncertain the group's mean is, and how members differ from that.
-    degrees
-        Of freedom that these variances have.
-    """
-
-    centre: float
+    centre: float  # What is expected of it.
+    # mean_variance, member_variance: How uncertain the group's mean is, and how members differ from that.
     mean_variance: float
     member_variance: float
-    degrees: float
+    degrees: float  # Of freedom that these variances have.
 
     def half_width(self, coverage: float) -> float:
         """Half the interval that holds one more member in that share of all cases."""

@@ -27,18 +27,10 @@ _ALIASED_BYTES = 4096  # rows that are multiples of it compete for the same line
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankBuckets:
-    """Buckets under the hook.
+    """Buckets under the hook."""
 
-    Attributes
-    ----------
-    sent_bytes
-        Of the three all-reduces of each bucket: what is not compressed, Ps, and Qs, [buckets, 3].
-    stages_us
-        Core time of the compute before each of them, and after the last, [buckets, 4].
-    """
-
-    sent_bytes: Floats
-    stages_us: Floats
+    sent_bytes: Floats  # Of the three all-reduces of each bucket: what is not compressed, Ps, and Qs, [buckets, 3].
+    stages_us: Floats  # Core time of the compute before each of them, and after the last, [buckets, 4].
 
 
 def low_rank(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> LowRankBuckets:

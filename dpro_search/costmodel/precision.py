@@ -135,27 +135,15 @@ class SizeEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionModel:
-    """Ratios of ops, and what casts take.
+    """Ratios of ops, and what casts take."""
 
-    Attributes
-    ----------
-    machine
-        Where they were measured; they hold for no other processor.
-    logarithms
-        Of the ratios of types, kinds and families, at the family's usual time.
-    sizes
-        What an op's time does to its ratio, by family.
-    call_us, element_us
-        A cast, and each of its elements.
-    cast_share
-        Time of casts in mixed bfloat16 over the float32 time of the ops that changed, on average: where sizes are not known.
-    """
-
-    machine: str
-    logarithms: Pools
-    sizes: Mapping[str, SizeEffect]
+    machine: str  # Where they were measured; they hold for no other processor.
+    logarithms: Pools  # Of the ratios of types, kinds and families, at the family's usual time.
+    sizes: Mapping[str, SizeEffect]  # What an op's time does to its ratio, by family.
+    # call_us, element_us: A cast, and each of its elements.
     call_us: float = 0.0
     element_us: float = 0.0
+    # Time of casts in mixed bfloat16 over the float32 time of the ops that changed, on average: where sizes are not known.
     cast_share: float = 0.0
 
     @staticmethod
@@ -207,35 +195,22 @@ class PrecisionModel:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionScore:
-    """A model predicted from all others.
-
-    Attributes
-    ----------
-    float32_us, bfloat16_us, predicted_us
-        Its ops in both precisions, and as predicted in bfloat16; what the plan casts is known.
-    interval_us
-        Of the prediction; ratios of kinds are taken for independent of each other.
-    error_pct
-        Of the prediction.
-    casts_us, predicted_casts_us
-        Its casts.
-    inside, kinds
-        How many of its kinds of ops have a ratio inside the interval, of how many.
-    known
-        Share of the float32 time of its changed ops that is of kinds which the others have.
-    """
+    """A model predicted from all others."""
 
     workload: str
+    # float32_us, bfloat16_us, predicted_us: Its ops in both precisions, and as predicted in bfloat16; what the plan casts is known.
     float32_us: float
     bfloat16_us: float
     predicted_us: float
-    interval_us: tuple[float, float]
-    error_pct: float
+    interval_us: tuple[float, float]  # Of the prediction; ratios of kinds are taken for independent of each other.
+    error_pct: float  # Of the prediction.
+    # casts_us, predicted_casts_us: Its casts.
     casts_us: float
     predicted_casts_us: float
+    # inside, kinds: How many of its kinds of ops have a ratio inside the interval, of how many.
     inside: int
     kinds: int
-    known: float
+    known: float  # Share of the float32 time of its changed ops that is of kinds which the others have.
 
 
 def named_model(table: Path | None, framework: Literal["tensorflow", "torch"]) -> PrecisionModel:

@@ -9,19 +9,11 @@ from dpro_search.collect.trace import EventKind, Trace
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's punctuality over the collectives of the profiled steps.
-
-    Attributes
-    ----------
-    last_pct
-        Collectives for which this rank came last.
-    waited_us
-        Time between this rank's enqueue and the last rank's, mean per collective: waiting that is not transfer.
-    """
+    """One rank's punctuality over the collectives of the profiled steps."""
 
     rank: int
-    last_pct: float
-    waited_us: float
+    last_pct: float  # Collectives for which this rank came last.
+    waited_us: float  # Time between this rank's enqueue and the last rank's, mean per collective: waiting that is not transfer.
 
 
 def arrivals(trace: Trace) -> tuple[Arrival, ...]:

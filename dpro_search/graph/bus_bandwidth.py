@@ -21,26 +21,15 @@ _FAR_BELOW = 0.5  # of the median of the other groups
 
 
 class GroupSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one kind among the same ranks.
+    """Collectives of one kind among the same ranks."""
 
-    Attributes
-    ----------
-    collective
-        Its kind: allreduce, alltoall...; where that is unknown, the name of its events.
-    ranks
-        Of the group, in order.
-    count, bytes_per_step, time_us
-        Collectives in all steps; bytes and transfer time per step.
-    bus_bps
-        Bus bandwidth, bits a second, all transfers together.
-    """
-
-    collective: str
-    ranks: tuple[int, ...]
+    collective: str  # Its kind: allreduce, alltoall...; where that is unknown, the name of its events.
+    ranks: tuple[int, ...]  # Of the group, in order.
+    # count, bytes_per_step, time_us: Collectives in all steps; bytes and transfer time per step.
     count: int
     bytes_per_step: float
     time_us: float
-    bus_bps: float
+    bus_bps: float  # Bus bandwidth, bits a second, all transfers together.
 
 
 def group_speeds(trace: Trace) -> tuple[GroupSpeed, ...]:

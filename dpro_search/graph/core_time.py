@@ -33,25 +33,14 @@ class ShareProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """Core time within one step of one rank.
+    """Core time within one step of one rank."""
 
-    Attributes
-    ----------
-    work_us
-        Of every op, [ops].
-    edge_us, main_us
-        Core time that the ops marked as main used up to each instant: a piecewise linear function.
-    main_end_us
-        End of the last main op.
-    concurrency
-        Executor threads that were busy while main ops ran, mean over core time.
-    """
-
-    work_us: Floats
+    work_us: Floats  # Of every op, [ops].
+    # edge_us, main_us: Core time that the ops marked as main used up to each instant: a piecewise linear function.
     edge_us: Floats
     main_us: Floats
-    main_end_us: float
-    concurrency: float
+    main_end_us: float  # End of the last main op.
+    concurrency: float  # Executor threads that were busy while main ops ran, mean over core time.
 
     def main_until_us(self, time_us: Floats) -> Floats:
         """Main core time used up to each instant."""

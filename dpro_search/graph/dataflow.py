@@ -39,43 +39,21 @@ class OpKind(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Work that a rank can do once some tensors are back: their updates.
+    """Work that a rank can do once some tensors are back: their updates."""
 
-    Attributes
-    ----------
-    tensors
-        Indices of the tensors waited for.
-    work_us
-        Core time, a sample per traced step, [steps].
-    """
-
-    tensors: tuple[int, ...]
-    work_us: Floats
+    tensors: tuple[int, ...]  # Indices of the tensors waited for.
+    work_us: Floats  # Core time, a sample per traced step, [steps].
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """A rank's compute in one step; every array has a sample per traced step, in the same order on all ranks.
+    """A rank's compute in one step; every array has a sample per traced step, in the same order on all ranks."""
 
-    Attributes
-    ----------
-    post_us
-        Main core time used up when each tensor is enqueued, [steps, tensors].
-    main_us
-        Core time of the whole compute thread, [steps].
-    releases
-        What becomes possible when communication ends.
-    host_us
-        From the end of a step's call to the start of the next, [steps]: the training script between two steps.
-    concurrency
-        Executor threads busy at a time while the compute thread runs.
-    """
-
-    post_us: Floats
-    main_us: Floats
-    releases: tuple[Release, ...]
-    host_us: Floats
-    concurrency: float
+    post_us: Floats  # Main core time used up when each tensor is enqueued, [steps, tensors].
+    main_us: Floats  # Core time of the whole compute thread, [steps].
+    releases: tuple[Release, ...]  # What becomes possible when communication ends.
+    host_us: Floats  # From the end of a step's call to the start of the next, [steps]: the training script between two steps.
+    concurrency: float  # Executor threads busy at a time while the compute thread runs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,47 +67,28 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class DataflowGraph:
-    """One job's training step.
+    """One job's training step."""
 
-    Attributes
-    ----------
-    op_name, op_type
-        Of every op, [ops]; identity of an op is ``name@rank``.
-    op_rank, op_kind
-        Rank and `OpKind`, [ops].
-    op_work_us
-        Core time, a sample per traced step, [steps, ops]; 0 for COMM, whose cost depends on the plan.
-    pred_ptr, pred_idx
-        Dependencies in CSR form: op i needs ``pred_idx[pred_ptr[i] : pred_ptr[i + 1]]``; a tensor's COMM op needs its producers on
-        all ranks.
-    tensors, placements
-        The communicated tensors, in the order in which they are enqueued.
-    profiles
-        One per rank.
-    steps
-        Index in the trace of each sample's step, [steps].
-    unplaced
-        What the trace has but the graph does not, with the reason.
-    nodes
-        Rank 0's graph as it was executed, with the types of its tensors if they were recorded.
-    memory
-        Buffers of rank 0's step, in the order of the recorded step that takes the most; None if the types of its tensors were not
-        recorded.
-    """
-
+    # op_name, op_type: Of every op, [ops]; identity of an op is ``name@rank``.
     op_name: tuple[str, ...]
     op_type: tuple[str, ...]
+    # op_rank, op_kind: Rank and `OpKind`, [ops].
     op_rank: Ints
     op_kind: Ints
-    op_work_us: Floats
+    op_work_us: Floats  # Core time, a sample per traced step, [steps, ops]; 0 for COMM, whose cost depends on the plan.
+    # pred_ptr, pred_idx: Dependencies in CSR form: op i needs ``pred_idx[pred_ptr[i] : pred_ptr[i + 1]]``; a tensor's COMM op needs
+    # its producers on all ranks.
     pred_ptr: Ints
     pred_idx: Ints
+    # tensors, placements: The communicated tensors, in the order in which they are enqueued.
     tensors: tuple[TensorInfo, ...]
     placements: tuple[Placement, ...]
-    profiles: tuple[RankProfile, ...]
-    steps: Ints
-    unplaced: Mapping[str, str]
-    nodes: NodeGraph | None = None
+    profiles: tuple[RankProfile, ...]  # One per rank.
+    steps: Ints  # Index in the trace of each sample's step, [steps].
+    unplaced: Mapping[str, str]  # What the trace has but the graph does not, with the reason.
+    nodes: NodeGraph | None = None  # Rank 0's graph as it was executed, with the types of its tensors if they were recorded.
+    # Buffers of rank 0's step, in the order of the recorded step that takes the most; None if the types of its tensors were not
+    # recorded.
     memory: StepMemory | None = None
 
     @property

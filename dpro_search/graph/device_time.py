@@ -24,15 +24,7 @@ _COMMUNICATION = (EventKind.COLLECTIVE,)
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rank, in us, mean over the steps: parts of the step that add up to it.
-
-    Attributes
-    ----------
-    host_bound_us
-        Part of `idle_us`.
-    overlapped_pct
-        Share of the transfers' time during which the rank also computed; None where nothing was transferred.
-    """
+    """Of one rank, in us, mean over the steps: parts of the step that add up to it."""
 
     rank: int
     step_us: float
@@ -40,27 +32,18 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     exposed_communication_us: float
     waiting_for_ranks_us: float
     idle_us: float
-    host_bound_us: float
+    host_bound_us: float  # Part of `idle_us`.
+    # Share of the transfers' time during which the rank also computed; None where nothing was transferred.
     overlapped_pct: float | None
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank over the collectives that all their ranks were seen to enqueue.
-
-    Attributes
-    ----------
-    last_pct
-        Collectives for which this rank came last.
-    cost_us
-        Time that the others lost by it in a step: from the last but one enqueue to this rank's, where it was last.
-    waited_us
-        Time that this rank waited for others, per step.
-    """
+    """One rank over the collectives that all their ranks were seen to enqueue."""
 
     rank: int
-    last_pct: float
-    cost_us: float
-    waited_us: float
+    last_pct: float  # Collectives for which this rank came last.
+    cost_us: float  # Time that the others lost by it in a step: from the last but one enqueue to this rank's, where it was last.
+    waited_us: float  # Time that this rank waited for others, per step.
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,7 @@ class FsdpGraph(MainThreadGraph):
 
 
 def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_profiler: bool = False) -> FsdpGraph:
-    """The graph of a job, with costs from the given profiled steps (all of them if None).
-
-    Parameters
-    ----------
-    with_profiler
-        Keep what profiling added: for comparisons with profiled steps.
+    """The graph of a job from the given profiled steps, as `build_ddp_graph` makes it.
 
     Raises
     ------

@@ -25,24 +25,12 @@ _PLAUSIBLE = (0.6, 1.3)  # counted over passed core time of a step
 
 @dataclass(frozen=True, kw_only=True)
 class MainThreadGraph:
-    """What the graphs of all PyTorch jobs on CPU ranks have in common; times are core time of a rank's main thread in us.
+    """What the graphs of all PyTorch jobs on CPU ranks have in common; times are core time of a rank's main thread in us."""
 
-    Attributes
-    ----------
-    tensors
-        Gradients, in an order that the kind of graph states.
-    after_us
-        Core time of the end of the step, up to the next one: optimizer and script, [samples, ranks].
-    steps
-        Index in the trace of each sample's step, [samples].
-    ops
-        Recorded ops of a step that the graph is made of.
-    """
-
-    tensors: tuple[TensorInfo, ...]
-    after_us: Floats
-    steps: Ints
-    ops: int
+    tensors: tuple[TensorInfo, ...]  # Gradients, in an order that the kind of graph states.
+    after_us: Floats  # Core time of the end of the step, up to the next one: optimizer and script, [samples, ranks].
+    steps: Ints  # Index in the trace of each sample's step, [samples].
+    ops: int  # Recorded ops of a step that the graph is made of.
 
     @property
     def ranks(self) -> int:

@@ -15,49 +15,37 @@ from dpro_search.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Buffers of one rank's step. An instant is a place in the order in which ops began and ended.
+    """Buffers of one rank's step. An instant is a place in the order in which ops began and ended."""
 
-    Attributes
-    ----------
-    op_name, begin, end, backward
-        Ops of the rank, the instants at which they began and ended (-1: did not run), and whether they wait for gradients, [ops].
-    workspace_bytes, workspace_scales
-        What an op takes only while it runs, and whether that grows with the batch, [ops].
-    size_bytes, scales, is_float32, persistent
-        Buffers: size, whether it grows with the batch, element type, whether it stays from step to step, [buffers].
-    writer_ptr, writer_op
-        Ops that write a buffer, the one that allocates it first; none if it is persistent. CSR.
-    use_buffer, use_op
-        (buffer, op that reads it), [uses].
-    assigned
-        Rows of (buffer, variable's buffer): the first takes the place of the second once its last use has ended, [assignments, 2].
-    gradient_bytes, first_post
-        Sizes of the communicated gradients, [tensors], and the instant at which the first of them is enqueued.
-    instants
-        How many there are.
-    batch
-        Samples of a step, by the shapes of its inputs; 0: not known, and nothing grows.
-    """
-
+    # op_name, begin, end, backward: Ops of the rank, the instants at which they began and ended (-1: did not run), and whether they
+    # wait for gradients, [ops].
     op_name: tuple[str, ...]
     begin: Ints
     end: Ints
     backward: npt.NDArray[np.bool_]
+    # workspace_bytes, workspace_scales: What an op takes only while it runs, and whether that grows with the batch, [ops].
     workspace_bytes: Floats
     workspace_scales: npt.NDArray[np.bool_]
+    # size_bytes, scales, is_float32, persistent: Buffers: size, whether it grows with the batch, element type, whether it stays
+    # from step to step, [buffers].
     size_bytes: Floats
     scales: npt.NDArray[np.bool_]
     is_float32: npt.NDArray[np.bool_]
     persistent: npt.NDArray[np.bool_]
+    # writer_ptr, writer_op: Ops that write a buffer, the one that allocates it first; none if it is persistent. CSR.
     writer_ptr: Ints
     writer_op: Ints
+    # use_buffer, use_op: (buffer, op that reads it), [uses].
     use_buffer: Ints
     use_op: Ints
+    # Rows of (buffer, variable's buffer): the first takes the place of the second once its last use has ended, [assignments, 2].
     assigned: Ints
+    # gradient_bytes, first_post: Sizes of the communicated gradients, [tensors], and the instant at which the first of them is
+    # enqueued.
     gradient_bytes: Floats
     first_post: int
-    instants: int
-    batch: int
+    instants: int  # How many there are.
+    batch: int  # Samples of a step, by the shapes of its inputs; 0: not known, and nothing grows.
 
     def mask(self, names: Collection[str], what: str) -> npt.NDArray[np.bool_]:
         """Which ops are named; raises `InputError`, naming the field `what`, if a name is not an op's."""

@@ -55,15 +55,7 @@ def kind_of(trace: Trace) -> Kind:
 
 
 def job_of(trace: Trace, options: PlanOptions | None = None) -> Job:
-    """The job of a trace.
-
-    Raises
-    ------
-    InputError
-        The options ask for what such a job does not have.
-    GraphError
-        The trace cannot be replayed.
-    """
+    """The job of a trace; raises what `Job.of` raises."""
     options = options or PlanOptions()
     return with_memory_limit(kind_of(trace).job(trace, options), options.memory_limit_bytes)
 

@@ -24,8 +24,9 @@ from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import differing_hosts
-from dpro_search.space.data_parallel import DataParallelJob, Network, RankStep, Ring, layered_step
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import Network, Ring
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace

@@ -3,10 +3,10 @@
 A kind of job is one module of this package (or a small package) with a constant ``KIND``, and one line in `kinds._names`:
 
     class MyKind(Kind):                          class MyJob(Job):
-        format = "my-format"                         space = PlanSpace(...)
-        title = "a job of mine"                      def _predict(self, plan): ...
-        def recognises(self, trace): ...             def timeline(self, plan): ...
-        def job(self, trace, options): ...           def diagnose(self): ...
+        title = "a job of mine"                      space = PlanSpace(...)
+        formats = ("my-format",)                     def of(cls, trace, options): ...
+        job_name = "my.package:MyJob"                def _predict(self, plan): ...
+        launcher_names = ("my.package:MINE",)        def diagnose(self): ...
 
 Settings that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
 
@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -61,29 +62,17 @@ _LOSSY = ("compression", "micro_batches")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What plans may do beyond communication.
+    """What plans may do beyond communication."""
 
-    Attributes
-    ----------
-    compute
-        Some of `COMPUTE`.
-    allow_lossy
-        Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
-    memory_limit_bytes
-        Plans that need more than that on a rank are infeasible; None: no limit.
-    cluster_model, precision_table
-        What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16 does to ops: a table of
-        `costmodel.precision`, which "precision" needs.
-    all_reduce_model
-        What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
-        choose among them. None: all-reduces are as recorded.
-    """
-
-    compute: frozenset[str] = frozenset()
-    allow_lossy: bool = False
-    memory_limit_bytes: int | None = None
+    compute: frozenset[str] = frozenset()  # Some of `COMPUTE`.
+    allow_lossy: bool = False  # Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
+    memory_limit_bytes: int | None = None  # Plans that need more than that on a rank are infeasible; None: no limit.
+    # cluster_model, precision_table: What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16
+    # does to ops: a table of `costmodel.precision`, which "precision" needs.
     cluster_model: Path | None = None
     precision_table: Path | None = None
+    # What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
+    # choose among them. None: all-reduces are as recorded.
     all_reduce_model: Path | None = None
 
     def __post_init__(self) -> None:
@@ -131,64 +120,42 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Recorded steps beside their own replay.
+    """Recorded steps beside their own replay."""
 
-    Attributes
-    ----------
-    measured_us
-        What was measured.
-    prediction
-        What was predicted of the same.
-    error_pct
-        Signed for one step; the mean of absolute errors for several.
-    more
-        Facts that the kind of job adds to the output of `replay`.
-    ops
-        How many ops were replayed.
-    seconds
-        How long that took.
-    """
-
-    measured_us: float
-    prediction: Prediction
-    error_pct: float
-    ops: int
-    seconds: float = 0.0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    measured_us: float  # What was measured.
+    prediction: Prediction  # What was predicted of the same.
+    error_pct: float  # Signed for one step; the mean of absolute errors for several.
+    ops: int  # How many ops were replayed.
+    seconds: float = 0.0  # How long that took.
+    more: Mapping[str, Any] = field(default_factory=dict)  # Facts that the kind of job adds to the output of `replay`.
 
 
 class Job(ABC):
-    """One job: predictions of its plans, and its diagnosis. Deterministic.
+    """One job: predictions of its plans, and its diagnosis. Deterministic."""
 
-    Attributes
-    ----------
-    title
-        What its kind is called: "a Horovod job".
-    trace
-        The recording that it comes from.
-    tensors
-        The communicated tensors, in the order in which they become ready.
-    recorded
-        Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
-    space
-        Which plans there are.
-    askable
-        Plan fields that text can set in a scenario, whether or not `space` has them now.
-    settings
-        What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
-    unplaced
-        Recorded ops that have no place in the graph, and why.
-    """
-
-    title: str
-    trace: Trace
-    tensors: tuple[TensorInfo, ...]
-    recorded: Any = None
-    space: PlanSpace
-    askable: tuple[str, ...] = ()
+    title: str  # What its kind is called: "a Horovod job".
+    trace: Trace  # The recording that it comes from.
+    tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.
+    recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
+    space: PlanSpace  # Which plans there are.
+    askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
+    # What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
     settings: ClassVar[tuple[str, ...]] = ()
-    unplaced: Mapping[str, str] = MappingProxyType({})
+    unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        """The job of a trace.
+
+        Raises
+        ------
+        InputError
+            The options ask for what such a job does not have.
+        GraphError
+            The trace cannot be replayed.
+        """
+        raise NotImplementedError
 
     @property
     def calibration(self) -> Calibration | None:
@@ -349,45 +316,34 @@ class Job(ABC):
         return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
 
 
-class Kind(ABC):
-    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan.
+class Kind:
+    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan."""
 
-    Attributes
-    ----------
-    title
-        "a Horovod job".
-    targets
-        What plans of such jobs can be exported to.
-    """
-
-    title: ClassVar[str]
-    targets: ClassVar[tuple[Target, ...]] = ()
+    title: ClassVar[str]  # "a Horovod job".
+    formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
+    targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
+    # job_name, launcher_names: Where `job_type` and `launchers` are, "module:name"; they are imported when they are first needed.
+    job_name: ClassVar[str]
+    launcher_names: ClassVar[tuple[str, ...]] = ()
 
     @property
-    @abstractmethod
     def job_type(self) -> type[Job]:
         """The class of its jobs."""
+        found: type[Job] = resolve_name(self.job_name)
+        return found
 
-    @abstractmethod
     def recognises(self, trace: Trace) -> bool:
         """Whether a trace is of such a job."""
+        return trace.meta.format in self.formats
 
-    @abstractmethod
     def job(self, trace: Trace, options: PlanOptions) -> Job:
-        """The job of a trace.
-
-        Raises
-        ------
-        InputError
-            The options ask for what such a job does not have.
-        GraphError
-            The trace cannot be replayed.
-        """
+        """The job of a trace; raises what `Job.of` raises."""
+        return self.job_type.of(trace, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:
         """What records and times such jobs; empty: they cannot be started here."""
-        return ()
+        return tuple(map(resolve_name, self.launcher_names))
 
     def servers(self, trace: Trace) -> Servers:
         """The parameter servers of a recorded job, which in a trace are ranks behind those that train."""

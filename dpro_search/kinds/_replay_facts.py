@@ -20,38 +20,21 @@ from dpro_search.space.scenario import Scenario
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """What is to be replayed, and what is to be written.
+    """What is to be replayed, and what is to be written."""
 
-    Attributes
-    ----------
-    plan
-        Changes of strategy, before `changes`.
-    cluster
-        What the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
-    changes
-        Changes as text, like ``cycle_time_us=5ms`` or ``compute=0.9`` (see `space.scenario`).
-    holdout_step, own_durations
-        Compare a profiled step with its prediction from the others; compare each with the replay of its own durations.
-    samples
-        Replay so many times with durations drawn anew.
-    perfetto, timeline
-        Files for ui.perfetto.dev and, as CSV, for tables.
-    options
-        Models that predictions depend on.
-    on_sample
-        Called after each sample.
-    """
-
-    plan: Plan = field(default_factory=Plan)
-    cluster: str | None = None
-    changes: tuple[str, ...] = ()
+    plan: Plan = field(default_factory=Plan)  # Changes of strategy, before `changes`.
+    cluster: str | None = None  # What the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
+    changes: tuple[str, ...] = ()  # Changes as text, like ``cycle_time_us=5ms`` or ``compute=0.9`` (see `space.scenario`).
+    # holdout_step, own_durations: Compare a profiled step with its prediction from the others; compare each with the replay of its
+    # own durations.
     holdout_step: int | None = None
     own_durations: bool = False
-    samples: int | None = None
+    samples: int | None = None  # Replay so many times with durations drawn anew.
+    # perfetto, timeline: Files for ui.perfetto.dev and, as CSV, for tables.
     perfetto: Path | None = None
     timeline: Path | None = None
-    options: PlanOptions = field(default_factory=PlanOptions)
-    on_sample: Callable[[], None] = lambda: None
+    options: PlanOptions = field(default_factory=PlanOptions)  # Models that predictions depend on.
+    on_sample: Callable[[], None] = lambda: None  # Called after each sample.
 
     @property
     def compares(self) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from dataclasses import replace
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,12 +22,11 @@ from dpro_search.collect.trace import EventKind, Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
-from dpro_search.kinds._facts import critical_table, gain_table, graph_change
+from dpro_search.kinds._base import Job, PlanOptions, refuse_compute
+from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._terms import link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
-from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import critical_path, path_shares
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
@@ -46,11 +46,6 @@ from dpro_search.space.scenario import SCALES, Scale
 from dpro_search.space.transformations import PlanSpace
 
 _Job = TypeVar("_Job", KvstoreJob, BytepsJob)
-WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
-PLACEMENTS = {
-    "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
-    "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
-}
 _SAMPLES, _ITERATIONS = 16, 10  # replays of a plan that is re-evaluated, and iterations of each
 _OPERATORS = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE)
 _Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
@@ -101,13 +96,28 @@ class StoreJob(Job, Generic[_Job]):
     def of_job(cls, job: _Job, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
         """Predictions of the plans of a job, with `allow_lossy` also of compressed gradients."""
 
+    @staticmethod
     @abstractmethod
+    def _under(plan: Plan, job: _Job) -> _Job:
+        """A job under a legal plan."""
+
+    @staticmethod
+    @abstractmethod
+    def _built(job: _Job) -> ReplayGraph:
+        """The graph of a job."""
+
+    @staticmethod
+    @abstractmethod
+    def _goodput(rate_bps: float | None) -> float | None:
+        """Payload on links of a rate, bytes per us; None: without limit."""
+
     def job(self, plan: Plan) -> _Job:
         """The job under a legal plan."""
+        return self._under(plan, self.recorded_job)
 
-    @abstractmethod
     def at_rate(self, rate_bps: float | None) -> Self:
         """Predictions on links of another rate; None: without limit."""
+        return self._with_job(replace(self.recorded_job, bytes_per_us=self._goodput(rate_bps)))
 
     @property
     def cost_spread(self) -> CostSpread:
@@ -225,10 +235,6 @@ class StoreJob(Job, Generic[_Job]):
             graph = question.apply(graph)
         return graph
 
-    @abstractmethod
-    def _built(self, job: _Job) -> ReplayGraph:
-        """The graph of a job."""
-
     def _predict(self, plan: Plan) -> Prediction:
         # Without the times of ops and the breakdown, which take longer than the replay.
         return self._price(*settled_us(self.graph(plan)), plan, {})
@@ -281,45 +287,3 @@ def recorded_servers(trace: Trace) -> Servers:
     """Parameter servers of a recorded job: ranks behind those that train, which enqueue no gradient."""
     workers = len(set(trace.events.rank[trace.events.kind == EventKind.COMM].tolist()))
     return Servers(trace.meta.ranks - workers, on_workers(workers, server_hosts(trace, workers)))
-
-
-def placement_question(plans: StoreJob[Any]) -> dict[str, Plan]:
-    """The other hosts for the servers, by what that is called; empty where links have no limit."""
-    if plans.recorded_job.bytes_per_us is None:
-        return {}
-    other = not plans.space.job.values["servers_on_workers"]
-    return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
-
-
-def knob_rows(plans: StoreJob[Any], iteration_us: float, asked: Mapping[str, Plan], iterations: int | None) -> list[dict[str, Any]]:
-    """What other values of the knobs would gain, by name of the change.
-
-    Parameters
-    ----------
-    iteration_us
-        As recorded.
-    asked
-        Plans by what they are called.
-    iterations
-        That are replayed; None: until they settle.
-    """
-    rows = []
-    for change, plan in asked.items():
-        us = replay(plans.graph(plan), iterations=iterations).iteration_us
-        gain_us = iteration_us - us
-        rows.append({"what_if": change, "predicted_iteration_us": us, "gain_us": gain_us, "gain_pct": gain_us / iteration_us * 100})
-    return rows
-
-
-def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
-    """The facts of `diagnose` for people, with a table of the kind of job's own."""
-    path = [
-        (f"{row['kind'].lower()} of core {row['rank']}", time_text(row["duration_us"]), percent_text(row["share_pct"]))
-        for row in facts["critical_path"]
-    ]
-    return [
-        Table(title="critical path", columns=("what", "time", "share"), rows=path),
-        critical_table(facts["critical_ops"]),
-        own,
-        gain_table(facts["gains"], facts["iteration_us"]),
-    ]

@@ -10,24 +10,12 @@ from dpro_search.collect.trace import Ints
 
 
 class Classes(NamedTuple):
-    """Ranks in classes that behave alike, numbered by their first rank.
+    """Ranks in classes that behave alike, numbered by their first rank."""
 
-    Attributes
-    ----------
-    class_of_rank
-        Class of each rank, [ranks].
-    first_rank
-        The rank that stands for each class, [classes].
-    core
-        A core for each class, numbered from 0, [classes]; classes that share their cores share it.
-    on_core
-        Ranks of the class on each of its cores, [classes].
-    """
-
-    class_of_rank: Ints
-    first_rank: Ints
-    core: Ints
-    on_core: Ints
+    class_of_rank: Ints  # Class of each rank, [ranks].
+    first_rank: Ints  # The rank that stands for each class, [classes].
+    core: Ints  # A core for each class, numbered from 0, [classes]; classes that share their cores share it.
+    on_core: Ints  # Ranks of the class on each of its cores, [classes].
 
 
 def alike(profile: Ints, core: Ints) -> Classes:

@@ -48,15 +48,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfGradients:
-    """Gradients of float32 that workers and servers exchange as fp16.
+    """Gradients of float32 that workers and servers exchange as fp16."""
 
-    Attributes
-    ----------
-    call_us, us_per_byte
-        Core time of a worker for each gradient, and for each of its bytes: half of it before the gradient is handed to BytePS, half
-        of it once it is back.
-    """
-
+    # call_us, us_per_byte: Core time of a worker for each gradient, and for each of its bytes: half of it before the gradient is
+    # handed to BytePS, half of it once it is back.
     call_us: float
     us_per_byte: float
 
@@ -67,48 +62,33 @@ class HalfGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class BytepsJob(StoreJob):
-    """Workers, servers and what they cost; t tensors. A worker's segments end with its backward pass.
+    """Workers, servers and what they cost; t tensors. A worker's segments end with its backward pass."""
 
-    Attributes
-    ----------
-    declared_key, group
-        Of each tensor: number by which BytePS knows it, and the group with which its weights are updated, [t].
-    order
-        Tensors in the order in which they are handed to BytePS, [t].
-    scale_us, update_us
-        Core time of each tensor's scaling and of its part of the update, on each worker, [workers, t].
-    worker_polling, server_polling
-        Share of its core that a process uses to poll for work.
-    partition_bytes, credit, hash_name
-        BytePS's knobs.
-    cpu_us_per_byte, message_us
-        Core time of a process for each byte that it sends, receives or adds, and for each message.
-    reduce_us, before_push_us, reply_us, after_pull_us
-        Delays that take no core: the stage REDUCE, from there to the push, until a message is acknowledged, and from the arrival of
-        the sum to its use.
-    halves
-        What it costs that gradients are exchanged as fp16; None: they are exchanged as they are.
-    recorded_compression
-        How the recorded gradients were compressed; "": not at all. fp16's casts are among the recorded operators.
-    """
-
+    # declared_key, group: Of each tensor: number by which BytePS knows it, and the group with which its weights are updated, [t].
     declared_key: Ints
     group: Ints
-    order: Ints
+    order: Ints  # Tensors in the order in which they are handed to BytePS, [t].
+    # scale_us, update_us: Core time of each tensor's scaling and of its part of the update, on each worker, [workers, t].
     scale_us: Floats
     update_us: Floats
+    # worker_polling, server_polling: Share of its core that a process uses to poll for work.
     worker_polling: float
     server_polling: float
+    # partition_bytes, credit, hash_name: BytePS's knobs.
     partition_bytes: int
     credit: int
     hash_name: str
+    # cpu_us_per_byte, message_us: Core time of a process for each byte that it sends, receives or adds, and for each message.
     cpu_us_per_byte: float
     message_us: float
+    # reduce_us, before_push_us, reply_us, after_pull_us: Delays that take no core: the stage REDUCE, from there to the push, until
+    # a message is acknowledged, and from the arrival of the sum to its use.
     reduce_us: float
     before_push_us: float
     reply_us: float
     after_pull_us: float
-    halves: HalfGradients | None = None
+    halves: HalfGradients | None = None  # What it costs that gradients are exchanged as fp16; None: they are exchanged as they are.
+    # How the recorded gradients were compressed; "": not at all. fp16's casts are among the recorded operators.
     recorded_compression: str = ""
 
     def __post_init__(self) -> None:

@@ -16,21 +16,12 @@ from dpro_search.errors import InputError
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Hosts and links.
+    """Hosts and links."""
 
-    Attributes
-    ----------
-    cores
-        Core of each rank; ranks with one number share it. The number of ranks is its length.
-    rate_bps
-        Link rate per host and direction in bits a second; None: not limited, the processors are the limit.
-    ranks_per_host
-        Side by side on each host; None: hosts differ.
-    """
-
-    cores: tuple[int, ...]
+    cores: tuple[int, ...]  # Core of each rank; ranks with one number share it. The number of ranks is its length.
+    # Link rate per host and direction in bits a second; None: not limited, the processors are the limit.
     rate_bps: float | None = None
-    ranks_per_host: int | None = 1
+    ranks_per_host: int | None = 1  # Side by side on each host; None: hosts differ.
 
     def __post_init__(self) -> None:
         if not self.cores:
@@ -81,18 +72,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecOn(NamedTuple):
-    """The `ClusterSpec` of a job on a cluster.
+    """The `ClusterSpec` of a job on a cluster."""
 
-    Attributes
-    ----------
-    spec
-        What the predictors take.
-    left_out
-        What of the cluster they do not know, a sentence each; empty: nothing that matters to this job.
-    """
-
-    spec: ClusterSpec
-    left_out: tuple[str, ...]
+    spec: ClusterSpec  # What the predictors take.
+    left_out: tuple[str, ...]  # What of the cluster they do not know, a sentence each; empty: nothing that matters to this job.
 
 
 def spec_on(cluster: Cluster, ranks: int | None = None) -> SpecOn:

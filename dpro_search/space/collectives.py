@@ -36,20 +36,11 @@ from dpro_search.space.replay_graph import Int32s
 
 
 class Wire(NamedTuple):
-    """How messages travel from each row to its partner.
+    """How messages travel from each row to its partner."""
 
-    Attributes
-    ----------
-    latency_us
-        Before the bytes move.
-    bytes_per_us
-        Rate of the idle path, [...].
-    links
-        Links that a flow crosses, [..., 2], -1 for a message that stays on its host; None: messages are durations at the idle rate.
-    """
-
-    latency_us: float
-    bytes_per_us: Floats
+    latency_us: float  # Before the bytes move.
+    bytes_per_us: Floats  # Rate of the idle path, [...].
+    # Links that a flow crosses, [..., 2], -1 for a message that stays on its host; None: messages are durations at the idle rate.
     links: Int32s | None = None
 
     def cost(self, size_bytes: npt.ArrayLike) -> tuple[Floats, Floats]:
@@ -68,17 +59,10 @@ class Wire(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The ranks that are built, and where they communicate.
+    """The ranks that are built, and where they communicate."""
 
-    Attributes
-    ----------
-    rank
-        Rank of each row, [rows].
-    transmit, receive
-        Devices of each row, [rows].
-    """
-
-    rank: Ints
+    rank: Ints  # Rank of each row, [rows].
+    # transmit, receive: Devices of each row, [rows].
     transmit: Int32s
     receive: Int32s
 
@@ -123,17 +107,7 @@ def ring(
 ) -> Int32s:
     """Ring all-reduce: ranks - 1 steps of reduce-scatter, as many of all-gather, each of size / ranks bytes.
 
-    Parameters
-    ----------
-    previous
-        Row that sends to each row, [rows].
-    wire
-        To each row's successor, [rows].
-
-    Returns
-    -------
-    Int32s
-        The last receive of each row, [rows].
+    `previous` is the row that sends to each row, [rows]; `wire` leads to each row's successor, [rows].
     """
     steps = 2 * (ranks - 1)
     if not steps:
@@ -145,21 +119,14 @@ def ring(
 
 
 class Hypercube(NamedTuple):
-    """Who exchanges with whom among p ranks: 2^k of them form a hypercube, the surplus hands its data to a keeper and gets it back.
+    """Who exchanges with whom among p ranks (or rows that stand for ranks).
 
-    Attributes
-    ----------
-    partner
-        Rank at the other end of each dimension's edge, [k, p]; -1 for a surplus rank.
-    mate
-        The keeper of a surplus rank and the surplus rank of a keeper, [p]; -1: none.
-    surplus
-        Whether a rank is surplus, [p].
+    2^k of them form a hypercube; the surplus hands data to a keeper and gets it back.
     """
 
-    partner: Ints
-    mate: Ints
-    surplus: npt.NDArray[np.bool_]
+    partner: Ints  # Rank at the other end of each dimension's edge, [k, p]; -1 for a surplus rank.
+    mate: Ints  # The keeper of a surplus rank and the surplus rank of a keeper, [p]; -1: none.
+    surplus: npt.NDArray[np.bool_]  # Whether a rank is surplus, [p].
 
 
 def halving_doubling_partners(ranks: int) -> Hypercube:
@@ -182,31 +149,17 @@ def halving_doubling(
     rows: Rows,
     group: Group,
     *,
-    partner: Ints,
-    mate: Ints,
-    surplus: npt.NDArray[np.bool_],
+    cube: Hypercube,
     wire: Wire,
     mate_wire: Wire,
     reduce_us_per_byte: float = 0.0,
 ) -> Int32s:
     """Recursive vector halving (reduce-scatter), then doubling (all-gather); surplus ranks hand over before and get it back after.
 
-    Parameters
-    ----------
-    partner
-        Row of each row's partner in each dimension, [k, rows]; in dimension k size / 2^(k+1) bytes are exchanged.
-    mate
-        Row of the keeper of a surplus row, and of the surplus of a keeper, [rows]; -1: none.
-    surplus
-        Whether a row is surplus, [rows].
-    wire, mate_wire
-        To the partner in each dimension, [k, rows], and to the mate, [rows].
-
-    Returns
-    -------
-    Int32s
-        The last receive of each row, [rows].
+    In dimension k of the `cube` size / 2^(k+1) bytes are exchanged. `wire` and `mate_wire` lead to the partner in each dimension,
+    [k, rows], and to the mate, [rows].
     """
+    partner, mate, surplus = cube
     extra, core = np.flatnonzero(surplus), np.flatnonzero(~surplus)
     keeper = core[mate[core] >= 0]
     done = enqueued.copy()
@@ -278,11 +231,6 @@ def parameter_server(
         Server device that sums each partition, and the one that sends its responses, [partitions].
     push, pull
         From each worker to each partition's server and back, [partitions, rows].
-
-    Returns
-    -------
-    Int32s
-        The op after which each row has all partitions, [rows].
     """
     sizes = partition_bytes[:, None]
     shape = (len(partition_bytes), len(enqueued))

@@ -11,45 +11,25 @@ from dpro_search.collect.trace import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class CostFactors:
-    """Factors on the costs that a recording gave.
+    """Factors on the costs that a recording gave."""
 
-    Attributes
-    ----------
-    compute
-        On the core time of each worker's operators, [workers].
-    message
-        On the core time that processes need for what they send and receive.
-    server
-        On the core time of what servers do with it.
-    step
-        On the core time of each worker's operators in each iteration, beside `compute`, [iterations, workers].
-    """
-
-    compute: Floats
-    message: float
-    server: float
-    step: Floats
+    compute: Floats  # On the core time of each worker's operators, [workers].
+    message: float  # On the core time that processes need for what they send and receive.
+    server: float  # On the core time of what servers do with it.
+    step: Floats  # On the core time of each worker's operators in each iteration, beside `compute`, [iterations, workers].
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostSpread:
-    """By how much costs differ: standard deviations of their logarithms, independent of each other.
+    """By how much costs differ: standard deviations of their logarithms, independent of each other."""
 
-    Attributes
-    ----------
-    common, worker
-        Core time of operators, between recordings of one job: what all workers have in common, and each worker's own.
-    message, server
-        As in `CostFactors`, between recordings.
-    step
-        Core time of a worker's operators, between iterations of one recording.
-    """
-
+    # common, worker: Core time of operators, between recordings of one job: what all workers have in common, and each worker's own.
     common: float
     worker: float
+    # message, server: As in `CostFactors`, between recordings.
     message: float
     server: float
-    step: float
+    step: float  # Core time of a worker's operators, between iterations of one recording.
 
     def drawn(self, workers: int, iterations: int, samples: int, seed: int) -> list[CostFactors]:
         """So many draws; those of one seed are the same for every plan.

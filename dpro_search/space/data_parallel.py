@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.cluster import Cluster, each_host
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.space.collectives import Group, partition
+from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring, Scheme
 from dpro_search.space.replay_graph import OrderPolicy
 
 
@@ -86,123 +86,6 @@ class RankStep:
 
     def __len__(self) -> int:
         return len(self.duration_us)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Network:
-    """Hosts and their links, one for each direction.
-
-    Attributes
-    ----------
-    host
-        Of each rank, [ranks].
-    transmit_bytes_per_us, receive_bytes_per_us
-        Link rates of each host, [hosts].
-    latency_us
-        Of a message, before its bytes move.
-    local_bytes_per_us
-        Rate between ranks of one host, which use no link.
-    flows
-        Messages share links as they meet (max-min fair); False: each takes its latency and its bytes at the rate of the idle path,
-        so that only messages of one sender wait for each other.
-    """
-
-    host: Ints
-    transmit_bytes_per_us: Floats
-    receive_bytes_per_us: Floats
-    latency_us: float = 0.0
-    local_bytes_per_us: float = float("inf")
-    flows: bool = False
-
-    @staticmethod
-    def uniform(ranks: int, bytes_per_us: float, *, latency_us: float = 0.0, flows: bool = False, other_hosts: int = 0) -> Network:
-        """A host for each rank and, after them, hosts for servers; all links alike."""
-        rates = np.full(ranks + other_hosts, float(bytes_per_us))
-        return Network(
-            host=np.arange(ranks), transmit_bytes_per_us=rates, receive_bytes_per_us=rates, latency_us=latency_us, flows=flows
-        )
-
-    @staticmethod
-    def of(cluster: Cluster, ranks: int | None = None, *, flows: bool = False) -> Network:
-        """The network of the first devices of a cluster (None: of all), a rank each.
-
-        All NICs of a host are one link. Every message has the latency of the slowest level, also within a host. Ranks of a host are
-        joined at the rate of its rings; the slowest host's where they differ.
-        """
-        count = cluster.ranks if ranks is None else ranks
-        host = np.array([cluster.place(rank)[0] for rank in range(count)], np.int64)
-        kinds = list(each_host(cluster))[: int(host[-1]) + 1]
-        farthest = cluster.slowest_level(range(count))
-        across = [float("inf") if farthest is None else cluster.host_bps(kind, farthest) for kind in kinds]
-        rates = np.array(across) / 8e6
-        return Network(
-            host=host,
-            transmit_bytes_per_us=rates,
-            receive_bytes_per_us=rates,
-            latency_us=0.0 if farthest is None else farthest.latency_us,
-            local_bytes_per_us=min(kind.ring_bps(range(kind.devices)) for kind in set(kinds)) / 8e6,
-            flows=flows,
-        )
-
-    def idle_rate(self, sender: Ints, receiver: Ints) -> Floats:
-        """Bytes a us between hosts when nothing else moves, [...]."""
-        across = np.minimum(self.transmit_bytes_per_us[sender], self.receive_bytes_per_us[receiver])
-        rate: Floats = np.where(sender == receiver, self.local_bytes_per_us, across)
-        return rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """A collective is one op a rank, of latency_us + bytes * us_per_byte, that moves data when all ranks have enqueued it."""
-
-    latency_us: float = 0.0
-    us_per_byte: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ring:
-    """Ring all-reduce, message by message; rank r sends to rank r + 1."""
-
-    reduce_us_per_byte: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HalvingDoubling:
-    """Recursive vector halving, then doubling, message by message."""
-
-    reduce_us_per_byte: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterServer:
-    """Groups are cut into partitions, each summed by one thread of one server.
-
-    Attributes
-    ----------
-    server_host
-        Host of each server, of the job's network.
-    threads
-        Of each server; partitions take them round-robin.
-    partition_bytes
-        Largest partition.
-    balance
-        "round-robin": partitions take servers one after the other; "least-load": the server with the fewest bytes so far.
-    sum_us_per_byte, merge_us_per_byte
-        What adding one worker's push costs, and copying the sum.
-    policy
-        How a worker and a server send: None is all messages at once where they are flows, else one after the other (FIFO).
-    """
-
-    server_host: tuple[int, ...]
-    threads: int = 1
-    partition_bytes: float = 4_096_000.0
-    balance: str = "round-robin"
-    sum_us_per_byte: float = 0.0
-    merge_us_per_byte: float = 0.0
-    policy: OrderPolicy | None = None
-
-
-Scheme = Rendezvous | Ring | HalvingDoubling | ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -37,34 +37,19 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DdpJob:
-    """A job as the same program of S segments on every rank: core time, then an action on one of C collectives.
+    """A job as the same program of S segments on every rank: core time, then an action on one of C collectives."""
 
-    Attributes
-    ----------
-    core
-        Core of each rank, numbered from 0, [ranks].
-    work_us
-        Core time of each segment, [samples, ranks, S].
-    action, collective
-        `Action` at the end of each segment, and on which collective (-1 for NONE), [S].
-    size_bytes, is_broadcast
-        Of each collective, in the order of posting, [C]. Rank 0 does not wait for its broadcasts.
-    threads
-        How many collectives run at a time.
-    finish_us
-        Core time of Gloo's thread for each collective that has moved, [C]; empty: none.
-    comm
-        What communication costs on this cluster.
-    """
-
-    core: Ints
-    work_us: Floats
+    core: Ints  # Core of each rank, numbered from 0, [ranks].
+    work_us: Floats  # Core time of each segment, [samples, ranks, S].
+    # action, collective: `Action` at the end of each segment, and on which collective (-1 for NONE), [S].
     action: Ints
     collective: Ints
+    # size_bytes, is_broadcast: Of each collective, in the order of posting, [C]. Rank 0 does not wait for its broadcasts.
     size_bytes: Floats
     is_broadcast: npt.NDArray[np.bool_]
-    threads: int
-    comm: CommCosts
+    threads: int  # How many collectives run at a time.
+    comm: CommCosts  # What communication costs on this cluster.
+    # Core time of Gloo's thread for each collective that has moved, [C]; empty: none.
     finish_us: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property

@@ -26,8 +26,9 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Ints
 from dpro_search.errors import GraphError
 from dpro_search.space.collectives import halving_doubling_partners
-from dpro_search.space.data_parallel import DataParallelJob, ParameterServer, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.job_graph import build_rows
+from dpro_search.space.network import ParameterServer, Rendezvous, Ring
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 _MOST_OPS = 20_000_000
@@ -35,21 +36,11 @@ _MOST_OPS = 20_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FoldedJob:
-    """A job's graph in which one rank of each class stands for all.
+    """A job's graph in which one rank of each class stands for all."""
 
-    Attributes
-    ----------
-    graph
-        Its ranks are the classes (after them come servers).
-    rank_class
-        Class of each rank, [ranks]; classes are numbered by their first rank.
-    representative
-        First rank of each class, [classes].
-    """
-
-    graph: ReplayGraph
-    rank_class: Ints
-    representative: Ints
+    graph: ReplayGraph  # Its ranks are the classes (after them come servers).
+    rank_class: Ints  # Class of each rank, [ranks]; classes are numbered by their first rank.
+    representative: Ints  # First rank of each class, [classes].
 
     @property
     def multiplicity(self) -> Ints:

@@ -127,10 +127,8 @@ class GraphBuilder:
     def __init__(self) -> None:
         self._ops = {name: _Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._policy, self._rank, self._rate = _Growing(np.int8), _Growing(np.int32), _Growing(np.float64)
-        self._pairs = {name: (_Growing(np.int32), _Growing(np.int32)) for name in ("edge", "link", "carry", "use")}
-        self._buffer_op: list[int] = []
-        self._buffer_bytes: list[float] = []
-        self._names, self._device_names, self._buffer_names = Labels("op"), Labels("device"), Labels("buffer")
+        self._pairs = {name: (_Growing(np.int32), _Growing(np.int32)) for name in ("edge", "link", "carry")}
+        self._names, self._device_names = Labels("op"), Labels("device")
         self._links = 0
 
     def add_device(self, rank: int = 0, policy: OrderPolicy = OrderPolicy.FIFO, name: str = "") -> int:
@@ -232,15 +230,6 @@ class GraphBuilder:
         else:
             self._pair("carry", source, destination)
 
-    def add_buffer(self, op: int, size_bytes: float, *, uses: Sequence[int] = (), name: str = "") -> int:
-        """Memory that `op` allocates and that is free after the last of `uses`."""
-        number = len(self._buffer_op)
-        self._buffer_op.append(op)
-        self._buffer_bytes.append(size_bytes)
-        self._singly("use", [number] * len(uses), uses)
-        self._buffer_names.add_one(name)
-        return number
-
     def __len__(self) -> int:
         return len(self._names)
 
@@ -259,10 +248,6 @@ class GraphBuilder:
             link_ptr, link_idx = csr(*self._joined_pairs("link"), len(self))
             optional |= {"flow_bytes": ops["flow_bytes"], "link_ptr": link_ptr, "link_idx": link_idx}
             optional["link_bytes_per_us"] = self._rate.joined()
-        if self._buffer_op:
-            buffer_ptr, buffer_use = csr(*self._joined_pairs("use"), len(self._buffer_op))
-            optional |= {"buffer_op": np.array(self._buffer_op, np.int32), "buffer_bytes": np.array(self._buffer_bytes, np.float64)}
-            optional |= {"buffer_ptr": buffer_ptr, "buffer_use": buffer_use, "buffer_names": self._buffer_names}
         if slowdown is not None:
             optional["slowdown"] = slowdown
         if servers is not None:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.collectives import halving_doubling_partners
-from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob
+from dpro_search.space.network import HalvingDoubling, Rendezvous, Ring
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, csr
 
 
@@ -118,12 +119,7 @@ def why_not(job: DataParallelJob) -> str | None:
 def group_work(job: DataParallelJob, rank: Ints, row_of_rank: Ints, iterations: int) -> GroupWork:
     """The arrays of some ranks that stand for all, for a job that `why_not` has nothing against.
 
-    Parameters
-    ----------
-    rank
-        Rank that each row builds, [R].
-    row_of_rank
-        Row that stands for each rank, [ranks].
+    Rows are given as to `job_graph.build_rows`.
     """
     compute = _Compute(job, rank, iterations)
     exchange = _exchange(job, rank, row_of_rank)

@@ -12,6 +12,7 @@ from dpro_search.collect.trace import Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.collectives import (
     Group,
+    Hypercube,
     Rows,
     Wire,
     halving_doubling,
@@ -23,8 +24,9 @@ from dpro_search.space.collectives import (
     ring,
     round_robin,
 )
-from dpro_search.space.data_parallel import DataParallelJob, Network, ParameterServer, RankStep, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob, RankStep
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.network import Network, ParameterServer, Rendezvous, Ring
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
 
 
@@ -37,12 +39,7 @@ def build(job: DataParallelJob) -> ReplayGraph:
 def build_rows(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> ReplayGraph:
     """The graph of some ranks that stand for all of them (see `folding.py`, which knows when that is exact).
 
-    Parameters
-    ----------
-    rank
-        Rank that each row builds, [rows].
-    row_of_rank
-        Row that stands for each rank, [ranks].
+    `rank` is the rank that each row builds, [rows]; `row_of_rank` is the row that stands for each rank, [ranks].
     """
     return _JobGraph(job, rank, row_of_rank).build()
 
@@ -143,9 +140,11 @@ class _JobGraph:
             cube = halving_doubling_partners(self.job.ranks)
             partner, mate = cube.partner[:, self.rank], cube.mate[self.rank]
             options = {
-                "partner": np.where(partner >= 0, self.row_of_rank[partner], -1),
-                "mate": np.where(mate >= 0, self.row_of_rank[mate], -1),
-                "surplus": cube.surplus[self.rank],
+                "cube": Hypercube(
+                    partner=np.where(partner >= 0, self.row_of_rank[partner], -1),
+                    mate=np.where(mate >= 0, self.row_of_rank[mate], -1),
+                    surplus=cube.surplus[self.rank],
+                ),
                 "wire": links.wire(self._host(np.broadcast_to(self.rank, partner.shape)), self._host(partner)),
                 "mate_wire": links.wire(self._host(self.rank), self._host(mate)),
             }

@@ -36,64 +36,42 @@ from dpro_search.space.store_job import Processes, StoreJob, goodput_bytes_per_u
 
 @dataclass(frozen=True, kw_only=True)
 class PushCompression:
-    """What workers push in place of gradients; what they pull stays as it is.
+    """What workers push in place of gradients; what they pull stays as it is."""
 
-    Attributes
-    ----------
-    share
-        Bytes that are pushed over those of the gradient.
-    quantize_us_per_byte, dequantize_us_per_byte
-        Core time for each byte of the gradient: of a worker, residual included, and of a server for each worker's part.
-    """
-
-    share: float
+    share: float  # Bytes that are pushed over those of the gradient.
+    # quantize_us_per_byte, dequantize_us_per_byte: Core time for each byte of the gradient: of a worker, residual included, and of
+    # a server for each worker's part.
     quantize_us_per_byte: float
     dequantize_us_per_byte: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvstoreJob(StoreJob):
-    """Workers, servers and what they cost.
+    """Workers, servers and what they cost."""
 
-    Attributes
-    ----------
-    element_bytes, key
-        Of each tensor, [tensors].
-    slicing
-        How tensors are cut; with priority slices workers update, else servers.
-    comm_us_per_byte
-        CPU time of a process for each byte that it sends or receives.
-    beside_us_per_byte
-        Core time of a worker for each byte of a gradient, half when it is sent and half when it is back: copies and calls.
-    copy_us_per_byte, sum_us_per_byte, update_us_per_byte
-        Core time for each byte: of the first worker's part, of each further one, and of the update.
-    slice_us, update_call_us
-        Core time of a server for each slice, whatever its size: for its messages, and, where servers update, the optimizer's own.
-    worker_call_us
-        Core time of a worker for each tensor's update beside its bytes, where workers update; 0 where the calls above hold it.
-    updates
-        Tensors that a worker updates at once, where workers do.
-    slowest
-        Core time of a step's slowest worker over the workers' mean: the times above are means.
-    compression
-        Of what workers push; None: they push gradients. A server then dequantizes the first worker's part in place of a copy, and
-        each further one before it adds it. Slices are cut as without (MXNet's `EncodeCompressedKey` compares the bound with the
-        elements of the gradient; that it rounds slices to 16 of them is left out).
-    """
-
+    # element_bytes, key: Of each tensor, [tensors].
     element_bytes: Floats
     key: Ints
-    slicing: Slicing
-    comm_us_per_byte: float
+    slicing: Slicing  # How tensors are cut; with priority slices workers update, else servers.
+    comm_us_per_byte: float  # CPU time of a process for each byte that it sends or receives.
+    # Core time of a worker for each byte of a gradient, half when it is sent and half when it is back: copies and calls.
     beside_us_per_byte: tuple[float, ...]
+    # copy_us_per_byte, sum_us_per_byte, update_us_per_byte: Core time for each byte: of the first worker's part, of each further
+    # one, and of the update.
     copy_us_per_byte: float
     sum_us_per_byte: float
     update_us_per_byte: float
+    # slice_us, update_call_us: Core time of a server for each slice, whatever its size: for its messages, and, where servers
+    # update, the optimizer's own.
     slice_us: float
     update_call_us: float
+    # Core time of a worker for each tensor's update beside its bytes, where workers update; 0 where the calls above hold it.
     worker_call_us: float
-    updates: tuple[tuple[int, ...], ...]
-    slowest: float = 1.0
+    updates: tuple[tuple[int, ...], ...]  # Tensors that a worker updates at once, where workers do.
+    slowest: float = 1.0  # Core time of a step's slowest worker over the workers' mean: the times above are means.
+    # Of what workers push; None: they push gradients. A server then dequantizes the first worker's part in place of a copy, and
+    # each further one before it adds it. Slices are cut as without (MXNet's `EncodeCompressedKey` compares the bound with the
+    # elements of the gradient; that it rounds slices to 16 of them is left out).
     compression: PushCompression | None = None
 
     def __post_init__(self) -> None:
@@ -164,22 +142,13 @@ def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLoad:
-    """What an iteration requires of a process.
+    """What an iteration requires of a process."""
 
-    Attributes
-    ----------
-    core_us
-        Core time.
-    sent_bytes, received_bytes
-        What crosses its host's link.
-    link_us
-        How long that link is busy in each direction with what all processes of the host send (None: no limit).
-    """
-
-    core_us: float
+    core_us: float  # Core time.
+    # sent_bytes, received_bytes: What crosses its host's link.
     sent_bytes: float
     received_bytes: float
-    link_us: float | None
+    link_us: float | None  # How long that link is busy in each direction with what all processes of the host send (None: no limit).
 
 
 def serving_us_per_byte(job: KvstoreJob) -> float:

@@ -26,14 +26,9 @@ _KEPT = 32  # patterns that are kept: a search asks for jobs of one pattern agai
 
 
 class Pattern(NamedTuple):
-    """What jobs with one program on the same cores have in common, to look up what was made of it.
+    """What jobs with one program on the same cores have in common, to look up what was made of it."""
 
-    Attributes
-    ----------
-    action, collective, is_broadcast, core
-        The bytes of these arrays of `DdpJob`.
-    """
-
+    # action, collective, is_broadcast, core: The bytes of these arrays of `DdpJob`.
     action: bytes
     collective: bytes
     is_broadcast: bytes

@@ -1,4 +1,4 @@
-"""``recorded_graph(trace) -> ReplayGraph``: a step of a trace whose events carry streams and dependencies (see `recorded_ops`)."""
+"""Steps of a trace whose events carry streams and dependencies (see `recorded_ops`) as a `ReplayGraph`."""
 
 from __future__ import annotations
 
@@ -9,32 +9,25 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.errors import InputError
-from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
+from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
 
-def recorded_graph(trace: Trace, step: int | None = None, *, without: Sequence[int] = ()) -> ReplayGraph:
-    """One step as a graph, with carried dependencies. Its samples are the durations that the same ops had in the other steps.
+def graph_of_step(ops: RecordedOps, step: int, without: Sequence[int] = (), *, samples: bool = True) -> ReplayGraph:
+    """The graph of one of the recorded steps, with carried dependencies.
 
     Parameters
     ----------
-    step
-        The step whose ops and dependencies are taken; None: the one whose iteration is the median.
     without
         Steps that must not count, neither as structure nor as durations.
+    samples
+        Whether to keep the durations that the same ops had in each step but those left out.
 
     Raises
     ------
     InputError
         There is no such step.
-    GraphError
-        The trace has no op that ran in a step.
     """
-    return graph_of_step(recorded_ops(trace), typical_step(trace, without) if step is None else step, without)
-
-
-def graph_of_step(ops: RecordedOps, step: int, without: Sequence[int] = (), *, samples: bool = True) -> ReplayGraph:
-    """The graph of one of the recorded steps (see `recorded_graph`), with a sample for each step but those left out, if wanted."""
     if step not in ops.steps or step in without:
         raise InputError(f"step {step} is not among the recorded steps {', '.join(map(str, ops.steps))}, or was left out")
     mine = np.flatnonzero(ops.step == step)

@@ -54,39 +54,26 @@ _ROLES = {ENDS: "host until the end of", LAUNCHES: "host until the launch of", W
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedOps:
-    """n ops of all recorded steps, in program order on every device; the ops of a step are those of its `step`.
-
-    Attributes
-    ----------
-    key
-        Ops of different steps are the same if their keys are: a number for device, role, name and how many of it came before, [n].
-    unexplained_us
-        Part of each op's duration during which its stream was idle though launch and dependencies had allowed a start, [n].
-    event
-        Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
-    on_device
-        Whether the op is work of a device (not of a host thread, nor a launch), [n].
-    known
-        False where the duration is not the step's own: the first stretch of a thread whose beginning was not recorded, [n].
-    lead_us
-        Idle time before an op that nothing else holds back, [n]: from the first event of the recording, for ranks enter it one by
-        one; of a thread that had nothing to do in the step before, up to the op's step.
-    source, target
-        Dependencies, [m] each.
-    """
+    """n ops of all recorded steps, in program order on every device; the ops of a step are those of its `step`."""
 
     duration_us: Floats
     device: Int32s
     kind: npt.NDArray[np.int8]
     collective: Int32s
     step: Ints
+    # Ops of different steps are the same if their keys are: a number for device, role, name and how many of it came before, [n].
     key: Ints
-    event: Ints
-    on_device: Bools
+    event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
+    on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].
+    # False where the duration is not the step's own: the first stretch of a thread whose beginning was not recorded, [n].
     known: Bools
+    # Part of each op's duration during which its stream was idle though launch and dependencies had allowed a start, [n].
     unexplained_us: Floats
+    # Idle time before an op that nothing else holds back, [n]: from the first event of the recording, for ranks enter it one by
+    # one; of a thread that had nothing to do in the step before, up to the op's step.
     lead_us: Floats
     name: tuple[str, ...]
+    # source, target: Dependencies, [m] each.
     source: Ints
     target: Ints
     policy: npt.NDArray[np.int8]

@@ -51,33 +51,19 @@ class SharedCores:
 
     Each device with a core is a process. The ops that run on a core share it equally, after what communication takes of it. An op
     is a *message* if it has an `idle_us`: its latency depends on whether any core computes, for its threads then wait for a core.
-
-    Attributes
-    ----------
-    core
-        Core of each device, numbered from 0, -1 for a device that needs none, [d].
-    idle_us
-        Latency of each message while no core computes, 0 for an op that is no message, [n]; `duration_us` is its latency while one
-        does.
-    core_us
-        Core time that the latency takes of every process, [n].
-    finish_us
-        Core time that every process spends on a message after its last byte, [n]. It shares the cores, and the slowest counts.
-    idle_bytes_per_us
-        Rate of each link while no core computes, [l]; `link_bytes_per_us` is that while one does.
-    core_us_per_byte
-        Core time that bytes on each link take of every process, [l].
-    latency_factors
-        How many times its `duration_us` the latency of a message is that begins while a core computes: in turn, and again from
-        the first, [any]; empty: once.
     """
 
-    core: Int32s
+    core: Int32s  # Core of each device, numbered from 0, -1 for a device that needs none, [d].
+    # Latency of each message while no core computes, 0 for an op that is no message, [n]; `duration_us` is its latency while one
+    # does.
     idle_us: Floats
-    core_us: Floats
+    core_us: Floats  # Core time that the latency takes of every process, [n].
+    # Core time that every process spends on a message after its last byte, [n]. It shares the cores, and the slowest counts.
     finish_us: Floats
-    idle_bytes_per_us: Floats
-    core_us_per_byte: Floats
+    idle_bytes_per_us: Floats  # Rate of each link while no core computes, [l]; `link_bytes_per_us` is that while one does.
+    core_us_per_byte: Floats  # Core time that bytes on each link take of every process, [l].
+    # How many times its `duration_us` the latency of a message is that begins while a core computes: in turn, and again from the
+    # first, [any]; empty: once.
     latency_factors: Floats = field(default_factory=_no_floats)
 
 

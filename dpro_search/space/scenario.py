@@ -32,22 +32,13 @@ _SCALE = re.compile(r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communi
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A part of the job that takes another time.
+    """A part of the job that takes another time."""
 
-    Attributes
-    ----------
-    text
-        As it was written.
-    what, factor
-        "compute" and "communication" take that many times as long, "bandwidth" is that many times as high.
-    rank
-        The only rank whose compute or communication changes; None: all.
-    """
-
-    text: str
+    text: str  # As it was written.
+    # what, factor: "compute" and "communication" take that many times as long, "bandwidth" is that many times as high.
     what: ScaledPart
     factor: float
-    rank: int | None = None
+    rank: int | None = None  # The only rank whose compute or communication changes; None: all.
 
     def check_rank(self, ranks: int) -> None:
         """Raise `InputError` if a job of so many ranks has none of this number."""
@@ -69,22 +60,13 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterChange:
-    """What is different about the cluster; None leaves it as recorded.
+    """What is different about the cluster; None leaves it as recorded."""
 
-    Attributes
-    ----------
-    machines
-        A cluster in place of the recorded one; what follows changes it further.
-    ranks, cores
-        Number of ranks (None with `machines`: one on each of their devices), and of the cores that they share.
-    rate_bps
-        Link rate per host and direction in bits a second; `math.inf`: no limit.
-    """
-
-    machines: Cluster | None = None
+    machines: Cluster | None = None  # A cluster in place of the recorded one; what follows changes it further.
+    # ranks, cores: Number of ranks (None with `machines`: one on each of their devices), and of the cores that they share.
     ranks: int | None = None
     cores: int | None = None
-    rate_bps: float | None = None
+    rate_bps: float | None = None  # Link rate per host and direction in bits a second; `math.inf`: no limit.
 
     def applied(self, recorded: ClusterSpec) -> ClusterSpec:
         """What the change makes of a cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
@@ -100,29 +82,12 @@ class ClusterChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A job under a plan, on another cluster, with other speeds. The empty scenario is the job as recorded.
+    """A job under a plan, on another cluster, with other speeds. The empty scenario is the job as recorded."""
 
-    Attributes
-    ----------
-    plan
-        Changes of strategy.
-    groups
-        So many contiguous tensor groups in place of the plan's; None: the plan's.
-    cluster
-        Changes of the cluster.
-    scales
-        Changes of speed, in the order in which they apply.
-    """
-
-    plan: Plan = field(default_factory=Plan)
-    groups: int | None = None
-    cluster: ClusterChange = field(default_factory=ClusterChange)
-    scales: tuple[Scale, ...] = ()
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether nothing changes."""
-        return self == Scenario()
+    plan: Plan = field(default_factory=Plan)  # Changes of strategy.
+    groups: int | None = None  # So many contiguous tensor groups in place of the plan's; None: the plan's.
+    cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
+    scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
 
     def on(self, cluster: str | None) -> Scenario:
         """The scenario on a named cluster, like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""

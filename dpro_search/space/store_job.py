@@ -18,18 +18,11 @@ _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Consecutive operators of one worker: no weight is first used and no gradient ready but at its ends.
-
-    Attributes
-    ----------
-    work_us
-        Core time.
-    uses, makes
-        Tensors whose weights the first operator needs, and whose gradients are ready after the last.
-    """
+    """Consecutive operators of one worker: no weight is first used and no gradient ready but at its ends."""
 
     kind: OpKind
-    work_us: float
+    work_us: float  # Core time.
+    # uses, makes: Tensors whose weights the first operator needs, and whose gradients are ready after the last.
     uses: tuple[int, ...]
     makes: tuple[int, ...]
 
@@ -40,28 +33,15 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob:
-    """Workers, servers and where they run.
+    """Workers, servers and where they run."""
 
-    Attributes
-    ----------
-    workers
-        Segments of each worker, in their order, [workers].
-    tensor_bytes
-        Size of each tensor, [tensors].
-    worker_core, server_core
-        Core of each process; processes of one core number share the core, [workers] and [servers].
-    bytes_per_us
-        What a host's link carries in each direction; with None the processors are the limit.
-    server_host
-        Host of each server, [servers], see `placement.py`; empty: each has one of its own.
-    """
-
-    workers: tuple[tuple[Segment, ...], ...]
-    tensor_bytes: Floats
+    workers: tuple[tuple[Segment, ...], ...]  # Segments of each worker, in their order, [workers].
+    tensor_bytes: Floats  # Size of each tensor, [tensors].
+    # worker_core, server_core: Core of each process; processes of one core number share the core, [workers] and [servers].
     worker_core: tuple[int, ...]
     server_core: tuple[int, ...]
-    bytes_per_us: float | None
-    server_host: tuple[int, ...] = ()
+    bytes_per_us: float | None  # What a host's link carries in each direction; with None the processors are the limit.
+    server_host: tuple[int, ...] = ()  # Host of each server, [servers], see `placement.py`; empty: each has one of its own.
 
     def __post_init__(self) -> None:
         process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them

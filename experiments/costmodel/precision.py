@@ -42,13 +42,13 @@ from dpro_search.costmodel.precision import (
     family_of,
     left_out_scores,
 )
+from experiments.costmodel.bfloat16 import has_instructions, measure_parser, save_table
 
 MODELS = (
     "resnet50", "vgg16", "inception_v3", "bert", "mobilenet", "densenet", "efficientnet", "gpt", "lstm", "mlp_mixer",
     "mobilenet_v3", "xception", "convnext", "unet",
 )  # fmt: skip
 POLICIES = ("float32", "mixed_bfloat16")
-INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _STEP = Path(__file__).with_name("precision_step.py")
 _LONGEST_S = 300
 _MOST_PROFILED = 1.15  # ops of a profiled step over a timed step; beyond that, something else ran meanwhile
@@ -100,10 +100,7 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    measure = verbs.add_parser("measure")
-    measure.add_argument("--python", required=True, help="interpreter of the TensorFlow environment")
-    measure.add_argument("--out", type=Path, required=True)
-    measure.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    measure = measure_parser(verbs, "TensorFlow", MODELS)
     measure.add_argument("--rounds", type=int, default=2)
     measure.add_argument("--cores", type=int, nargs="+", default=[0])
     measure.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after this time")
@@ -116,18 +113,13 @@ def main() -> None:
     if options.verb == "measure":
         _measure(options)
     elif options.verb == "table":
-        found = table_of(options.runs)
-        found.save(options.table)
-        size = options.table.stat().st_size / 1e3
-        print(f"{options.table}: {len(found.rows)} ops, {len(found.casts)} casts of {len(found.workloads)} models, {size:.0f} KB")
+        save_table(table_of(options.runs), options.table)
     else:
         _print_scores(PrecisionTable.load(options.table))
 
 
 def _measure(options: argparse.Namespace) -> None:
-    flags = Path("/proc/cpuinfo").read_text().split()
-    if not any(name in flags for name in INSTRUCTIONS):
-        print(f"skipped: this processor has none of {', '.join(INSTRUCTIONS)}; bfloat16 would be emulated", file=sys.stderr)
+    if not has_instructions():
         return
     cores: SimpleQueue[int] = SimpleQueue()
     for core in options.cores:

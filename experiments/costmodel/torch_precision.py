@@ -34,10 +34,10 @@ from dpro_search.deploy.parts.pytorch import PYTORCH
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations.module_precision import change_of, together_us
 from dpro_search.space.transformations.modules import outermost
+from experiments.costmodel.bfloat16 import has_instructions, measure_parser, save_table
 
 JOB = Path(__file__).with_name("torch_precision_job.py")
 MODELS = ("bert", "convnext", "gpt", "inception_v3", "mlp_mixer", "mobilenet", "resnet50", "vgg16")
-INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _SCHEDULE = Schedule(warmup=2, untraced=1, traced=7)
 _CAST, _CAST_BACK = "aten::to", "ToCopyBackward0"
 
@@ -72,11 +72,7 @@ class Pair:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    measure = verbs.add_parser("measure")
-    measure.add_argument("--python", required=True, help="interpreter of the PyTorch environment")
-    measure.add_argument("--out", type=Path, required=True)
-    measure.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    measure.add_argument("--core", type=int, default=0)
+    measure_parser(verbs, "PyTorch", MODELS).add_argument("--core", type=int, default=0)
     for verb in ("table", "score"):
         verbs.add_parser(verb).add_argument("runs", type=Path)
     verbs.choices["table"].add_argument("table", type=Path)
@@ -86,17 +82,13 @@ def main() -> None:
         return
     pairs = [pair for folder in sorted(options.runs.iterdir()) for pair in pairs_of(folder)]
     if options.verb == "table":
-        table = table_of(options.runs, pairs)
-        table.save(options.table)
-        size = options.table.stat().st_size / 1e3
-        print(f"{options.table}: {len(table.rows)} ops, {len(table.casts)} casts of {len(table.workloads)} models, {size:.0f} KB")
+        save_table(table_of(options.runs, pairs), options.table)
     else:
         _print_scores(table_of(options.runs, pairs), pairs)
 
 
 def _measure(options: argparse.Namespace) -> None:
-    if not any(name in Path("/proc/cpuinfo").read_text().split() for name in INSTRUCTIONS):
-        print(f"skipped: this processor has none of {', '.join(INSTRUCTIONS)}; bfloat16 would be emulated", file=sys.stderr)
+    if not has_instructions():
         return
     for model in options.models:
         folder: Path = options.out / model

@@ -53,18 +53,11 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How gradients travel.
+    """How gradients travel."""
 
-    Attributes
-    ----------
-    channels
-        What a unit passes one after the other, each one unit at a time: "all-reduce", or "push" and "pull".
-    volume
-        Bytes on a worker's link, in one direction, for each byte of a gradient.
-    """
-
+    # What a unit passes one after the other, each one unit at a time: "all-reduce", or "push" and "pull".
     channels: tuple[str, ...]
-    volume: float
+    volume: float  # Bytes on a worker's link, in one direction, for each byte of a gradient.
 
 
 def all_reduce(ranks: int) -> Exchange:

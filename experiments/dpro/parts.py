@@ -21,28 +21,15 @@ _Row = TypeVar("_Row", bound=msgspec.Struct)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says.
+    """What the command line says."""
 
-    Attributes
-    ----------
-    results
-        Folder of rows, sections and pictures.
-    folders
-        Where recordings are.
-    memory
-        Recordings of `experiments.costmodel.memory`; None: none.
-    real_runs
-        Cases of `experiments.search.testbed`, compared; None: none.
-    trials, plans
-        Plans that a search prices, and plans that the ablation of the search prices at most.
-    """
-
-    results: Path
-    folders: tuple[Path, ...] = ()
-    memory: Path | None = None
-    real_runs: Path | None = None
+    results: Path  # Folder of rows, sections and pictures.
+    folders: tuple[Path, ...] = ()  # Where recordings are.
+    memory: Path | None = None  # Recordings of `experiments.costmodel.memory`; None: none.
+    real_runs: Path | None = None  # Cases of `experiments.search.testbed`, compared; None: none.
     systems: tuple[str, ...] = tuple(SYSTEMS)
     workloads: tuple[str, ...] = WORKLOADS
+    # trials, plans: Plans that a search prices, and plans that the ablation of the search prices at most.
     trials: int = 150
     plans: int = 2000
 

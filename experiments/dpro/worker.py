@@ -35,46 +35,23 @@ _FEW = 3  # with fewer profiled steps the first and the last count as well
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A piece of compute.
+    """A piece of compute."""
 
-    Attributes
-    ----------
-    work_us
-        Its duration.
-    makes
-        Tensors whose gradients are there at its end.
-    needs
-        Tensors whose gradients must be back before it.
-    wants
-        Tensors whose weights it is the first to use: those of the step before must be back, and updated.
-    """
-
-    work_us: float
-    makes: tuple[int, ...] = ()
-    needs: tuple[int, ...] = ()
-    wants: tuple[int, ...] = ()
+    work_us: float  # Its duration.
+    makes: tuple[int, ...] = ()  # Tensors whose gradients are there at its end.
+    needs: tuple[int, ...] = ()  # Tensors whose gradients must be back before it.
+    wants: tuple[int, ...] = ()  # Tensors whose weights it is the first to use: those of the step before must be back, and updated.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """One worker's step.
+    """One worker's step."""
 
-    Attributes
-    ----------
-    tensors
-        Gradients; a stretch names them by their place here.
-    chain
-        Compute in its order.
-    updates
-        What runs once its gradients are back, in any order.
-    script_us
-        From the end of all that until the next step begins; None where steps are not separated, but the next one's ops wait only
-        for the weights that they want.
-    """
-
-    tensors: tuple[TensorInfo, ...]
-    chain: tuple[Stretch, ...]
-    updates: tuple[Stretch, ...] = ()
+    tensors: tuple[TensorInfo, ...]  # Gradients; a stretch names them by their place here.
+    chain: tuple[Stretch, ...]  # Compute in its order.
+    updates: tuple[Stretch, ...] = ()  # What runs once its gradients are back, in any order.
+    # From the end of all that until the next step begins; None where steps are not separated, but the next one's ops wait only for
+    # the weights that they want.
     script_us: float | None = None
 
     @property

@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,28 +55,14 @@ _NOT_COMPILED = (OTHER, "variable", "gather")
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's gain as predicted and as measured; times in us, gains in per cent of the recorded setting's iteration.
-
-    Attributes
-    ----------
-    start
-        Horovod's variables that the job was recorded with.
-    trials
-        Plans that the search priced; 0: the plan was given.
-    measured_interval_pct
-        95 % of a bootstrap over runs and steps.
-    noise_pct
-        Half the range of the recorded setting's own runs.
-    losses
-        Whether the plan trained the same.
-    """
+    """A plan's gain as predicted and as measured; times in us, gains in per cent of the recorded setting's iteration."""
 
     workload: str
     rate: str
-    start: dict[str, str]
+    start: dict[str, str]  # Horovod's variables that the job was recorded with.
     machine: str
     recorded_at: str
-    trials: int
+    trials: int  # Plans that the search priced; 0: the plan was given.
     plan: Plan
     recorded_predicted_us: float
     recorded_measured_us: float
@@ -84,12 +71,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     predicted_gain_pct: float
     predicted_interval_pct: tuple[float, float]
     measured_gain_pct: float
-    measured_interval_pct: tuple[float, float]
+    measured_interval_pct: tuple[float, float]  # 95 % of a bootstrap over runs and steps.
     difference_points: float
     agrees: bool
-    noise_pct: float
+    noise_pct: float  # Half the range of the recorded setting's own runs.
     rounds: int
-    losses: str
+    losses: str  # Whether the plan trained the same.
 
 
 class _KeptRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,20 +241,10 @@ def _tell(name: str, found: StepTimes | JobError) -> None:
     print(f"{name}: {f'failed, {found}' if isinstance(found, JobError) else f'{found.median_us / 1e3:.1f} ms'}", flush=True)
 
 
-def proof_of(
-    validation: Validation,
-    prices: tuple[Prediction, Prediction],
-    *,
-    workload: str,
-    rate: str,
-    start: dict[str, str],
-    machine: str,
-    recorded_at: str,
-    trials: int,
-) -> Proof:
+def proof_of(validation: Validation, prices: tuple[Prediction, Prediction], **setting: Any) -> Proof:
     """What a validation of one plan says of its gain, beside the prices of the plan and of the recorded setting.
 
-    Raises `SystemExit` if the plan trains something else.
+    `setting` has those fields of a `Proof` that say what was run. Raises `SystemExit` if the plan trains something else.
     """
     if not validation.plans:
         raise SystemExit(f"the plan trains something else: {validation.refused[0].losses.reason}")
@@ -277,12 +254,7 @@ def proof_of(
     low_us, high_us = expected.interval_us
     low, high = row.speedup_interval
     return Proof(
-        workload=workload,
-        rate=rate,
-        start=start,
-        machine=machine,
-        recorded_at=recorded_at,
-        trials=trials,
+        **setting,
         plan=row.plan,
         recorded_predicted_us=baseline.iteration_us,
         recorded_measured_us=validation.baseline_us,

@@ -50,28 +50,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a setting: a plan, and variables on top of what it sets.
-
-    Attributes
-    ----------
-    iteration_us
-        Steps behind the warm-up.
-    cpu_us
-        CPU time in each of them, mean over the ranks that train: tells a slow processor from waiting. Empty: not known.
-    losses
-        As (value, half a unit of the last digit).
-    failed
-        Why there are none; empty: it ran.
-    seconds, started_at
-        Of the whole job (its share, where one process ran several settings), and in seconds since 1970.
-    """
+    """One run of a setting: a plan, and variables on top of what it sets."""
 
     plan: Plan = Plan()
     env: dict[str, str] = {}
-    iteration_us: tuple[float, ...] = ()
+    iteration_us: tuple[float, ...] = ()  # Steps behind the warm-up.
+    # CPU time in each of them, mean over the ranks that train: tells a slow processor from waiting. Empty: not known.
     cpu_us: tuple[float, ...] = ()
-    losses: tuple[tuple[str, float], ...] = ()
-    failed: str = ""
+    losses: tuple[tuple[str, float], ...] = ()  # As (value, half a unit of the last digit).
+    failed: str = ""  # Why there are none; empty: it ran.
+    # seconds, started_at: Of the whole job (its share, where one process ran several settings), and in seconds since 1970.
     seconds: float = 0.0
     started_at: float = 0.0
 

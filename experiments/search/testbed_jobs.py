@@ -20,25 +20,14 @@ _GRID_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """A framework with a way to communicate.
+    """A framework with a way to communicate."""
 
-    Attributes
-    ----------
-    framework, comm
-        What `dpro-search collect` calls them.
-    script
-        The training script and its own arguments.
-    grid
-        Settings for real runs; the first N of them are spread over the whole grid.
-    at_once
-        Settings that one process goes through (see `switching`); 1: each has a job of its own.
-    """
-
+    # framework, comm: What `dpro-search collect` calls them.
     framework: str
     comm: str
-    script: tuple[str, ...]
-    grid: tuple[Plan, ...]
-    at_once: int = 1
+    script: tuple[str, ...]  # The training script and its own arguments.
+    grid: tuple[Plan, ...]  # Settings for real runs; the first N of them are spread over the whole grid.
+    at_once: int = 1  # Settings that one process goes through (see `switching`); 1: each has a job of its own.
 
     def command(self, python: str, workload: str, steps: int, *, switched: Path | None = None) -> tuple[str, ...]:
         """The command of one rank; `switched` names the settings that one process goes through."""

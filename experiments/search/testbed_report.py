@@ -32,84 +32,50 @@ Predict = Callable[[Plan], float | None]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender; gains and predictions beside the default, in percent of its iteration.
-
-    Attributes
-    ----------
-    runs_us
-        Of each run.
-    gain_interval_pct
-        95 % of a bootstrap over runs and steps.
-    predicted_us, predicted_gain_pct
-        From the recording; None: the plan predictor does not know this setting.
-    losses
-        Whether it trains the same as the default, in a sentence.
-    """
+    """A contender; gains and predictions beside the default, in percent of its iteration."""
 
     name: str
     setting: str
-    runs_us: tuple[float, ...]
+    runs_us: tuple[float, ...]  # Of each run.
     measured_us: float
     gain_pct: float
-    gain_interval_pct: tuple[float, float]
+    gain_interval_pct: tuple[float, float]  # 95 % of a bootstrap over runs and steps.
+    # predicted_us, predicted_gain_pct: From the recording; None: the plan predictor does not know this setting.
     predicted_us: float | None
     predicted_gain_pct: float | None
-    losses: str
+    losses: str  # Whether it trains the same as the default, in a sentence.
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How predictions agree with the measured iterations of settings.
+    """How predictions agree with the measured iterations of settings."""
 
-    Attributes
-    ----------
-    settings
-        That ran, and have a prediction.
-    tau
-        Kendall's, of their order.
-    error_pct, largest_error_pct
-        Median and largest distance of a prediction from what was measured.
-    """
-
-    settings: int
-    tau: float
+    settings: int  # That ran, and have a prediction.
+    tau: float  # Kendall's, of their order.
+    # error_pct, largest_error_pct: Median and largest distance of a prediction from what was measured.
     error_pct: float
     largest_error_pct: float
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A case.
-
-    Attributes
-    ----------
-    grid, grid_failed, grid_of
-        Settings of the grid that ran, that failed, and that there are.
-    agreement
-        Of the grid with what is predicted; None where too little ran.
-    as_fast_as_grid
-        Whether the plan is not slower than the best of the grid by more than the noise; None while one of them has not run.
-    slower_than_grid_pct, slower_than_grid_interval_pct
-        By how much it is, with 95 % of a bootstrap over runs and steps: the noise floor knows of the default's runs only.
-    gain_error
-        Measured less predicted gain of the plan, in points; None while it has not run.
-    gain_certain
-        What the search said before: whether the plan's interval lies below the default's.
-    missing
-        Contenders without a run that ended well, and why.
-    """
+    """A case."""
 
     setup: Setup
     rows: tuple[Row, ...]
     noise_pct: float
+    # grid, grid_failed, grid_of: Settings of the grid that ran, that failed, and that there are.
     grid: int
     grid_failed: int
     grid_of: int
-    agreement: Agreement | None
+    agreement: Agreement | None  # Of the grid with what is predicted; None where too little ran.
+    # Whether the plan is not slower than the best of the grid by more than the noise; None while one of them has not run.
     as_fast_as_grid: bool | None
+    # slower_than_grid_pct, slower_than_grid_interval_pct: By how much it is, with 95 % of a bootstrap over runs and steps: the
+    # noise floor knows of the default's runs only.
     slower_than_grid_pct: float | None
     slower_than_grid_interval_pct: tuple[float, float] | None
-    gain_error: float | None
-    gain_certain: bool
-    missing: Mapping[str, str]
+    gain_error: float | None  # Measured less predicted gain of the plan, in points; None while it has not run.
+    gain_certain: bool  # What the search said before: whether the plan's interval lies below the default's.
+    missing: Mapping[str, str]  # Contenders without a run that ended well, and why.
 
 
 def report(folder: Path) -> str:

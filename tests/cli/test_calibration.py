@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpro_search.machine import BUNDLED, VARIABLE
+from tests.faults.processes import dpro
 
 FSDP = Path(__file__).parents[1] / "data" / "traces_v1" / "fsdp_mlp"
 
 
 def verb(*args: object, machine: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "400"} | ({} if machine is None else {VARIABLE: str(machine)})
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return dpro(*args, COLUMNS="400", **({} if machine is None else {VARIABLE: str(machine)}))
 
 
 def test_the_json_of_a_calibrated_replay_names_jobs_and_processors() -> None:

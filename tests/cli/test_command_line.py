@@ -11,11 +11,7 @@ import pytest
 
 from dpro_search import __version__
 from dpro_search.space.plan import Plan
-
-
-def dpro(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=False)
+from tests.faults.processes import dpro
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -2,13 +2,14 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
+from tests.faults.processes import dpro
+
 
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "diagnose", *args], capture_output=True, text=True)
+    return dpro("diagnose", *args)
 
 
 def test_json_has_the_path_the_ranks_and_the_gains():

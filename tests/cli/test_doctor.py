@@ -1,7 +1,6 @@
 """`doctor` looks at the machine as it is."""
 
 import json
-import os
 import platform
 import re
 import subprocess
@@ -13,15 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
+from tests.faults.processes import dpro
+from tests.recordings import trace_of
 
 
 def doctor(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", "doctor", *map(str, args)]
     # Without a framework environment a check is a look at the disk; with one it imports the framework.
-    env = {"DPRO_SEARCH_ENVS": "/nonexistent", **env}
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=False)
+    return dpro("doctor", *args, **{"DPRO_SEARCH_ENVS": "/nonexistent", **env})
 
 
 def checks_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
@@ -108,7 +106,7 @@ def test_of_the_sample_it_says_what_each_verb_can_do() -> None:
 
 
 def test_a_job_without_knobs_cannot_be_searched_and_it_says_what_can_be_asked(tmp_path: Path) -> None:
-    trace = assemble_torch(Path(__file__).parents[1] / "data" / "fsdp_mlp")
+    trace = trace_of("fsdp_mlp")
     replace(trace, meta=msgspec.structs.replace(trace.meta, format="chakra")).save(tmp_path / "trace")
     checks = checks_of(doctor(tmp_path / "trace", "--json"))
     assert checks["replay, diagnose"]["ok"]

@@ -1,14 +1,13 @@
 """`dpro-search fit`, as a process."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpro_search.collect.clusters.table import ClusterTable, compact, read_table
 from dpro_search.costmodel.learned.model_file import FusionModel
+from tests.faults.processes import dpro
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 
@@ -24,9 +23,7 @@ def small(tmp_path_factory):
 
 
 def fit(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "dpro_search.cli", "fit", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    return dpro("fit", *arguments)
 
 
 def test_training_prints_one_json_object_and_writes_a_model(small, tmp_path):

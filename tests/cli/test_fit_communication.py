@@ -1,21 +1,18 @@
 """`dpro-search fit` on recorded jobs and tables of all-reduces, as a process."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, write_comm_table
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.costmodel.communication_model import CommunicationModel
+from tests.faults.processes import dpro
 
 CLUSTERS = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 
 
 def fit(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "dpro_search.cli", "fit", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    return dpro("fit", *arguments)
 
 
 def table(path: Path) -> Path:

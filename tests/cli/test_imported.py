@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,7 @@ from importer_kit import shared_traces
 from kineto_files import distributed, small_job
 from kineto_machine import Launch, Synchronize, run
 
-
-def dpro(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True)
+from tests.faults.processes import dpro
 
 
 def as_json(*args: object) -> dict:
@@ -91,7 +87,7 @@ def test_ops_are_written_for_the_viewer_and_as_a_table(trace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--set", "groups=4"), "an imported trace has no knob 'groups'"),
         (("--what-if", "rank1.compute=0.5"), "the trace has ranks 0 to 0"),
@@ -100,14 +96,14 @@ def test_ops_are_written_for_the_viewer_and_as_a_table(trace, tmp_path):
         (("--holdout-step", 3, "--own-durations"), "give one of them"),
     ],
 )
-def test_bad_questions_are_one_line_and_exit_code_2(trace, args, said):
+def test_bad_questions_are_one_line_and_exit_code_2(trace, args, message):
     done = dpro("replay", trace, *args)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line
 
 
-def test_diagnose_tells_the_ranks_the_path_the_gains_and_what_stands_out(trace):
+def test_diagnose_reports_the_ranks_the_path_the_gains_and_what_stands_out(trace):
     result = as_json("diagnose", trace)
     assert {"critical_path", "ranks", "gains", "findings"} <= set(result)
     (row,) = result["ranks"]

@@ -3,9 +3,10 @@
 import csv
 import json
 import subprocess
-import sys
 
 import pytest
+
+from tests.faults.processes import dpro
 
 KEYS = {
     "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us",
@@ -14,7 +15,7 @@ KEYS = {
 
 
 def replay(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "replay", *map(str, args)], capture_output=True, text=True)
+    return dpro("replay", *args)
 
 
 def as_json(*args: object) -> dict:
@@ -90,7 +91,7 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--set", "threshold=1"), "a Horovod job has no knob 'threshold'"),
         (("--set", "cycle_time_us=fast"), "'fast' is not a time"),
@@ -107,8 +108,8 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(args, said):
+def test_bad_input_is_one_line_and_exit_code_2(args, message):
     done = replay(*args)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line

@@ -15,15 +15,12 @@ from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.space.byteps_job import hash_of
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
+RECORDING = "byteps_mlp"
+RAW = DATA / RECORDING
 FILES = sorted(path.relative_to(RAW) for path in RAW.rglob("*") if path.is_file() and path.name != "log")
 WORKERS, SERVERS, TENSORS, TRACED = 2, 2, 6, (6, 7)
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_byteps(RAW)
 
 
 def copied(folder: Path) -> Path:
@@ -96,7 +93,7 @@ def test_logs_of_messages_and_servers_may_be_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         ("job.json", r"job.json: missing: make a raw folder with 'dpro-search collect --keep-raw'"),
         ("rank1/hook.json", r"rank1/hook.json: missing: no step of a DistributedTrainer was seen"),
@@ -105,10 +102,10 @@ def test_logs_of_messages_and_servers_may_be_missing(tmp_path):
         ("server0/cpu.json", r"cpu.json: missing"),
     ],
 )
-def test_a_missing_file_is_named(tmp_path, missing, said):
+def test_a_missing_file_is_named(tmp_path, missing, message):
     raw = copied(tmp_path)
     (raw / missing).unlink()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         assemble_byteps(raw)
 
 

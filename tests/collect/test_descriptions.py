@@ -1,7 +1,5 @@
 """What readers tell of collectives, process groups, element types, shapes and roles: on real recordings."""
 
-import gzip
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,15 +8,12 @@ import pytest
 from importer_kit import shared_traces
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
-from dpro_search.kinds import assemble_raw
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -26,7 +21,7 @@ def shared(*names: str) -> Trace:
     return import_trace([shared_traces() / name for name in names])
 
 
-def told(trace: Trace, *kinds: EventKind) -> Counter:
+def counted(trace: Trace, *kinds: EventKind) -> Counter:
     """How many events of some kinds there are of each (kind of collective, element type)."""
     events = trace.events.select(np.isin(trace.events.kind, kinds))
     pairs = zip(events.collective_kind.tolist(), events.dtype.tolist(), strict=True)
@@ -38,13 +33,17 @@ def roles(trace: Trace, *kinds: EventKind) -> Counter:
 
 
 class TestKineto:
-    def test_the_call_of_the_library_tells_an_all_to_all_from_a_message(self):
+    def test_the_call_of_the_library_distinguishes_an_all_to_all_from_a_message(self):
         # The kernels are named SendRecv; the spans around their launches are named nccl:all_to_all.
-        found = told(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
+        found = counted(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
         assert Counter(kind for kind, _ in found.elements()) == {"ALL_TO_ALL": 40, "ALL_REDUCE": 24}
 
     def test_element_types_of_collectives_without_sizes_are_those_of_the_inputs(self):
-        assert {dtype for _, dtype in told(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)} == {"float32", "int32", "int64"}
+        assert {dtype for _, dtype in counted(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)} == {
+            "float32",
+            "int32",
+            "int64",
+        }
 
     def test_where_all_ranks_are_there_those_in_one_collective_are_a_group(self):
         trace = shared("kineto_dlrm_8ranks")
@@ -55,16 +54,16 @@ class TestKineto:
     def test_groups_are_as_recorded(self):
         trace = shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
         assert trace.groups == (ProcessGroup(name="0", description="default_pg", ranks=(0, 1), size=2),)
-        assert told(trace, EventKind.COLLECTIVE) == {
+        assert counted(trace, EventKind.COLLECTIVE) == {
             ("ALL_REDUCE", "float32"): 15,
             ("BROADCAST", "float32"): 3,
             ("BROADCAST", "int64"): 3,
         }
 
-    def test_a_rank_alone_tells_no_group_that_is_not_recorded(self):
+    def test_a_rank_alone_has_no_group_that_is_not_recorded(self):
         trace = shared("kineto_single/torchrec_a100_rank3of8.json.gz")
         assert trace.groups == ()
-        assert told(trace, EventKind.COLLECTIVE).total() == 60
+        assert counted(trace, EventKind.COLLECTIVE).total() == 60
 
     def test_shapes_are_those_of_the_inputs_of_an_op(self):
         trace = shared("kineto_single/torchrec_a100_rank3of8.json.gz")
@@ -81,7 +80,7 @@ class TestKineto:
     def test_no_shapes_where_they_were_not_recorded(self):
         assert shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz").shapes == ()
 
-    def test_the_optimizer_is_told(self):
+    def test_the_optimizer_is_recognised(self):
         trace = shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
         assert roles(trace, EventKind.OP)["UPDATE"] == 3  # steps
 
@@ -90,7 +89,7 @@ class TestKineto:
         about |= {"Process Group Name": "7", "Process Group Description": "mesh_tp", "Group size": 64}
         trace = one_kernel(tmp_path, "ncclDevKernel_AllGather_RING_LL()", {**about, "Process Group Ranks": "[0, 1, ..., 63]"})
         assert trace.groups == (ProcessGroup(name="7", description="mesh_tp", size=64),)
-        assert told(trace, EventKind.COLLECTIVE) == {("ALL_GATHER", "bfloat16"): 1}
+        assert counted(trace, EventKind.COLLECTIVE) == {("ALL_GATHER", "bfloat16"): 1}
 
     @pytest.mark.parametrize("listed", ["[0, 0]", "[-1, 2]", "[0, 1, 2]", "[1e9, 4]", "7"])
     def test_a_list_of_ranks_that_cannot_be_leaves_their_number(self, tmp_path, listed):
@@ -99,10 +98,10 @@ class TestKineto:
         assert trace.groups == (ProcessGroup(name="7", size=2),)
 
     def test_a_message_is_what_it_was_posted_as(self, tmp_path):
-        assert told(one_kernel(tmp_path, SEND_RECV, {"Collective name": "send"}), EventKind.COLLECTIVE) == {("SEND", ""): 1}
+        assert counted(one_kernel(tmp_path, SEND_RECV, {"Collective name": "send"}), EventKind.COLLECTIVE) == {("SEND", ""): 1}
 
     def test_a_kernel_that_does_not_tell_is_unknown(self, tmp_path):
-        assert told(one_kernel(tmp_path, SEND_RECV, {}), EventKind.COLLECTIVE) == {("UNKNOWN", ""): 1}
+        assert counted(one_kernel(tmp_path, SEND_RECV, {}), EventKind.COLLECTIVE) == {("UNKNOWN", ""): 1}
 
 
 def one_kernel(folder: Path, name: str, about: dict) -> Trace:
@@ -113,9 +112,9 @@ def one_kernel(folder: Path, name: str, about: dict) -> Trace:
 
 
 class TestOtherImports:
-    def test_a_table_of_operations_tells_messages_collectives_and_passes(self):
+    def test_a_table_of_operations_gives_messages_collectives_and_passes(self):
         trace = shared("stragglers/trace-ST.parquet")
-        assert told(trace, EventKind.COLLECTIVE) == {
+        assert counted(trace, EventKind.COLLECTIVE) == {
             ("SEND", ""): 1536,
             ("RECV", ""): 1536,
             ("ALL_GATHER", ""): 256,
@@ -134,50 +133,53 @@ class TestOtherImports:
         assert (trace.events.group[messages] == -1).all()
 
     def test_chakra_numbers_its_collectives(self):
-        found = told(shared("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
+        found = counted(shared("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
         assert found == {("ALL_REDUCE", ""): 5, ("BROADCAST", ""): 2}
 
-    def test_a_profile_without_collectives_tells_none(self):
+    def test_a_profile_without_collectives_has_none(self):
         trace = shared("other_formats/jax_conv_8xMI300X.xplane.pb")
         assert (trace.events.collective_kind == CollectiveKind.UNKNOWN).all()
 
     def test_a_horovod_timeline_is_of_all_reduces(self):
         trace = shared("tensorflow_horovod_2/rank0.horovod_timeline.json.gz")
-        found = told(trace, *(kind for kind in EventKind if kind not in (EventKind.CYCLE, EventKind.OP)))
+        found = counted(trace, *(kind for kind in EventKind if kind not in (EventKind.CYCLE, EventKind.OP)))
         assert set(found) == {("ALL_REDUCE", "float32")}
-        assert trace.groups == ()  # rank 0 wrote it: which ranks took part is not told
+        assert trace.groups == ()  # rank 0 wrote it: which ranks took part is not known
 
     def test_graphs_of_horovod_tell_operations_types_and_ranks(self):
         trace = shared(*(f"tensorflow_horovod_2/rank{rank}.v1_session_full_trace.pb.gz" for rank in (0, 1)))
-        assert set(told(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
+        assert set(counted(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_byteps_pushes_and_pulls(self):
-        found = told(shared("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
+        found = counted(shared("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
         assert found[("PUSH", "")] == found[("PULL", "")] > 0
         assert found.total() == 2 * found[("PUSH", "")]
 
     def test_a_store_of_mxnet_has_pushes_pulls_passes_and_updates(self):
         files = ("worker0.json.gz", "worker1.json.gz", "server0.json.gz", "symbol.json")
         trace = shared(*(f"mxnet_kvstore/{name}" for name in files))
-        assert {kind for kind, _ in told(trace, EventKind.COLLECTIVE)} == {"PUSH", "PULL"}
+        assert {kind for kind, _ in counted(trace, EventKind.COLLECTIVE)} == {"PUSH", "PULL"}
         assert {"FORWARD", "BACKWARD"} <= set(roles(trace, EventKind.KERNEL))
         assert {"COPY", "UPDATE", "UNKNOWN"} <= set(roles(trace, EventKind.SERVER))  # sums have no role
 
 
 class TestRecordings:
     def test_ddp_all_reduces_its_buckets(self):
-        trace = assemble_raw(DATA / "ddp_mlp")
-        assert set(told(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
-        assert {kind for kind, _ in told(trace, EventKind.COLLECTIVE, EventKind.ALLREDUCE)} == {"ALL_REDUCE", "BROADCAST"}
+        trace = trace_of("ddp_mlp")
+        assert set(counted(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
+        assert {kind for kind, _ in counted(trace, EventKind.COLLECTIVE, EventKind.ALLREDUCE)} == {
+            "ALL_REDUCE",
+            "BROADCAST",
+        }
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_ddp_copies_each_gradient_out_of_its_bucket(self):
-        trace = assemble_raw(DATA / "ddp_mlp")
+        trace = trace_of("ddp_mlp")
         assert roles(trace, EventKind.OP)["COPY"] == (trace.events.kind == EventKind.COMM).sum()
 
     def test_fsdp_gathers_before_both_passes_and_scatters_gradients(self):
-        trace = assemble_raw(DATA / "fsdp_mlp")
+        trace = trace_of("fsdp_mlp")
         events = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
         found = Counter(zip(events.collective_kind.tolist(), events.role.tolist(), strict=True))
         assert set(found) == {
@@ -187,7 +189,7 @@ class TestRecordings:
         }
 
     def test_fsdp_copies_in_before_a_gather_and_out_after_it(self):
-        events = assemble_raw(DATA / "fsdp_mlp").events
+        events = trace_of("fsdp_mlp").events
         gathers = events.select((events.kind == EventKind.COLLECTIVE) & (events.collective_kind == CollectiveKind.ALL_GATHER))
         span = {
             (rank, number): (start, end)
@@ -199,24 +201,21 @@ class TestRecordings:
         assert sum(before) == len(gathers) == len(copies) / 2
 
     def test_the_types_of_collectives_follow_from_the_execution_trace(self):
-        trace = assemble_raw(DATA / "fsdp_mlp")
-        assert {dtype for _, dtype in told(trace, EventKind.COLLECTIVE)} == {"float32"}
+        trace = trace_of("fsdp_mlp")
+        assert {dtype for _, dtype in counted(trace, EventKind.COLLECTIVE)} == {"float32"}
 
-    def test_horovod_of_mxnet_tells_all_reduces_ranks_passes_and_updates(self, tmp_path):
-        raw = shutil.copytree(DATA / "mxnet_horovod_mlp", tmp_path / "raw")
-        for packed in raw.rglob("*.gz"):
-            packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-        trace = assemble_mxnet_horovod(raw)
-        assert set(told(trace, EventKind.COMM, EventKind.ALLREDUCE)) == {("ALL_REDUCE", "float32")}
+    def test_horovod_of_mxnet_gives_all_reduces_ranks_passes_and_updates(self):
+        trace = trace_of("mxnet_horovod_mlp")
+        assert set(counted(trace, EventKind.COMM, EventKind.ALLREDUCE)) == {("ALL_REDUCE", "float32")}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
         assert {"FORWARD", "BACKWARD", "UPDATE"} <= set(roles(trace, EventKind.OP))
         assert 0 < trace.graphs[0].backward.sum() < len(trace.graphs[0].name)
 
-    def test_byteps_tells_passes_and_updates(self):
-        trace = assemble_byteps(DATA / "byteps_mlp")
+    def test_byteps_gives_passes_and_updates(self):
+        trace = trace_of("byteps_mlp")
         assert set(roles(trace, EventKind.KERNEL)) == {"FORWARD", "BACKWARD", "UPDATE"}
-        assert {kind for kind, _ in told(trace, EventKind.COPY)} == {"REDUCE", "BROADCAST", "UNKNOWN"}
-        assert set(told(trace, EventKind.COMM)) == {("UNKNOWN", "float32")}  # a push-pull is two messages
+        assert {kind for kind, _ in counted(trace, EventKind.COPY)} == {"REDUCE", "BROADCAST", "UNKNOWN"}
+        assert set(counted(trace, EventKind.COMM)) == {("UNKNOWN", "float32")}  # a push-pull is two messages
 
-    def test_the_sample_tells_no_group_which_version_1_did_not_have(self):
+    def test_the_sample_has_no_group_which_version_1_did_not_have(self):
         assert Trace.load(sample_trace_path()).groups == ()

@@ -1,9 +1,7 @@
 """A recorded MXNet + Horovod job becomes a trace: a real two-rank recording of a small network with shortcuts, on MPI."""
 
 import contextlib
-import gzip
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,28 +15,10 @@ from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.build import build_graph
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
+from tests.recordings import raw_copy
 
-DATA = Path(__file__).parents[1] / "data" / "mxnet_horovod_mlp"
+RECORDING = "mxnet_horovod_mlp"
 STEPS, TENSORS = [7, 8, 9], 12
-
-
-def unpacked(folder: Path) -> Path:
-    """A raw folder as the recorder leaves it."""
-    raw = shutil.copytree(DATA, folder)
-    for packed in raw.rglob("*.gz"):
-        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-        packed.unlink()
-    return raw
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return unpacked(tmp_path / "raw")
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return assemble_mxnet_horovod(unpacked(tmp_path_factory.mktemp("mxnet") / "raw"))
 
 
 def comm_of(trace: Trace, rank: int, step: int):
@@ -121,12 +101,12 @@ def test_saving_keeps_it(trace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("job.json", "--keep-raw"), ("rank1/hook.json", "DistributedTrainer"), ("horovod_timeline.json", "horovod_timeline")],
 )
-def test_a_missing_file_is_named(raw, name, said):
+def test_a_missing_file_is_named(raw, name, message):
     (raw / name).unlink()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         assemble_mxnet_horovod(raw)
 
 
@@ -137,7 +117,7 @@ def test_raw_files_of_another_recorder_are_refused(raw):
         assemble_mxnet_horovod(raw)
 
 
-def test_without_the_network_operators_are_known_by_type_and_that_is_said(raw):
+def test_without_the_network_operators_are_known_by_type_and_that_is_reported(raw):
     (raw / "rank0" / "symbol.json").unlink()
     trace = assemble_mxnet_horovod(raw)
     assert any("no graph of the network" in warning for warning in trace.meta.warnings)
@@ -159,7 +139,7 @@ FILES = ("job.json", "horovod_timeline.json", "rank0/hook.json", "rank1/worker.j
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked(tmp_path_factory.mktemp("whole") / "raw")
+    return raw_copy(RECORDING, tmp_path_factory.mktemp("whole"))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,22 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto_cpu import read_host_spans
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+RECORDING = "ddp_mlp"
+RAW = DATA / RECORDING
 TRACED = [8, 9, 10, 11, 12]
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def of_kind(trace: Trace, kind: EventKind, rank: int = 0, step: int | None = None):
@@ -118,31 +110,31 @@ def edited(path: Path, change) -> None:
 def test_a_missing_rank_is_named(raw):
     shutil.rmtree(raw / "rank1")
     with pytest.raises(InputError, match=r"rank1/hook\.json: missing"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_a_missing_profile_is_named(raw):
     (raw / "rank1" / "kineto.json.gz").unlink()
     with pytest.raises(InputError, match=r"rank1/kineto\.json\.gz: missing"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_a_job_that_was_not_profiled_says_so(raw):
     edited(raw / "rank0" / "hook.json", lambda hook: hook.update(marks=[]))
     with pytest.raises(InputError, match="none was profiled"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_raw_files_of_another_kind_are_refused(raw):
     edited(raw / "job.json", lambda job: job.update(format="tensorflow-horovod"))
     with pytest.raises(InputError, match="tensorflow-horovod"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_buckets_that_name_a_gradient_twice_are_refused(raw):
     edited(raw / "rank0" / "hook.json", lambda hook: hook["ddp"]["buckets"].append([0]))
     with pytest.raises(TraceFormatError, match="at most once"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_a_profile_that_lacks_an_all_reduce_is_refused(raw):
@@ -152,7 +144,7 @@ def test_a_profile_that_lacks_an_all_reduce_is_refused(raw):
     del profile["traceEvents"][found]
     path.write_bytes(gzip.compress(json.dumps(profile).encode()))
     with pytest.raises(TraceFormatError, match="20 collectives were enqueued in the profiled steps, Gloo ran 19"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def test_a_profile_need_not_be_compressed(tmp_path):
@@ -169,7 +161,7 @@ def test_a_file_that_is_cut_off_is_named(raw, name, share):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(TraceFormatError, match=name):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 class Records(msgspec.Struct):
@@ -226,4 +218,4 @@ def test_a_hook_file_with_a_wrong_value_never_crashes_the_assembly(tmp_path_fact
         hook[key] = data.draw(values)
     (raw / "rank1" / "hook.json").write_text(json.dumps(hook))
     with contextlib.suppress(DproSearchError):
-        assert len(assemble_ddp(raw).events)
+        assert len(assemble_torch(raw).events)

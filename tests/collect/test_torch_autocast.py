@@ -1,17 +1,14 @@
 """What bfloat16 autocast changes of a module: types along its tensors, casts, and the recorded times of what changes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dpro_search.collect.modules import LoweredOp
 from dpro_search.collect.readers.kineto_cpu import HostSpans
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.torch_autocast import ModuleRows, lowering
 from dpro_search.collect.torch_execution import ExecutionNode, TensorUse
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 BATCH, WIDTH = 16, 64
 
 
@@ -91,7 +88,7 @@ def test_a_module_without_products_changes_nothing():
 
 
 def test_of_a_recorded_block_all_ops_would_change_and_its_parameters_input_and_result_be_cast():
-    block = assemble_ddp(DATA / "ddp_blocks").modules[1]
+    block = trace_of("ddp_blocks").modules[1]
     ops = block.lowered
     assert ops is not None
     counts = {(one.type, one.calls) for one in ops.ops}

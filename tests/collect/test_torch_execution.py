@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import json
-import shutil
 from pathlib import Path
 
 import networkx as nx
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto_cpu import read_host_spans
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.collect.trace import EventKind, NodeGraph
 from dpro_search.costmodel.ddp import fit_ddp_costs
@@ -22,8 +21,10 @@ from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import apply_ddp
+from tests.recordings import DATA
 
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+RECORDING = "ddp_mlp"
+RAW = DATA / RECORDING
 SPANS = read_host_spans(RAW / "rank0" / "kineto.json.gz")
 WHOLE = gzip.decompress((RAW / "rank0" / "execution.json.gz").read_bytes())
 
@@ -32,11 +33,6 @@ WHOLE = gzip.decompress((RAW / "rank0" / "execution.json.gz").read_bytes())
 def executed(request: pytest.FixtureRequest) -> ExecutionTrace:
     folder = RAW / f"rank{request.param}"
     return read_execution_trace(folder / "execution.json.gz", read_host_spans(folder / "kineto.json.gz"))
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def needs(graph: NodeGraph) -> dict[str, list[str]]:
@@ -73,27 +69,20 @@ def test_the_loss_needs_all_layers_and_every_update_needs_the_loss(executed):
     assert nx.ancestors(graph, "aten::linear#7") >= updates  # the evaluation after it uses the new weights
 
 
-def test_every_all_reduce_is_led_back_to_the_gradients_of_its_bucket(executed):
+def test_the_all_reduces_of_the_buckets_follow_the_broadcasts_of_the_forward_pass(executed):
     assert [collective.name for collective in executed.collectives] == ["broadcast", "broadcast", "allreduce", "allreduce"]
-    reduced = executed.collectives[2:]
-    buckets = executed.bucket_gradients
-    assert [sum(use.size_bytes for use in bucket) for bucket in buckets] == [c.size_bytes for c in reduced] == [36904, 17152]
-    tensors = assemble_ddp(RAW).tensors
-    for number, bucket in enumerate(buckets):
-        own = [tensor for tensor in tensors if tensor.node == f"bucket {number}"]
-        assert [use.shape for use in bucket] == [tensor.shape for tensor in own]
-        assert {use.dtype for use in bucket} == {"float"}
+    assert [collective.size_bytes for collective in executed.collectives[2:]] == [36904, 17152]
 
 
 def test_ranks_that_ran_the_same_share_a_graph():
-    trace = assemble_ddp(RAW)
+    trace = assemble_torch(RAW)
     assert len(trace.graphs) == 1
     assert trace.graph_of_rank == (0, 0)
     assert "torch::autograd::AccumulateGrad" in trace.graphs[0].op
 
 
 def test_bytes_are_those_that_moved_where_a_hook_compresses(raw):
-    plain = assemble_ddp(raw)
+    plain = assemble_torch(raw)
     for rank in (0, 1):
         path = raw / f"rank{rank}" / "execution.json.gz"
         content = json.loads(gzip.decompress(path.read_bytes()))
@@ -101,7 +90,7 @@ def test_bytes_are_those_that_moved_where_a_hook_compresses(raw):
             if node["name"] == "c10d::allreduce_":
                 node["inputs"]["values"][0][0][4] = 2  # bytes of an element
         path.write_bytes(gzip.compress(json.dumps(content).encode()))
-    halved = assemble_ddp(raw)
+    halved = assemble_torch(raw)
     of_bucket = [trace.events.select(trace.events.kind == EventKind.COLLECTIVE).size_bytes.max() for trace in (plain, halved)]
     assert of_bucket == [36904, 18452]
     graph = build_ddp_graph(halved)
@@ -111,9 +100,9 @@ def test_bytes_are_those_that_moved_where_a_hook_compresses(raw):
 
 
 def test_a_recording_without_execution_trace_is_whole_but_for_its_graph(raw):
-    with_graph = assemble_ddp(raw)
+    with_graph = assemble_torch(raw)
     (raw / "rank1" / "execution.json.gz").unlink()
-    trace = assemble_ddp(raw)
+    trace = assemble_torch(raw)
     assert trace.graphs == ()
     np.testing.assert_array_equal(trace.events.size_bytes, with_graph.events.size_bytes)
 
@@ -133,7 +122,7 @@ def test_a_file_that_is_cut_off_is_named(raw, share):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(TraceFormatError, match=r"execution\.json\.gz"):
-        assemble_ddp(raw)
+        assemble_torch(raw)
 
 
 def used(path: Path) -> None:
@@ -144,7 +133,6 @@ def used(path: Path) -> None:
         assert len(executed.nodes) + sum(executed.dropped.values()) == total
         assert (np.diff(executed.graph.input_ptr) >= 0).all()
         assert all(collective.size_bytes >= 0 for collective in executed.collectives)
-        assert len(executed.bucket_gradients) <= len(executed.collectives)
 
 
 @settings(deadline=None, max_examples=30)

@@ -7,28 +7,18 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto_cpu import read_host_spans
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
+from tests.recordings import DATA, trace_of
 
-DATA = Path(__file__).parents[1] / "data"
-RAW = DATA / "ddp_blocks"
+RECORDING = "ddp_blocks"
+RAW = DATA / RECORDING
 BATCH, WIDTH, FLOAT = 16, 64, 4
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return shutil.copytree(RAW, tmp_path / "raw")
 
 
 def renamed(path: Path, old: str, new: str) -> None:
@@ -93,23 +83,23 @@ def test_they_are_saved_and_read_again(trace, tmp_path):
 
 
 def test_a_recording_from_before_they_were_kept_has_none():
-    old = assemble_ddp(DATA / "ddp_mlp")
+    old = trace_of("ddp_mlp")
     assert old.modules == ()
     assert len(old.module_calls) == 0
 
 
 def test_a_module_that_runs_twice_in_a_step_or_never_says_so(raw):
     renamed(raw / "rank1" / "kineto.json.gz", "dpro_search.module 1", "dpro_search.module 0")
-    trace = assemble_ddp(raw)
+    trace = assemble_torch(raw)
     refusals = {module.name: module.refusal for module in trace.modules}
     assert refusals == {"0": "it runs 2 times in a step", "1": "no backward function of it was seen in the recorded steps", "2": ""}
     assert {trace.modules[module].name for module in trace.module_calls.module} == {"2"}
 
 
-def test_without_an_execution_trace_nothing_is_said_of_memory(raw):
+def test_without_an_execution_trace_nothing_is_known_of_memory(raw):
     for rank in range(2):
         (raw / f"rank{rank}" / "execution.json.gz").unlink()
-    assert {(module.frees_bytes, module.behind_bytes) for module in assemble_ddp(raw).modules} == {(-1, -1)}
+    assert {(module.frees_bytes, module.behind_bytes) for module in assemble_torch(raw).modules} == {(-1, -1)}
 
 
 @settings(deadline=None, max_examples=15)
@@ -120,4 +110,4 @@ def test_a_list_of_other_modules_never_crashes_the_assembly(tmp_path_factory, mo
     path = raw / f"rank{rank}" / "hook.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"modules": modules}))
     with contextlib.suppress(DproSearchError):
-        assert len(assemble_ddp(raw).events)
+        assert len(assemble_torch(raw).events)

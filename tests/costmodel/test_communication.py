@@ -14,7 +14,7 @@ from dpro_search.costmodel.collectives import Algorithm, Points
 from dpro_search.costmodel.communication import AllReduceRegressor, folds
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import Series
-from dpro_search.costmodel.learned.regressor import Origin
+from dpro_search.costmodel.intervals import Origin
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
 TRUE = AllReduceCost(
@@ -62,7 +62,7 @@ def test_far_from_what_was_measured_the_formula_alone_counts():
     np.testing.assert_allclose(regressor.predict(far.matrix()), regressor.cost_.predict(far), rtol=1e-3)
 
 
-def test_intervals_widen_away_from_what_was_measured_until_nothing_is_said():
+def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted():
     regressor = fitted(grid(SIZES))
     asked = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
     found = regressor.predict_interval(asked.matrix())
@@ -72,7 +72,7 @@ def test_intervals_widen_away_from_what_was_measured_until_nothing_is_said():
     assert np.isnan(found.us[2])
 
 
-def test_more_ranks_are_as_doubtful_as_the_most_were_from_the_others():
+def test_more_ranks_are_as_uncertain_as_the_most_were_from_the_others():
     points = grid(SIZES, ranks=(2, 3, 4))
     slower = measured(points) * points.ranks**0.7  # what no formula of a ring knows
     regressor = AllReduceRegressor().fit(points.matrix(), slower)
@@ -84,7 +84,7 @@ def test_more_ranks_are_as_doubtful_as_the_most_were_from_the_others():
     assert (found.high_us / found.low_us > inside.high_us / inside.low_us).all()
 
 
-def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_is_in_doubt():
+def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_is_uncertain():
     regressor = fitted(grid(SIZES, ranks=(2,)))
     assert "ranks" not in regressor.carried_
     found = regressor.predict_interval(grid(SIZES, ranks=(8,)).matrix())

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import EventKind
 from dpro_search.costmodel.collectives import Algorithm
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import Series, nccl_series, table_series, trace_series
 from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.graph.share import collective_spans
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
@@ -34,7 +32,7 @@ def test_a_horovod_job_gives_its_fused_all_reduces():
 
 
 def test_a_ddp_job_moves_each_gradient_once_a_step():
-    trace = assemble_ddp(DATA / "ddp_mlp")
+    trace = trace_of("ddp_mlp")
     found = trace_series(trace)
     steps = len(np.unique(trace.events.step[trace.events.kind == EventKind.ALLREDUCE]))
     assert found.points.size_bytes.sum() >= steps * sum(tensor.size_bytes for tensor in trace.tensors)
@@ -42,14 +40,14 @@ def test_a_ddp_job_moves_each_gradient_once_a_step():
 
 
 def test_pushes_and_pulls_have_workers_for_ranks():
-    found = trace_series(assemble_byteps(DATA / "byteps_mlp"))
+    found = trace_series(trace_of("byteps_mlp"))
     assert found.algorithms == (Algorithm.PARAMETER_SERVER,)
     assert set(found.points.ranks) == {2}
     assert ((found.points.servers >= 1) & (found.points.servers <= 2)).all()
 
 
 def test_transfers_that_overlap_are_one_point():
-    trace = assemble_ddp(DATA / "ddp_mlp")
+    trace = trace_of("ddp_mlp")
     events = trace.events
     moves = events.kind == EventKind.ALLREDUCE
     step = events.step[moves][0]

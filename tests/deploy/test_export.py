@@ -5,14 +5,12 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
@@ -23,9 +21,9 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from tests.faults.processes import succeeds
+from tests.recordings import trace_of
 
 T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
-DATA = Path(__file__).parents[1] / "data"
 
 
 def prediction(us):
@@ -250,7 +248,7 @@ def test_limits_in_mib_are_exact_in_bytes():
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "sentences"),
     [
         (4, "The plan has 4 servers where 2 were recorded: it needs 2 more hosts, with links like the others'."),
         (3, "The plan has 3 servers where 2 were recorded: it needs 1 more host, with links like the others'."),
@@ -258,17 +256,17 @@ def test_limits_in_mib_are_exact_in_bytes():
         (1, None),
     ],
 )
-def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, tmp_path):
+def test_more_servers_than_were_recorded_need_hosts_in_the_readme(servers, sentences, tmp_path):
     exported = export_plan(Plan(servers=servers), tmp_path / "out", (T.MXNET,), JobFacts(servers=Servers(2)))
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert ("more host" in readme) == ("more host" in exported.usage) == (said is not None)
-    if said is not None:
-        assert said in readme
-        assert said in exported.usage
+    assert ("more host" in readme) == ("more host" in exported.usage) == (sentences is not None)
+    if sentences is not None:
+        assert sentences in readme
+        assert sentences in exported.usage
 
 
 @pytest.mark.parametrize(
-    ("plan", "recorded", "said"),
+    ("plan", "recorded", "sentences"),
     [
         (Plan(servers=4, servers_on_workers=True), Servers(2), ["Start server N on the host of worker N, cyclically."]),
         (Plan(servers=4), Servers(2, on_workers=True), []),
@@ -283,23 +281,23 @@ def test_more_servers_than_were_recorded_are_said_to_need_hosts(servers, said, t
         ),
     ],
 )
-def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, recorded, said, tmp_path):
+def test_the_readme_says_where_to_start_servers_and_which_hosts_they_need(plan, recorded, sentences, tmp_path):
     exported = export_plan(plan, tmp_path / "out", (T.BYTEPS,), JobFacts(servers=recorded))
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert all(sentence in readme and sentence in exported.usage for sentence in said)
-    assert readme.count("Start ") == 1 + sum(sentence.startswith("Start ") for sentence in said)  # that of the job as well
-    assert ("more host" in readme) == any("more host" in sentence for sentence in said)
+    assert all(sentence in readme and sentence in exported.usage for sentence in sentences)
+    assert readme.count("Start ") == 1 + sum(sentence.startswith("Start ") for sentence in sentences)  # that of the job as well
+    assert ("more host" in readme) == any("more host" in sentence for sentence in sentences)
 
 
 def test_how_many_servers_a_recording_had(trace):
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     assert kind_of(recorded).facts(recorded).servers == Servers(2)
     assert kind_of(trace).facts(trace).servers == Servers(0)
 
 
 @pytest.mark.parametrize(("hosts", "placed"), [(("h0", "h1", "h2", "h3"), "own"), (("h0", "h1", "h1", "h0"), "workers")])
 def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     knobs = {**recorded.meta.knobs, "DPRO_SEARCH_SERVER_HOSTS": placed}
     meta = msgspec.structs.replace(recorded.meta, hosts=hosts, knobs=knobs)
     job = recorded_job(replace(recorded, meta=meta))
@@ -309,5 +307,5 @@ def test_a_recorded_job_is_started_with_servers_where_they_were(hosts, placed):
 
 
 def test_recordings_of_before_there_was_a_choice_have_servers_on_hosts_of_their_own():
-    recorded = assemble_byteps(DATA / "byteps_mlp")
+    recorded = trace_of("byteps_mlp")
     assert recorded_job(recorded).spec.env["DPRO_SEARCH_SERVER_HOSTS"] == "own"

@@ -16,18 +16,10 @@ HOW = (
 
 
 class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
-    """What the predictions were.
+    """What the predictions were."""
 
-    Attributes
-    ----------
-    reason
-        Why it was changed last.
-    predictions
-        By the name of the case: ``iteration_us`` and ``breakdown_us``, or ``refused``.
-    """
-
-    reason: str
-    predictions: dict[str, dict[str, Any]]
+    reason: str  # Why it was changed last.
+    predictions: dict[str, dict[str, Any]]  # By the name of the case: ``iteration_us`` and ``breakdown_us``, or ``refused``.
 
 
 def read() -> Snapshot:

@@ -1,18 +1,12 @@
 """Daydream's arithmetic on steps that can be worked out by hand, and what it looks at of real recordings."""
 
-import gzip
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.replay.replayer import replay
 from experiments.dpro.daydream import (
@@ -28,8 +22,8 @@ from experiments.dpro.daydream import (
     single_units,
 )
 from experiments.dpro.worker import Stretch, Worker, worker_of
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 JOBS = ("tensorflow", "mxnet-horovod", "ddp", "byteps")
 
 
@@ -130,11 +124,8 @@ def test_time_that_spans_cover_counts_once():
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory) -> dict[str, Trace]:
-    raw = shutil.copytree(DATA / "mxnet_horovod_mlp", tmp_path_factory.mktemp("mxnet") / "raw")
-    for packed in raw.rglob("*.gz"):
-        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-    found = (sample(), assemble_mxnet_horovod(raw), assemble_ddp(DATA / "ddp_mlp"), assemble_byteps(DATA / "byteps_mlp"))
+def traces() -> dict[str, Trace]:
+    found = (sample(), trace_of("mxnet_horovod_mlp"), trace_of("ddp_mlp"), trace_of("byteps_mlp"))
     return dict(zip(JOBS, found, strict=True))
 
 

@@ -11,7 +11,6 @@ from sample import sample
 
 from dpro_search.collect.assembly import aligned
 from dpro_search.collect.sample import sample_trace_path
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.errors import InputError
 from dpro_search.search import run_search
 from experiments.dpro.alignment import with_clocks
@@ -21,11 +20,10 @@ from experiments.dpro.parts import Options, gathered, table
 from experiments.dpro.published import replay_errors_pct
 from experiments.dpro.recordings import recordings
 from experiments.dpro.replay_accuracy import replay_accuracy
+from tests.recordings import trace_of
 
-DDP = Path(__file__).parents[1] / "data" / "ddp_mlp"
 
-
-@pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: assemble_ddp(DDP), id="ddp")])
+@pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: trace_of("ddp_mlp"), id="ddp")])
 @pytest.mark.parametrize("shift_us", [5e4, -5e4])
 def test_a_shift_of_a_rank_is_recovered_within_what_the_alignment_reports(trace, shift_us):
     off = with_clocks(trace(), [0.0, shift_us])
@@ -33,7 +31,7 @@ def test_a_shift_of_a_rank_is_recovered_within_what_the_alignment_reports(trace,
     assert abs(report.offset_us[1] - shift_us) <= report.residual_us[1]
 
 
-@pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: assemble_ddp(DDP), id="ddp")])
+@pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: trace_of("ddp_mlp"), id="ddp")])
 def test_clocks_that_are_set_back_give_the_recording_again(trace):
     whole = trace()
     there = with_clocks(with_clocks(whole, [0.0, 1234.0]), [0.0, -1234.0])
@@ -66,8 +64,8 @@ def test_op_fusion_alone_is_searched_without_collectives_to_look_at(tmp_path):
 
 
 def test_a_strategy_that_a_job_does_not_have_leaves_nothing_to_search():
-    assert not restricted(assemble_ddp(DDP), "partition").space.transformations
-    assert [name for name in STRATEGIES if restricted(assemble_ddp(DDP), name).space.transformations] == ["tensor fusion", "all"]
+    assert not restricted(trace_of("ddp_mlp"), "partition").space.transformations
+    assert [name for name in STRATEGIES if restricted(trace_of("ddp_mlp"), name).space.transformations] == ["tensor fusion", "all"]
 
 
 class Number(msgspec.Struct):

@@ -25,19 +25,12 @@ _GROWTH = 1.05  # of the time that a command may take, from one that was killed 
 
 @dataclass(kw_only=True)
 class Kills:
-    """How many there are to be, and what came of those so far.
-
-    Attributes
-    ----------
-    seconds
-        End early after this time; None: make all.
-    tally
-        "killed", or "had ended" where the command was done before its time came; "left a temporary name".
-    """
+    """How many there are to be, and what came of those so far."""
 
     wanted: int
     seed: int = 1
-    seconds: float | None = None
+    seconds: float | None = None  # End early after this time; None: make all.
+    # "killed", or "had ended" where the command was done before its time came; "left a temporary name".
     tally: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

@@ -21,8 +21,10 @@ def command(*args: object) -> list[str]:
     return [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
 
 
-def dpro(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*args), cwd=cwd, capture_output=True, text=True, check=False)
+def dpro(*args: object, cwd: Path | None = None, timeout: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, with variables on top of this process's."""
+    options = {"cwd": cwd, "timeout": timeout, "env": {**os.environ, **env}}
+    return subprocess.run(command(*args), capture_output=True, text=True, check=False, **options)
 
 
 def succeeds(*args: object, cwd: Path | None = None) -> str:

@@ -16,7 +16,7 @@ from sample import predictor
 
 from dpro_search import load_run
 from dpro_search.collect.sample import sample_trace_path
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
@@ -103,7 +103,7 @@ def columns(folder: Path) -> dict[str, np.ndarray]:
 def recorded(tmp_path_factory) -> Path:
     """A small real trace."""
     folder = tmp_path_factory.mktemp("recorded") / "trace"
-    assemble_ddp(RAW).save(folder)
+    assemble_torch(RAW).save(folder)
     return folder
 
 

@@ -5,17 +5,12 @@ forward pass; ``grouped``, two layers are one unit; ``accumulate``, two backward
 ``by-hand``, an update without torch.optim. Several can be joined by commas. The last line printed is the loss, to the last bit.
 """
 
-import gc
-import sys
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch_training import batch, begun, ended, step
 
-how, steps = sys.argv[1].split(","), int(sys.argv[2]) if len(sys.argv) > 2 else 14
-dist.init_process_group("gloo")
-torch.manual_seed(1)
+how, steps = begun()
 layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]
 model = nn.Sequential(*layers, nn.Linear(64, 10))  # the last layer is left to the root
 if "grouped" in how:
@@ -28,8 +23,7 @@ if "prefetch" in how:
     for unit, following in zip([model, *layers], layers):
         unit.set_modules_to_forward_prefetch([following])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-generator = torch.Generator().manual_seed(dist.get_rank())
-inputs, labels = torch.randn((32, 64), generator=generator), torch.randint(10, (32,), generator=generator)
+inputs, labels = batch()
 
 for _ in range(steps):
     optimizer.zero_grad()
@@ -37,15 +31,6 @@ for _ in range(steps):
         model.set_requires_gradient_sync(False)
         nn.functional.cross_entropy(model(inputs), labels).backward()
         model.set_requires_gradient_sync(True)
-    loss = nn.functional.cross_entropy(model(inputs), labels)
-    loss.backward()
-    if "by-hand" in how:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
-    else:
-        optimizer.step()
-print(float(loss.detach()).hex())
-del model  # it holds on to the group, whose threads then now and then abort a process that ends (seen in 2 of 14 runs)
-gc.collect()
-dist.destroy_process_group()
+    loss = step(model, optimizer, inputs, labels, "by-hand" in how)
+del model
+ended(loss)

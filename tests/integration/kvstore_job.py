@@ -9,19 +9,7 @@ from pathlib import Path
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-
-class Shortcut(nn.HybridBlock):
-    """A block with two paths, joined by a sum."""
-
-    def __init__(self, width):
-        super().__init__()
-        with self.name_scope():
-            self.inner = nn.HybridSequential()
-            self.inner.add(nn.Dense(width, activation="relu"), nn.Dense(width))
-
-    def hybrid_forward(self, _, hidden):
-        return hidden + self.inner(hidden)
+from mxnet_shortcuts import shortcuts
 
 
 class TwoInputs(nn.HybridBlock):
@@ -53,11 +41,8 @@ def main():
     kind = sys.argv[1]
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 14
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    width = 1024 if kind == "wide" else 96
-    net.add(nn.Dense(width, activation="relu"), Shortcut(width), Shortcut(width), nn.Dense(10))
     two = kind == "two-inputs"
-    net = TwoInputs() if two else net
+    net = TwoInputs() if two else shortcuts(1024 if kind == "wide" else 96)
     net.initialize(mx.init.Xavier())
     if kind != "imperative":
         net.hybridize()

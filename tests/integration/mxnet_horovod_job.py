@@ -6,20 +6,7 @@ import threading
 import horovod.mxnet as hvd
 import mxnet as mx
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
-
-class Shortcut(nn.HybridBlock):
-    """A block with two paths, joined by a sum."""
-
-    def __init__(self, width):
-        super().__init__()
-        with self.name_scope():
-            self.inner = nn.HybridSequential()
-            self.inner.add(nn.Dense(width, activation="relu"), nn.Dense(width))
-
-    def hybrid_forward(self, _, hidden):
-        return hidden + self.inner(hidden)
+from mxnet_shortcuts import shortcuts
 
 
 def main():
@@ -27,8 +14,7 @@ def main():
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 14
     hvd.init()
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(96, activation="relu"), Shortcut(96), Shortcut(96), nn.Dense(10))
+    net = shortcuts()
     net.initialize(mx.init.Xavier())
     if kind != "imperative":
         net.hybridize()

@@ -13,16 +13,12 @@ import pytest
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
+from tests.faults.processes import dpro
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "train.py"
-
-
-def dpro(*args: object, timeout: int = 600) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +95,11 @@ def test_raw_files_can_be_imported_again(recorded, raw):
     np.testing.assert_array_equal(Trace.load(raw.parent / "again").events.start_us, Trace.load(recorded[0]).events.start_us)
 
 
-def damaged(raw: Path, said: str) -> None:
+def damaged(raw: Path, message: str) -> None:
     done = imported(raw)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line
     assert not (raw.parent / "again").exists()
 
 
@@ -172,20 +168,18 @@ def test_an_interpreter_without_the_framework_is_one_line(tmp_path):
     assert not (tmp_path / "t").exists()
 
 
-def test_a_job_that_fails_is_one_line_and_leaves_nothing(tensorflow_python, tmp_path):
+@pytest.mark.parametrize(
+    ("source", "code", "message"),
+    [
+        ("raise SystemExit('no such data set')", 1, "no such data set"),
+        ("import horovod.tensorflow as hvd; hvd.init()", 2, "no training step was seen"),
+    ],
+)
+def test_a_job_that_gives_no_trace_is_one_line_and_leaves_nothing(tensorflow_python, tmp_path, source, code, message):
     script = tmp_path / "broken.py"
-    script.write_text("raise SystemExit('no such data set')\n")
+    script.write_text(source)
     done = dpro("collect", "--out", tmp_path / "t", "--", tensorflow_python, script)
-    assert done.returncode == 1
-    assert "no such data set" in done.stderr
+    assert done.returncode == code
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "t").exists()
-
-
-def test_a_job_without_gradients_is_one_line(tensorflow_python, tmp_path):
-    script = tmp_path / "empty.py"
-    script.write_text("import horovod.tensorflow as hvd\nhvd.init()\n")
-    done = dpro("collect", "--out", tmp_path / "t", "--", tensorflow_python, script)
-    assert done.returncode == 2
-    assert "no training step was seen" in done.stderr
     assert not (tmp_path / "t").exists()

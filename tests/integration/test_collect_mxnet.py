@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from dpro_search.replay.replayer import replay
 from dpro_search.space.kvstore_job import kvstore_graph, process_loads
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.placement import hosts_of_workers
+from tests.faults.processes import dpro
 
 pytestmark = pytest.mark.integration
 
@@ -41,13 +41,7 @@ def recorded(mxnet_python: str, tmp_path_factory: pytest.TempPathFactory) -> tup
     rate = ("--rate", "2gbit") if os.geteuid() == 0 else ()
     when = ("--warmup", "3", "--untraced", "4", "--traced", "3")
     command = ["collect", "--framework", "mxnet", "--comm", "kvstore", "--out", folder / "trace", "--keep-raw", folder / "raw"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dpro_search.cli", *command, *rate, *when, "--json", "--", mxnet_python, JOB, "plain"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = dpro(*command, *rate, *when, "--json", "--", mxnet_python, JOB, "plain", timeout=120)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -108,12 +102,7 @@ def test_the_recorded_job_can_be_replayed(recorded):
     [("replay", "--set", "servers=1"), ("replay", "--set", "p3=1"), ("replay",), ("diagnose",)],
 )
 def test_the_verbs_know_such_a_trace(recorded, verb):
-    done = subprocess.run(
-        [sys.executable, "-m", "dpro_search.cli", verb[0], str(recorded[0] / "trace"), *verb[1:], "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = dpro(verb[0], recorded[0] / "trace", *verb[1:], "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     iteration_us = result["iteration_us" if verb[0] == "diagnose" else "predicted_iteration_us"]
@@ -155,7 +144,7 @@ def test_a_job_is_timed_without_the_profiler(mxnet_python):
     assert (times.comm_cpu_us > 0).any()
 
 
-def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
+def test_a_server_without_a_key_is_reported(mxnet_python, tmp_path):
     many = spec(mxnet_python, "plain", DMLC_NUM_SERVER="3")
     trace = MXNET_KVSTORE.record(many, tmp_path / "t", schedule=SCHEDULE)
     servers = trace.meta.ranks - 2
@@ -163,15 +152,15 @@ def test_a_server_without_a_key_is_said(mxnet_python, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "said"),
+    ("how", "kind", "message"),
     [
         (("fails",), JobError, "the script failed on its own"),
         (("plain", 3), InputError, "only 3 steps ran"),
         (("local",), InputError, "use kvstore='dist_sync'"),
     ],
 )
-def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, said):
-    with pytest.raises(kind, match=said):
+def test_jobs_that_cannot_be_recorded_say_why(mxnet_python, tmp_path, how, kind, message):
+    with pytest.raises(kind, match=message):
         MXNET_KVSTORE.record(spec(mxnet_python, *how), tmp_path / "t", schedule=SCHEDULE)
     assert not (tmp_path / "t").exists()
 

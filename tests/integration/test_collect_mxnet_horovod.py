@@ -18,6 +18,7 @@ from dpro_search.collect.launchers import MXNET_HOROVOD
 from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from tests.faults.processes import dpro
 
 pytestmark = pytest.mark.integration
 
@@ -34,9 +35,8 @@ def spec(python: str, *how: object) -> JobSpec:
     return JobSpec(command=(python, str(JOB), *map(str, how)), ranks=2, cores=default_cores(2))
 
 
-def dpro(*args: object, **env: str) -> dict:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **env})
+def facts_of(*args: object, **env: str) -> dict:
+    done = dpro(*args, timeout=300, **env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -46,7 +46,7 @@ def recorded(mxnet_python: str, tmp_path_factory: pytest.TempPathFactory) -> tup
     out = tmp_path_factory.mktemp("recorded") / "trace"
     rate = ("--rate", "2gbit") if os.geteuid() == 0 else ()
     where = ("collect", "--framework", "mxnet", "--comm", "horovod", "--out", out, *rate, *WHEN, "--json")
-    return out, dpro(*where, "--", mxnet_python, JOB, "plain")
+    return out, facts_of(*where, "--", mxnet_python, JOB, "plain")
 
 
 def test_a_recording_says_what_it_holds(recorded):
@@ -67,7 +67,7 @@ def test_a_recording_says_what_it_holds(recorded):
     ],
 )
 def test_the_verbs_know_such_a_trace(recorded, asked):
-    result = dpro(asked[0], recorded[0], *asked[1:], "--json")
+    result = facts_of(asked[0], recorded[0], *asked[1:], "--json")
     assert result["iteration_us" if asked[0] == "diagnose" else "predicted_iteration_us"] > 0
 
 
@@ -182,15 +182,13 @@ def test_tensorflow_trains_on_mpi_where_the_environment_asks_for_it(tensorflow_p
     rate = ("--rate", "2gbit") if os.geteuid() == 0 else ()
     where = ("collect", "--out", tmp_path / "t", *rate, *WHEN, "--json")
     train = (tensorflow_python, TRAIN, "--model", "vgg16", "--batch", 1, "--steps", 16)
-    result = dpro(*where, "--", *train, HOROVOD_CONTROLLER="mpi")
+    result = facts_of(*where, "--", *train, HOROVOD_CONTROLLER="mpi")
     assert result["tensors"] == 32
     assert Trace.load(tmp_path / "t").meta.knobs["HOROVOD_CONTROLLER"] == "mpi"
-    assert dpro("replay", tmp_path / "t", "--json")["predicted_iteration_us"] > 0
+    assert facts_of("replay", tmp_path / "t", "--json")["predicted_iteration_us"] > 0
 
 
 def test_another_controller_is_refused(mxnet_python, tmp_path):
-    command = [sys.executable, "-m", "dpro_search.cli", "collect", "--out", str(tmp_path / "t"), "--", mxnet_python, str(JOB)]
-    env = {**os.environ, "HOROVOD_CONTROLLER": "nccl"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = dpro("collect", "--out", tmp_path / "t", "--", mxnet_python, JOB, HOROVOD_CONTROLLER="nccl")
     assert done.returncode == 2
     assert "HOROVOD_CONTROLLER=nccl: known are gloo, mpi" in done.stderr

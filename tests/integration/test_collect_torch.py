@@ -13,12 +13,13 @@ import pytest
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.step_times import Schedule
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
+from tests.faults.processes import dpro
 from tests.integration.torch_losses import assert_same_losses_unrecorded
 
 pytestmark = pytest.mark.integration
@@ -27,11 +28,6 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "torch_train.py"
 JOB = Path(__file__).with_name("ddp_job.py")
 SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
-
-
-def dpro(*args: object, timeout: int = 600) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def collect(out: Path, *job: object) -> subprocess.CompletedProcess[str]:
@@ -116,7 +112,7 @@ def test_the_recorder_changes_no_number(torch_python, small, tmp_path):
 
 def test_raw_files_give_the_same_trace_again(small):
     raw, trace = small
-    np.testing.assert_array_equal(assemble_ddp(raw).events.start_us, trace.events.start_us)
+    np.testing.assert_array_equal(assemble_torch(raw).events.start_us, trace.events.start_us)
 
 
 def test_a_job_is_timed_without_the_profiler(torch_python):

@@ -40,21 +40,12 @@ DIAGNOSE_KEYS = {
 
 
 class KindConformance:
-    """Tests of one kind, on its `recording`.
+    """Tests of one kind, on its `recording`."""
 
-    Attributes
-    ----------
-    kind
-        The constant ``KIND`` of its module.
-    options
-        What its plans may do beyond communication, as far as the recording has it.
-    unmoved
-        Choices of its space, and speeds, that change no prediction of this recording.
-    """
-
-    kind: ClassVar[Kind]
+    kind: ClassVar[Kind]  # The constant ``KIND`` of its module.
+    # What its plans may do beyond communication, as far as the recording has it.
     options: ClassVar[PlanOptions] = PlanOptions(allow_lossy=True)
-    unmoved: ClassVar[tuple[str, ...]] = ()
+    unmoved: ClassVar[tuple[str, ...]] = ()  # Choices of its space, and speeds, that change no prediction of this recording.
 
     @classmethod
     def recording(cls) -> Trace:

@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
 from dpro_search.kinds._at_scale import RING_EFFICIENCY
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
-
-DATA = Path(__file__).parents[1] / "data"
+from tests.recordings import trace_of
 
 
 @functools.cache
 def ddp() -> Job:
-    return job_of(assemble_torch(DATA / "ddp_blocks"))
+    return job_of(trace_of("ddp_blocks"))
 
 
 def on(cluster: str, *changes: str) -> tuple[Job, Plan]:
@@ -79,6 +76,6 @@ def test_what_is_not_known_there_is_one_line() -> None:
     job, _ = on("2xhgx-h100")
     with pytest.raises(InputError, match="diagnose the recording"):
         job.diagnose()
-    servers = job_of(assemble_byteps(DATA / "byteps_mlp"))
+    servers = job_of(trace_of("byteps_mlp"))
     with pytest.raises(InputError, match=r"a job with BytePS cannot .* other devices; a Horovod job and a DistributedDataParallel"):
         servers.under(Scenario().on("2xhgx-h100"))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
 from sample import sample
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import PlanOptions, byteps, ddp, fsdp, horovod, imported, kinds, kvstore
 from tests.kinds.conformance import KindConformance
+from tests.recordings import trace_of
 
-DATA = Path(__file__).parents[1] / "data"
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
@@ -36,11 +30,7 @@ class TestHorovodOnMxnet(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        with tempfile.TemporaryDirectory() as folder:
-            raw = shutil.copytree(DATA / "mxnet_horovod_mlp", Path(folder) / "raw")
-            for packed in raw.rglob("*.gz"):
-                packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-            return assemble_mxnet_horovod(raw)
+        return trace_of("mxnet_horovod_mlp")
 
 
 class TestDdp(KindConformance):
@@ -49,7 +39,7 @@ class TestDdp(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        return assemble_torch(DATA / "ddp_mlp")
+        return trace_of("ddp_mlp")
 
 
 class TestFsdp(KindConformance):
@@ -57,7 +47,7 @@ class TestFsdp(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        return assemble_torch(DATA / "fsdp_mlp")
+        return trace_of("fsdp_mlp")
 
 
 class TestKvstore(KindConformance):
@@ -65,7 +55,7 @@ class TestKvstore(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        return Trace.load(DATA / "kvstore_mlp")
+        return trace_of("kvstore_mlp")
 
 
 class TestByteps(KindConformance):
@@ -74,7 +64,7 @@ class TestByteps(KindConformance):
 
     @classmethod
     def recording(cls) -> Trace:
-        return assemble_byteps(DATA / "byteps_mlp")
+        return trace_of("byteps_mlp")
 
 
 class TestImported(KindConformance):

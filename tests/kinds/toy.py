@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -76,6 +76,11 @@ class ToyJob(Job):
     title = "a toy job"
     askable = ("rounds",)
     settings = ("compute", "communication")
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_compute(options, trace)
+        return cls(trace)
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.tensors = trace, trace.tensors
@@ -172,15 +177,8 @@ class ToyLauncher(Launcher):
 class ToyKind(Kind):
     title = ToyJob.title
     targets = (TARGET,)
+    formats = (FORMAT,)
     job_type = ToyJob
-
-    def recognises(self, trace: Trace) -> bool:
-        return trace.meta.format == FORMAT
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        refuse_compute(options, trace)
-        return ToyJob(trace)
-
     launchers = (ToyLauncher(),)
 
 

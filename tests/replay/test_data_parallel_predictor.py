@@ -6,7 +6,8 @@ import pytest
 from dpro_search.errors import InputError
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.search.samplers import sampler_for
-from dpro_search.space.data_parallel import Network, Ring, layered_step, replicated
+from dpro_search.space.data_parallel import layered_step, replicated
+from dpro_search.space.network import Network, Ring
 from dpro_search.space.plan import Plan
 
 

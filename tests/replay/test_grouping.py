@@ -9,25 +9,17 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError, InputError
-from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.grouping import GroupingReplay, Shortcuts
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import (
-    DataParallelJob,
-    HalvingDoubling,
-    Network,
-    ParameterServer,
-    RankStep,
-    Rendezvous,
-    Ring,
-    layered_step,
-    replicated,
-)
+from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 from dpro_search.space.replay_graph import OrderPolicy
+from tests.random_steps import random_step
 
 POLICIES = (int(OrderPolicy.PROGRAM), int(OrderPolicy.FIFO))
 SIZES = np.array([600.0, 1200.0, 300.0, 600.0, 900.0])
+DURATIONS_US = (0.0, 1.0, 2.0, 7.0)
 ALL = [Shortcuts(coarsen=a, symmetry=b, partial=c) for a, b, c in itertools.product((False, True), repeat=3)]
 
 
@@ -47,34 +39,6 @@ def priced_us(pricer, group_of):
         return None
 
 
-def random_step(seed, whole):
-    """Makers, then users, on two devices; `whole`: the next iteration waits for all of this one."""
-    rng = np.random.default_rng(seed)
-    makers, users, tensors = 5, 4, len(SIZES)
-    count = makers + users + 1
-    edges = [(a, b) for a in range(count) for b in range(a + 1, count) if rng.random() < 0.25]
-    if whole:
-        edges += [(op, count - 1) for op in range(count - 1)]
-    sources = sorted(set(range(count)) - {b for _, b in edges})
-    carried = [(count - 1, op) for op in (sources if whole else [0])]
-    return RankStep(
-        duration_us=rng.choice([0.0, 1.0, 2.0, 7.0], count),
-        kind=np.repeat([int(OpKind.BACKWARD), int(OpKind.UPDATE)], [makers, users + 1]),
-        device=rng.integers(0, 2, count),
-        policy=rng.choice(POLICIES, 2),
-        priority=rng.integers(0, 2, count),
-        tensor_bytes=SIZES,
-        edge_src=np.array([a for a, _ in edges], np.int64),
-        edge_dst=np.array([b for _, b in edges], np.int64),
-        maker_op=rng.integers(0, makers, tensors),
-        maker_tensor=np.arange(tensors),
-        user_tensor=np.arange(tensors),
-        user_op=np.append(makers + rng.integers(0, users, tensors - 1), count - 1),
-        carry_src=np.array([a for a, _ in carried]),
-        carry_dst=np.array([b for _, b in carried]),
-    )
-
-
 @st.composite
 def jobs(draw):
     ranks = draw(st.sampled_from([1, 2, 2, 3, 4]))
@@ -82,7 +46,8 @@ def jobs(draw):
     schemes = [Ring(reduce_us_per_byte=0.003), Ring(), Rendezvous(latency_us=2.0, us_per_byte=0.01)]
     schemes += [HalvingDoubling(reduce_us_per_byte=0.003)] if ranks & (ranks - 1) == 0 else []
     whole = draw(st.booleans())
-    steps = tuple(random_step(seed, whole) for seed in draw(st.lists(st.integers(0, 1000), min_size=1, max_size=2)))
+    seeds = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=2))
+    steps = tuple(random_step(seed, SIZES, POLICIES, DURATIONS_US, barrier=whole) for seed in seeds)
     return DataParallelJob(
         steps=steps,
         step_of_rank=np.array(draw(st.lists(st.integers(0, len(steps) - 1), min_size=ranks, max_size=ranks))),

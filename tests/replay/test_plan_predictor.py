@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from sample import predictor, sample
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trace
 from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
@@ -25,22 +22,19 @@ from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
-from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
-from dpro_search.space.store_job import Segment
-
-DATA = Path(__file__).parents[1] / "data"
-MIB = 2**20
+from tests.recordings import trace_of
+from tests.store_jobs import MIB, kvstore_job, layers_of
 
 
 @functools.cache
 def byteps() -> Job:
-    return job_of(assemble_byteps(DATA / "byteps_mlp"))
+    return job_of(trace_of("byteps_mlp"))
 
 
 @functools.cache
 def ddp() -> Job:
-    return job_of(assemble_ddp(DATA / "ddp_mlp"))
+    return job_of(trace_of("ddp_mlp"))
 
 
 @functools.cache
@@ -51,27 +45,13 @@ def horovod() -> Job:
 def kvstore() -> Kvstore:
     """Two workers with 2 MiB in one tensor and 8 small ones, one slow link each, and one server: more servers help."""
     sizes = [2 * MIB, *[4096] * 8]
-    layers = range(len(sizes))
-    forward = [Segment(kind=OpKind.FORWARD, work_us=1000.0, uses=(i,), makes=()) for i in layers]
-    backward = [Segment(kind=OpKind.BACKWARD, work_us=1000.0, uses=(), makes=(i,)) for i in reversed(layers)]
-    job = KvstoreJob(
-        workers=((*forward, *backward),) * 2,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
-        element_bytes=np.full(len(sizes), 4.0),
-        key=np.array(layers),
-        worker_core=(0, 1),
-        server_core=(2,),
-        slicing=Slicing(servers=1, bound=10**9),
+    layer_us = [1000.0] * len(sizes)
+    job = kvstore_job(
+        sizes,
+        segments=layers_of(layer_us, layer_us),
         bytes_per_us=100.0,
-        comm_us_per_byte=0.0,
-        beside_us_per_byte=(0.0, 0.0),
-        copy_us_per_byte=1e-4,
-        sum_us_per_byte=1e-4,
-        update_us_per_byte=1e-4,
-        slice_us=1.0,
-        update_call_us=1.0,
-        worker_call_us=1.0,
-        updates=tuple((i,) for i in layers),
+        **dict.fromkeys(("copy_us_per_byte", "sum_us_per_byte", "update_us_per_byte"), 1e-4),
+        **dict.fromkeys(("slice_us", "update_call_us", "worker_call_us"), 1.0),
     )
     tensors = [
         TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)
@@ -113,7 +93,7 @@ def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> Non
 
 class TestDdp:
     def test_half_the_bytes_cost_less_communication(self) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
         slow = msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6)
         prices.predictor = prices.predictor.at(cluster=slow)
         gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="fp16")).iteration_us
@@ -123,11 +103,11 @@ class TestDdp:
             ddp().predict(Plan(compression="fp16"))
 
     def test_the_empty_plan_is_the_recording_to_the_last_bit(self) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
         assert prices.predict(Plan()) == ddp().predict(Plan())
 
     def test_factors_cost_less_communication_and_more_compute_and_memory(self) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
         prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
         plain, half, factors = (prices.predict(Plan(compression=kind)) for kind in (None, "fp16", "powersgd-1"))
         assert factors.iteration_us < half.iteration_us
@@ -138,7 +118,7 @@ class TestDdp:
         assert factors.source == "extrapolated"
 
     def test_the_search_chooses_among_all_kinds(self, tmp_path: Path) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
         prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
         kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
         best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
@@ -146,7 +126,7 @@ class TestDdp:
         assert found.plans[0].plan.compression == best == "powersgd-1"
 
     def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
 
         def refusal(**changes: object) -> str:
             tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in prices.tensors)
@@ -164,7 +144,7 @@ class TestDdp:
         assert "would compress no gradient" in refusal(shape=(10,))
 
     def test_what_a_hook_cannot_do_is_refused(self) -> None:
-        prices = job_of(assemble_ddp(DATA / "ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
         assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
         hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
         with pytest.raises(InputError, match="takes only one"):
@@ -218,14 +198,14 @@ class TestHalvesOfBytePS:
     """A real recording of two workers and two servers, without links; its gradients are float32."""
 
     def prices(self, **meta: Any) -> Byteps:
-        trace = assemble_byteps(DATA / "byteps_mlp")
+        trace = trace_of("byteps_mlp")
         changed = dataclasses.replace(trace, meta=msgspec.structs.replace(trace.meta, **meta))
         found = job_of(changed, PlanOptions(allow_lossy=True))
         assert isinstance(found, Byteps)
         return found
 
     def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
-        allowed, plain = self.prices(), job_of(assemble_byteps(DATA / "byteps_mlp"))
+        allowed, plain = self.prices(), job_of(trace_of("byteps_mlp"))
         assert isinstance(plain, Byteps)
         ours, theirs = allowed.graph(Plan()), plain.graph(Plan())
         assert list(ours.names) == list(theirs.names)
@@ -355,9 +335,9 @@ class TestHorovod:
         with pytest.raises(InputError, match="memory limit"):
             PlanOptions(memory_limit_bytes=0)
         with pytest.raises(InputError, match="only jobs of TensorFlow"):
-            job_of(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
+            job_of(trace_of("byteps_mlp"), PlanOptions(compute=frozenset({"precision"})))
         with pytest.raises(InputError, match="does not tell how much memory"):
-            job_of(assemble_byteps(DATA / "byteps_mlp"), PlanOptions(memory_limit_bytes=1))
+            job_of(trace_of("byteps_mlp"), PlanOptions(memory_limit_bytes=1))
         with pytest.raises(InputError, match="precision: name a table"):
             horovod_job(sample(), PlanOptions(compute=frozenset({"precision"})), predictor())
 

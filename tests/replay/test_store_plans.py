@@ -20,20 +20,19 @@ from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.steady import settled_distance, unrolled
-from dpro_search.space.byteps_job import BytepsJob, byteps_graph
+from dpro_search.space.byteps_job import byteps_graph
 from dpro_search.space.cost_spread import CostFactors, CostSpread
-from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
+from dpro_search.space.kvstore_job import kvstore_graph
 from dpro_search.space.plan import Plan
 from dpro_search.space.store_job import Segment
+from tests.store_jobs import byteps_job, kvstore_job, layers_of
 
 SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)
 RATES = st.sampled_from([None, 60.0, 250.0])
 
 
 def segments(tensors: int) -> tuple[Segment, ...]:
-    forward = [Segment(kind=OpKind.FORWARD, work_us=1100.0 + 70 * i, uses=(i,), makes=()) for i in range(tensors)]
-    backward = [Segment(kind=OpKind.BACKWARD, work_us=2100.0 + 30 * i, uses=(), makes=(i,)) for i in reversed(range(tensors))]
-    return (*forward, *backward)
+    return layers_of([1100.0 + 70 * i for i in range(tensors)], [2100.0 + 30 * i for i in range(tensors)])
 
 
 def tensors_of(sizes: list[int]) -> list[TensorInfo]:
@@ -45,12 +44,9 @@ def tensors_of(sizes: list[int]) -> list[TensorInfo]:
 
 def kvstore(sizes: list[int], rate: float | None) -> Kvstore:
     """Servers share the workers' cores."""
-    job = KvstoreJob(
-        workers=(segments(len(sizes)),) * 2,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
-        element_bytes=np.full(len(sizes), 4.0),
-        key=np.arange(len(sizes)),
-        worker_core=(0, 1),
+    job = kvstore_job(
+        sizes,
+        segments=segments(len(sizes)),
         server_core=(0,),
         slicing=Slicing(servers=1, bound=100_000),
         bytes_per_us=rate,
@@ -62,27 +58,23 @@ def kvstore(sizes: list[int], rate: float | None) -> Kvstore:
         slice_us=40.0,
         update_call_us=30.0,
         worker_call_us=1.0,
-        updates=tuple((i,) for i in range(len(sizes))),
     )
     return Kvstore.of_job(job, tensors_of(sizes))
 
 
 def byteps(sizes: list[int], rate: float | None) -> Byteps:
-    job = BytepsJob(
-        workers=(segments(len(sizes)),) * 2,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
+    job = byteps_job(
+        sizes,
+        segments=segments(len(sizes)),
         declared_key=np.arange(len(sizes)),
         group=np.arange(len(sizes)) // 2,
         order=np.arange(len(sizes))[::-1].copy(),
         scale_us=np.full((2, len(sizes)), 90.0),
         update_us=np.full((2, len(sizes)), 130.0),
-        worker_core=(0, 1),
         server_core=(0, 1),
         worker_polling=0.1,
         server_polling=0.05,
         partition_bytes=200_000,
-        credit=0,
-        hash_name="djb2",
         bytes_per_us=rate,
         cpu_us_per_byte=0.0006,
         message_us=60.0,

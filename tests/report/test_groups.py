@@ -1,18 +1,13 @@
 """What carries the gradients of real recordings of each kind of job, as recorded and under a plan."""
 
-from pathlib import Path
-
 import pytest
 from sample import predictor, sample
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.kinds import job_of
 from dpro_search.kinds.horovod.groups import replayed_groups
 from dpro_search.report.timeline import typical_step
 from dpro_search.space.plan import Plan
-
-DATA = Path(__file__).parents[1] / "data"
+from tests.recordings import trace_of
 
 
 def test_groups_that_a_limit_makes_hold_every_tensor_once():
@@ -37,7 +32,7 @@ def test_a_horovod_job_has_collectives(plan):
 
 
 def test_a_ddp_job_has_buckets_that_follow_the_limit():
-    trace = assemble_ddp(DATA / "ddp_mlp")
+    trace = trace_of("ddp_mlp")
     found = job_of(trace).tensor_groups(None, Plan.of(bucket_cap_bytes=1))
     recorded, planned = found.groups.values()
     assert found.noun == "bucket"
@@ -48,7 +43,7 @@ def test_a_ddp_job_has_buckets_that_follow_the_limit():
 
 
 def test_a_job_with_servers_has_messages_for_each_of_them():
-    trace = assemble_byteps(DATA / "byteps_mlp")
+    trace = trace_of("byteps_mlp")
     found = job_of(trace).tensor_groups(None, Plan(servers=1))
     assert list(found.groups) == ["as recorded, server 0", "as recorded, server 1", "1 server, server 0"]
     sizes = [sum(group.size_bytes for group in groups) for groups in found.groups.values()]

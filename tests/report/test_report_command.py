@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpro_search.collect.sample import sample_trace_path
-
-
-def dpro(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True, check=False)
+from tests.faults.processes import dpro
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +52,14 @@ def test_an_older_page_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("validation.json", "{", "not a validation"),
         ("result.json", "[]", "not a search result"),
         ("run.json", "{}", "damaged"),
     ],
 )
-def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, content, said):
+def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, content, message):
     copy = tmp_path / "run"
     copy.mkdir()
     for path in run.iterdir():
@@ -75,7 +70,7 @@ def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, content, 
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert file in line
-    assert said in line
+    assert message in line
     assert not (tmp_path / "page.html").exists()
 
 

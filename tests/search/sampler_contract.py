@@ -26,18 +26,10 @@ MIXED = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000, 40_000, 4_000,
 
 
 class SamplerContract:
-    """Tests of one sampler.
+    """Tests of one sampler."""
 
-    Attributes
-    ----------
-    name
-        As `sampler_for` knows it.
-    knobs
-        Whether it also searches jobs that nothing can guide.
-    """
-
-    name: str
-    knobs: bool = True
+    name: str  # As `sampler_for` knows it.
+    knobs: bool = True  # Whether it also searches jobs that nothing can guide.
 
     def proposals(self, objective: BusObjective, seed: int, count: int) -> list[Plan]:
         """Drive the sampler as a study does."""

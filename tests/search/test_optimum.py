@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, horovod_plans, serial_optimum
 from dpro_search.errors import InputError
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
-from dpro_search.space.data_parallel import DataParallelJob, Network, Rendezvous, Ring, layered_step, replicated
+from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
 from dpro_search.space.moves import canonical
+from dpro_search.space.network import Network, Rendezvous, Ring
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
 

@@ -8,68 +8,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
-from dpro_search.space.store_job import Segment
 from experiments.search.parts_by_tensor import BytepsByTensor, Case, KvstoreByTensor, searched, with_sizes
+from tests.store_jobs import byteps_job, kvstore_job, layers_of
 
 ELEMENTS = [300_000, 70_000, 1_000]
 
 
-def segments() -> tuple[Segment, ...]:
-    layers = range(len(ELEMENTS))
-    forward = [Segment(kind=OpKind.FORWARD, work_us=2_000.0, uses=(i,), makes=()) for i in layers]
-    backward = [Segment(kind=OpKind.BACKWARD, work_us=2_000.0, uses=(), makes=(i,)) for i in reversed(layers)]
-    return (*forward, *backward)
+LAYERS = layers_of([2_000.0] * 3, [2_000.0] * 3)
 
 
 def kvstore(*, priority: bool, size: int) -> KvstoreJob:
-    return KvstoreJob(
-        workers=(segments(),) * 2,
-        tensor_bytes=4.0 * np.array(ELEMENTS),
-        element_bytes=np.full(len(ELEMENTS), 4.0),
-        key=np.arange(len(ELEMENTS)),
-        worker_core=(0, 1),
+    return kvstore_job(
+        4.0 * np.array(ELEMENTS),
+        segments=LAYERS,
         server_core=(0, 1),
         slicing=Slicing(servers=2, priority=priority, bound=size, slice_threshold=size),
         bytes_per_us=250.0,
-        comm_us_per_byte=1e-3,
-        beside_us_per_byte=(0.0, 0.0),
-        copy_us_per_byte=1e-3,
-        sum_us_per_byte=1e-3,
-        update_us_per_byte=1e-3,
+        **dict.fromkeys(("comm_us_per_byte", "copy_us_per_byte", "sum_us_per_byte", "update_us_per_byte"), 1e-3),
         slice_us=200.0,
-        update_call_us=0.0,
-        worker_call_us=0.0,
-        updates=((0,), (1,), (2,)),
     )
 
 
 def byteps(partition_bytes: int) -> BytepsJob:
     order = np.array([2, 1, 0])
-    return BytepsJob(
-        workers=(segments(),) * 2,
-        tensor_bytes=4.0 * np.array(ELEMENTS),
+    return byteps_job(
+        4.0 * np.array(ELEMENTS),
+        segments=LAYERS,
         declared_key=1 + np.arange(len(ELEMENTS)),
         group=order,
         order=order,
-        scale_us=np.zeros((2, len(ELEMENTS))),
-        update_us=np.zeros((2, len(ELEMENTS))),
-        worker_core=(0, 1),
         server_core=(0, 1),
-        worker_polling=0.0,
-        server_polling=0.0,
         partition_bytes=partition_bytes,
-        credit=0,
-        hash_name="djb2",
         bytes_per_us=250.0,
         cpu_us_per_byte=1e-3,
         message_us=50.0,
-        reduce_us=10.0,
-        before_push_us=10.0,
-        reply_us=10.0,
-        after_pull_us=10.0,
+        **dict.fromkeys(("reduce_us", "before_push_us", "reply_us", "after_pull_us"), 10.0),
     )
 
 

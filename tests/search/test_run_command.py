@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dpro_search.cli.run import SamplerName, print_result, progress
 from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_ddp
+from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.request import digest_of
@@ -133,7 +133,7 @@ def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
     ("raw", "assemble", "fields"),
     [
         ("byteps_mlp", assemble_byteps, {"partition_bytes", "credit", "servers"}),
-        ("ddp_mlp", assemble_ddp, {"bucket_cap_bytes", "first_bucket_bytes"}),
+        ("ddp_mlp", assemble_torch, {"bucket_cap_bytes", "first_bucket_bytes"}),
     ],
 )
 def test_every_kind_of_job_is_searched_and_its_plan_replayed(
@@ -170,15 +170,11 @@ class TestOnTheBundledSample:
     def environment(self) -> dict[str, str]:
         return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
+    def done(self, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*options), cwd=cwd, env=self.environment(), capture_output=True, text=True, check=True)
+
     def test_one_json_object_and_nothing_else(self, tmp_path: Path) -> None:
-        done = subprocess.run(
-            self.command("--trials", "20", "--json"),
-            cwd=tmp_path,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = self.done("--trials", "20", "--json", cwd=tmp_path)
         result = json.loads(done.stdout)
         assert result["trials"] == 20
         assert (tmp_path / result["run"] / "plans" / "plan-0.json").is_file()
@@ -187,14 +183,7 @@ class TestOnTheBundledSample:
     def test_workers_and_a_storage_find_the_same_trials_for_all(self, tmp_path: Path) -> None:
         shared = ("--trials", "20", "--storage", f"journal:///{tmp_path}/study", "--json")
         for run, workers in (("a", "2"), ("b", "1")):
-            done = subprocess.run(
-                self.command(*shared, "--workers", workers, "--out", run),
-                cwd=tmp_path,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            done = self.done(*shared, "--workers", workers, "--out", run, cwd=tmp_path)
             result = json.loads(done.stdout)
             assert (result["trials"], result["stopped"], result["workers_lost"]) == (20, "finished", 0)
             assert "syncs the disk" in done.stderr

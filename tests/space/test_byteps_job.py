@@ -10,54 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.errors import GraphError, InputError
-from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
 from dpro_search.space.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.recorded_stores import untraced_us
-from dpro_search.space.store_job import Segment
+from tests.recordings import trace_of
+from tests.store_jobs import MIB
+from tests.store_jobs import byteps_job as job
 
-RAW = Path(__file__).parents[1] / "data" / "byteps_mlp"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxnet_2x2"
 PAGE = 4096
-MIB = 2**20
 SIZES = st.lists(st.integers(1, 5 * MIB), min_size=1, max_size=6)
 FREE_CASTS = HalfGradients(call_us=0.0, us_per_byte=0.0)
-
-
-def job(sizes, *, workers=2, servers=1, **fields) -> BytepsJob:
-    """Workers that each take 10 ms forward and 10 ms backward over layers of these sizes, every process on a core of its own."""
-    layers = range(len(sizes))
-    forward = [Segment(kind=OpKind.FORWARD, work_us=10_000 / len(sizes), uses=(i,), makes=()) for i in layers]
-    backward = Segment(kind=OpKind.BACKWARD, work_us=10_000, uses=(), makes=())
-    defaults = {
-        "group": np.array(layers),
-        "order": np.array(layers),
-        "scale_us": np.zeros((workers, len(sizes))),
-        "update_us": np.zeros((workers, len(sizes))),
-        "worker_core": tuple(range(workers)),
-        "server_core": tuple(range(workers, workers + servers)),
-        "worker_polling": 0.0,
-        "server_polling": 0.0,
-        "partition_bytes": MIB,
-        "credit": 0,
-        "hash_name": "djb2",
-        "bytes_per_us": None,
-        "cpu_us_per_byte": 0.0,
-        "message_us": 0.0,
-        "reduce_us": 0.0,
-        "before_push_us": 0.0,
-        "reply_us": 0.0,
-        "after_pull_us": 0.0,
-    }
-    return BytepsJob(
-        workers=((*forward, backward),) * workers,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
-        declared_key=1 + 2 * np.array(layers),
-        **(defaults | fields),
-    )
 
 
 def iteration_us(job: BytepsJob) -> float:
@@ -241,7 +206,7 @@ def test_a_gradient_is_made_a_half_behind_its_scaling_and_whole_before_its_updat
 
 
 def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_its_operators():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     meta = msgspec.structs.replace(trace.meta, knobs={**trace.meta.knobs, "compression": "fp16"})
     found, plain = recorded_byteps_job(replace(trace, meta=meta)), recorded_byteps_job(trace)
     assert (found.halves, found.recorded_compression) == (FREE_CASTS, "fp16")
@@ -250,7 +215,7 @@ def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_i
 
 
 def test_a_recorded_job_is_what_was_recorded():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     found = recorded_byteps_job(trace)
     assert (len(found.workers), len(found.server_core), found.partition_bytes, found.credit) == (2, 2, 8192, 0)
     assert found.group.tolist() == [0, 0, 0, 0, 1, 1]
@@ -264,6 +229,6 @@ def test_a_recorded_job_is_what_was_recorded():
 
 
 def test_a_trace_without_sizes_is_refused():
-    trace = assemble_byteps(RAW)
+    trace = trace_of("byteps_mlp")
     with pytest.raises(GraphError, match="no known key and size"):
         recorded_byteps_job(replace(trace, tensors=()))

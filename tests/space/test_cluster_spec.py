@@ -1,4 +1,4 @@
-"""What today's predictors take of a cluster, and what they are told is left out."""
+"""What today's predictors take of a cluster, and what they leave out."""
 
 import msgspec
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from dpro_search.cluster import Cluster, Link, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.data_parallel import Network
+from dpro_search.space.network import Network
 
 
 def _mixed() -> Cluster:
@@ -24,7 +24,7 @@ def test_ranks_that_do_not_fill_their_last_host_have_no_common_number():
     assert spec_on(parse_cluster("2xhgx-h100"), 12).spec.ranks_per_host is None
 
 
-def test_on_one_host_no_link_limits_and_that_is_said():
+def test_on_one_host_no_link_limits_and_that_is_reported():
     found = spec_on(parse_cluster("hgx-h100"))
     assert found.spec.rate_bps is None
     assert "links inside a host (nvlink) do not limit the ranks that share it" in found.left_out
@@ -34,7 +34,7 @@ def test_nothing_is_left_out_of_the_testbed():
     assert spec_on(parse_cluster("8xtestbed@1gbit")).left_out == ()
 
 
-def test_hosts_that_differ_are_as_slow_as_the_slowest_and_that_is_said():
+def test_hosts_that_differ_are_as_slow_as_the_slowest_and_that_is_reported():
     found = spec_on(_mixed())
     assert found.spec.rate_bps == 1.6e12
     assert found.left_out[0] == "hosts have NICs of several rates: the slowest is taken for all"

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
 from dpro_search.space.coarse import coarsened
-from dpro_search.space.data_parallel import RankStep, Rendezvous, replicated
+from dpro_search.space.data_parallel import RankStep, replicated
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import Rendezvous
 from dpro_search.space.replay_graph import OrderPolicy
 
 PROGRAM, FIFO = int(OrderPolicy.PROGRAM), int(OrderPolicy.FIFO)

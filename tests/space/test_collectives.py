@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
 from dpro_search.space.collectives import halving_doubling_partners, least_load, partition, round_robin
-from dpro_search.space.data_parallel import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring, layered_step, replicated
+from dpro_search.space.data_parallel import layered_step, replicated
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 from dpro_search.space.replay_graph import OrderPolicy
 
 _BYTES, _RATE, _LATENCY_US, _REDUCE = 960_000.0, 125.0, 30.0, 0.002
@@ -214,11 +215,11 @@ def test_least_load_is_balanced_to_within_one_partition(sizes, servers):
     assert load.max() - load.min() <= sizes.max() * (1 + 1e-9)
 
 
-def test_round_robin_takes_servers_in_turns():
+def test_round_robin_takes_servers_one_after_the_other():
     assert round_robin(np.ones(5), 2).tolist() == [0, 1, 0, 1, 0]
 
 
-def test_messages_of_a_sender_wait_for_each_other_unless_told_otherwise():
+def test_messages_of_a_sender_wait_for_each_other_by_default():
     network = _with_servers(1, 1, flows=False)
     queued, at_once = (
         _makespan_us(_exchange(1, ParameterServer(server_host=(1,), partition_bytes=_BYTES / 4, policy=policy), network=network))

@@ -12,20 +12,9 @@ from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.reference import replay_reference
-from dpro_search.space.data_parallel import (
-    DataParallelJob,
-    HalvingDoubling,
-    Network,
-    ParameterServer,
-    RankStep,
-    Rendezvous,
-    Ring,
-    buckets,
-    layered_step,
-    rank_step_of,
-    replicated,
-)
+from dpro_search.space.data_parallel import DataParallelJob, RankStep, buckets, layered_step, rank_step_of, replicated
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring
 from dpro_search.space.replay_graph import OrderPolicy
 
 _FREE = Rendezvous(us_per_byte=0.0)

@@ -1,7 +1,6 @@
 """Buckets by PyTorch's rule, and the program that every rank runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.ddp import fit_ddp_costs
@@ -21,8 +19,7 @@ from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import Action, DdpJob, apply_ddp, bucket_assignment
-
-RAW = Path(__file__).parents[1] / "data" / "ddp_mlp"
+from tests.recordings import trace_of
 
 
 def gradients(*sizes: int, dtypes: str = "") -> list[TensorInfo]:
@@ -68,7 +65,7 @@ def test_every_bucket_but_the_last_has_at_least_its_limit_and_none_could_have_en
 
 @pytest.fixture(scope="module")
 def recorded():
-    trace = assemble_ddp(RAW)
+    trace = trace_of("ddp_mlp")
     graph = build_ddp_graph(trace)
     return graph, fit_ddp_costs(trace, graph), ClusterSpec.of(trace.meta)
 

@@ -18,41 +18,13 @@ from dpro_search.space.kvstore_job import (
     process_loads,
     store_bytes_per_us,
 )
-from dpro_search.space.store_job import Segment, goodput_bytes_per_us
+from dpro_search.space.store_job import goodput_bytes_per_us
+from tests.store_jobs import MIB, kvstore_job
 
-MIB = 2**20
 
-
-def job(sizes, *, workers=2, servers=1, bound=10**9, slice_threshold=None, **fields) -> KvstoreJob:
-    """Workers that each take 10 ms forward and 10 ms backward over layers of these sizes, every process on a core of its own."""
-    layers = range(len(sizes))
-    share = 10_000 / len(sizes)
-    forward = [Segment(kind=OpKind.FORWARD, work_us=share, uses=(i,), makes=()) for i in layers]
-    backward = [Segment(kind=OpKind.BACKWARD, work_us=share, uses=(), makes=(i,)) for i in reversed(layers)]
-    defaults = {
-        "worker_core": tuple(range(workers)),
-        "server_core": tuple(range(workers, workers + servers)),
-        "slicing": Slicing(
-            servers=servers, bound=bound, priority=slice_threshold is not None, slice_threshold=slice_threshold or 40_000
-        ),
-        "bytes_per_us": None,
-        "comm_us_per_byte": 0.0,
-        "beside_us_per_byte": (0.0,) * workers,
-        "copy_us_per_byte": 0.0,
-        "sum_us_per_byte": 0.0,
-        "update_us_per_byte": 0.0,
-        "slice_us": 0.0,
-        "update_call_us": 0.0,
-        "worker_call_us": 0.0,
-        "updates": tuple((i,) for i in layers),
-    }
-    return KvstoreJob(
-        workers=((*forward, *backward),) * workers,
-        tensor_bytes=np.array(sizes, dtype=np.float64),
-        element_bytes=np.full(len(sizes), 4.0),
-        key=np.array(layers),
-        **(defaults | fields),
-    )
+def job(sizes, *, servers=1, bound=10**9, slice_threshold=None, **fields) -> KvstoreJob:
+    slicing = Slicing(servers=servers, bound=bound, priority=slice_threshold is not None, slice_threshold=slice_threshold or 40_000)
+    return kvstore_job(sizes, servers=servers, **({"slicing": slicing} | fields))
 
 
 def iteration_us(job: KvstoreJob) -> float:
@@ -243,10 +215,10 @@ def test_core_time_is_the_same_wherever_servers_are():
     assert [load.core_us for load in process_loads(together)] == [load.core_us for load in process_loads(apart)]
 
 
-def test_hosts_of_their_own_are_what_servers_have_if_nothing_is_said():
-    said, unsaid = (job([MIB, 400], servers=2, bound=1000, bytes_per_us=125.0, server_host=hosts) for hosts in ((2, 3), ()))
-    assert process_loads(said) == process_loads(unsaid)
-    assert iteration_us(said) == iteration_us(unsaid)
+def test_hosts_of_their_own_are_what_servers_have_by_default():
+    named, unnamed = (job([MIB, 400], servers=2, bound=1000, bytes_per_us=125.0, server_host=hosts) for hosts in ((2, 3), ()))
+    assert process_loads(named) == process_loads(unnamed)
+    assert iteration_us(named) == iteration_us(unnamed)
 
 
 @given(server_host=st.lists(st.integers(0, 4), min_size=1, max_size=4), sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, recorded_graph, typical_step
+from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, typical_step
 from dpro_search.space.recorded_ops import recorded_ops
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -34,6 +35,10 @@ TWO_STREAMS: Program = [
 def trace_of(program: Program, tmp_path, steps: int = 5) -> Trace:
     profile, _ = run(program, steps)
     return read([profile.write(tmp_path / "trace.json")])
+
+
+def recorded_graph(trace: Trace, step: int | None = None, without: Sequence[int] = ()) -> ReplayGraph:
+    return graph_of_step(recorded_ops(trace), typical_step(trace, without) if step is None else step, without)
 
 
 def iteration_us(program: Program, steps: int = 12) -> float:

@@ -4,8 +4,9 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.replay.reference import replay_reference
-from dpro_search.space.data_parallel import Network, Ring, layered_step, replicated
+from dpro_search.space.data_parallel import layered_step, replicated
 from dpro_search.space.job_graph import build
+from dpro_search.space.network import Network, Ring
 
 SIZE_BYTES = 1e6
 

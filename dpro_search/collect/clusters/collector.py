@@ -49,27 +49,13 @@ _NOT_RUN = _NodeTime(0.0, "")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectRequest:
-    """What to collect.
+    """What to collect."""
 
-    Attributes
-    ----------
-    python
-        Interpreter with TensorFlow.
-    workloads
-        Python file with `BUILDERS`: name of a model -> function of `batch` that returns (model, (inputs, labels)).
-    models
-        Names from it; empty: all.
-    limit
-        Measured clusters in the table, in all.
-    batch_scales
-        Factors of each model's own batch size.
-    """
-
-    python: str
-    workloads: Path
-    models: tuple[str, ...]
-    limit: int
-    batch_scales: tuple[float, ...] = (1.0, 0.5)
+    python: str  # Interpreter with TensorFlow.
+    workloads: Path  # Python file with `BUILDERS`: name of a model -> function of `batch` that returns (model, (inputs, labels)).
+    models: tuple[str, ...]  # Names from it; empty: all.
+    limit: int  # Measured clusters in the table, in all.
+    batch_scales: tuple[float, ...] = (1.0, 0.5)  # Factors of each model's own batch size.
 
 
 @dataclass

@@ -26,26 +26,17 @@ ROLES = ("in", "const", "variable", "inner", "out")
 
 
 class ClusterOp(msgspec.Struct, frozen=True, array_like=True):
-    """An op of a cluster.
+    """An op of a cluster."""
 
-    Attributes
-    ----------
-    type
-        TensorFlow's, as the step's graph has it before it is optimized.
-    inputs, outputs
-        Tensors, in the order of the op's arguments and results.
-    attributes
-        All that are not as the op's definition has them, but types, shapes and names: strides, padding, transposed operands, an
-        einsum's equation, kept axes.
-    ran_as
-        Type under which the framework ran it in isolation: of a fused or replaced op, the new one's. Empty where it did not run
-        in isolation, or where that was not written (version 1).
-    """
-
-    type: str
+    type: str  # TensorFlow's, as the step's graph has it before it is optimized.
+    # inputs, outputs: Tensors, in the order of the op's arguments and results.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    # All that are not as the op's definition has them, but types, shapes and names: strides, padding, transposed operands, an
+    # einsum's equation, kept axes.
     attributes: dict[str, str] = {}
+    # Type under which the framework ran it in isolation: of a fused or replaced op, the new one's. Empty where it did not run in
+    # isolation, or where that was not written (version 1).
     ran_as: str = ""
 
 
@@ -63,19 +54,13 @@ class ClusterTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Ops that run, or would run, as one: k of them, in topological order.
-
-    Attributes
-    ----------
-    op_us
-        Least time of each op in isolation, in a function of these ops alone, [k]; 0 where another op did its work.
-    step_op_us
-        Median time of each in a whole training step, as a trace of a job has it, [k]; empty where that was not measured.
-    """
+    """Ops that run, or would run, as one: k of them, in topological order."""
 
     ops: tuple[ClusterOp, ...]
     tensors: tuple[ClusterTensor, ...]
+    # Least time of each op in isolation, in a function of these ops alone, [k]; 0 where another op did its work.
     op_us: tuple[float, ...]
+    # Median time of each in a whole training step, as a trace of a job has it, [k]; empty where that was not measured.
     step_op_us: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

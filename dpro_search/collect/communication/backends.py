@@ -28,37 +28,17 @@ Launch = Callable[[JobSpec, Path, ShapedHosts], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A backend.
-
-    Attributes
-    ----------
-    modules
-        What its interpreter must import.
-    environment
-        Of `scripts/make_env.sh`, that has them; empty: any Python will do.
-    tool
-        Program that starts its ranks.
-    algorithms
-        That it can be set to use.
-    meets
-        Whether ranks meet before each timed call.
-    polls
-        Whether ranks use a processor while they wait, so that its time carries no information.
-    has_servers
-        Whether it has parameter servers, as many as ranks, on hosts of their own.
-    env
-        Variables of its ranks.
-    """
+    """A backend."""
 
     name: str
-    modules: tuple[str, ...] = ()
-    environment: str = ""
-    tool: str = "setpriv"
-    algorithms: tuple[str, ...]
-    meets: bool = False
-    polls: bool = False
-    has_servers: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()  # What its interpreter must import.
+    environment: str = ""  # Of `scripts/make_env.sh`, that has them; empty: any Python will do.
+    tool: str = "setpriv"  # Program that starts its ranks.
+    algorithms: tuple[str, ...]  # That it can be set to use.
+    meets: bool = False  # Whether ranks meet before each timed call.
+    polls: bool = False  # Whether ranks use a processor while they wait, so that its time carries no information.
+    has_servers: bool = False  # Whether it has parameter servers, as many as ranks, on hosts of their own.
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables of its ranks.
     launch: Launch
 
     def servers(self, ranks: int) -> int:

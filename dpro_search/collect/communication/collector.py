@@ -46,38 +46,19 @@ _JOB_S, _EDGES_S = 3000.0, 400.0  # of orders to one job; for it to begin, to en
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest:
-    """What to measure.
+    """What to measure."""
 
-    Attributes
-    ----------
-    backends
-        Names, or ``name:algorithm`` for one of its algorithms; empty: all that this machine has.
-    ranks, rates_bps, sizes_bytes
-        Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
-    ranks_per_host
-        On each host; more than one: with MPI only.
-    rounds
-        Of every all-reduce; up to three times as many, if at least two are requested, where these differ.
-    longest_s
-        All-reduces that take longer are left out.
-    python
-        Interpreter that has the backends' framework; None: those of the project's environments.
-    limit
-        Rows in the table, in all; None: no limit.
-    seconds
-        After which no more is begun; None: until all is measured.
-    """
-
-    backends: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()  # Names, or ``name:algorithm`` for one of its algorithms; empty: all that this machine has.
+    # ranks, rates_bps, sizes_bytes: Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
     ranks: tuple[int, ...] = (2, 3, 4, 8)
     rates_bps: tuple[float | None, ...] = (5e8, 1e9, 2e9)
     sizes_bytes: tuple[int, ...] = SIZES
-    rounds: int = 3
-    longest_s: float = 10.0
-    python: str | None = None
-    limit: int | None = None
-    seconds: float | None = None
-    ranks_per_host: int = 1
+    rounds: int = 3  # Of every all-reduce; up to three times as many, if at least two are requested, where these differ.
+    longest_s: float = 10.0  # All-reduces that take longer are left out.
+    python: str | None = None  # Interpreter that has the backends' framework; None: those of the project's environments.
+    limit: int | None = None  # Rows in the table, in all; None: no limit.
+    seconds: float | None = None  # After which no more is begun; None: until all is measured.
+    ranks_per_host: int = 1  # On each host; more than one: with MPI only.
 
     def __post_init__(self) -> None:
         if not self.ranks or min(self.ranks) < 2 or max(self.ranks) > 64:

@@ -28,20 +28,14 @@ _READY_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One all-reduce to be timed: `before` calls of `before_bytes`, and at once `calls` of `size_bytes`, which count.
-
-    Attributes
-    ----------
-    meet
-        Whether ranks meet before each timed call; else one call follows the other.
-    """
+    """One all-reduce to be timed: `before` calls of `before_bytes`, and at once `calls` of `size_bytes`, which count."""
 
     algorithm: str
     size_bytes: int
     before_bytes: int
     before: int
     calls: int
-    meet: bool
+    meet: bool  # Whether ranks meet before each timed call; else one call follows the other.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +48,11 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a cell took, for each of its calls.
+    """What a cell took, for each of its calls."""
 
-    Attributes
-    ----------
-    call_us
-        The time of all calls over their number.
-    sent_bytes
-        The most that a host sent.
-    busy_us
-        How long a core did anything, its ranks, servers or the kernel, on the core where that was longest.
-    """
-
-    call_us: float
-    sent_bytes: int
-    busy_us: float
+    call_us: float  # The time of all calls over their number.
+    sent_bytes: int  # The most that a host sent.
+    busy_us: float  # How long a core did anything, its ranks, servers or the kernel, on the core where that was longest.
 
 
 OnAnswers = Callable[[Order, Sequence[Answer]], None]

@@ -38,38 +38,22 @@ class CommHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One all-reduce: a backend's algorithm among so many ranks, behind links of one rate, of one size.
-
-    Attributes
-    ----------
-    servers
-        Of a parameter server; 0: none.
-    ranks_per_host
-        That share a host's link, and its memory.
-    rate_bps
-        Of every host's link in each direction; None: not limited.
-    rounds_us
-        Mean time of a call in each round: in a train of calls with nothing between them; of MPI's calls, before which ranks meet,
-        from when the last rank began to when the last had ended.
-    calls
-        Timed calls in all rounds.
-    sent_bytes
-        What the busiest host sent in a call, headers included.
-    busy_us
-        How long a core did anything in a call, its ranks, servers or the kernel, on the core where that was longest: in each round
-        that was measured. Those of backends whose ranks use their cores while they wait do not.
-    """
+    """One all-reduce: a backend's algorithm among so many ranks, behind links of one rate, of one size."""
 
     backend: str
     algorithm: str
     ranks: int
-    servers: int = 0
-    ranks_per_host: int = 1
-    rate_bps: float | None = None
+    servers: int = 0  # Of a parameter server; 0: none.
+    ranks_per_host: int = 1  # That share a host's link, and its memory.
+    rate_bps: float | None = None  # Of every host's link in each direction; None: not limited.
     size_bytes: int
+    # Mean time of a call in each round: in a train of calls with nothing between them; of MPI's calls, before which ranks meet,
+    # from when the last rank began to when the last had ended.
     rounds_us: tuple[float, ...]
-    calls: int
-    sent_bytes: int
+    calls: int  # Timed calls in all rounds.
+    sent_bytes: int  # What the busiest host sent in a call, headers included.
+    # How long a core did anything in a call, its ranks, servers or the kernel, on the core where that was longest: in each round
+    # that was measured. Those of backends whose ranks use their cores while they wait do not.
     busy_us: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

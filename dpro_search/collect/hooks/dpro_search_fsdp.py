@@ -3,20 +3,17 @@
 Standard library and the framework only; Python 3.8 and later.
 """
 
-import functools
+from dpro_search_process import replaces
 
 
 def patch(module, recorder):
     """Notify the recorder of each forward pass of a whole model; `module` is the one that has FSDP's state."""
-    original = module.FSDPState._root_pre_forward
 
-    @functools.wraps(original)
-    def root_pre_forward(self, root, *args, **kwargs):
+    @replaces(module.FSDPState, "_root_pre_forward")
+    def root_pre_forward(original, self, root, *args, **kwargs):
         if self._state_ctx.iter_forward_root is None:  # else the forward pass of a unit within a model's
             recorder.forward_begins(root, "fsdp", facts, lambda: any(group.reduce_grads for group in _groups(root)))
         return original(self, root, *args, **kwargs)
-
-    module.FSDPState._root_pre_forward = root_pre_forward
 
 
 def facts(model):

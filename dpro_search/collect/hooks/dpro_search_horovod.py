@@ -4,11 +4,10 @@ Standard library only; Python 3.8 and later.
 """
 
 import atexit
-import functools
 import os
 import time
 
-from dpro_search_process import rank, threads
+from dpro_search_process import rank, replaces, threads
 
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
 _WATCHED_S = 0.3  # to distinguish the threads by what they do
@@ -18,17 +17,14 @@ _QUIET_S, _MOST_S = 0.3, 10.0  # a timeline that has not grown for so long is wh
 
 def patch_init(basics, started):
     """Call `started` with the ids of the threads that Horovod's init starts; `basics` is the module horovod.common.basics."""
-    original = basics.HorovodBasics.init
 
-    @functools.wraps(original)
-    def init(self, *args, **kwargs):
+    @replaces(basics.HorovodBasics, "init")
+    def init(original, self, *args, **kwargs):
         before = threads()
         result = original(self, *args, **kwargs)
         time.sleep(_START_S)
         started(threads() - before)
         return result
-
-    basics.HorovodBasics.init = init
 
 
 def watch_threads(clock, tids):

@@ -8,7 +8,6 @@ Standard library and the framework only; Python 3.8 and later.
 """
 
 import atexit
-import functools
 import gc
 import inspect
 import json
@@ -17,7 +16,7 @@ import sys
 import time
 import weakref
 
-from dpro_search_process import AfterImport, threads
+from dpro_search_process import AfterImport, replaces, threads
 from dpro_search_steps import StepRecorder
 
 SERVER_PROFILE = "server.json"  # servers put "rank<k>_" before it
@@ -36,43 +35,33 @@ def install():
 
 
 def _patch_autograd(module):
-    original = module.record
-
-    @functools.wraps(original)
-    def record(*args, **kwargs):
+    @replaces(module, "record")
+    def record(original, *args, **kwargs):
         _RECORDER.recording_begins()
         return original(*args, **kwargs)
-
-    module.record = record
 
 
 def _patch_kvstore(module):
     """Notice which threads a KVStore starts: their CPU time is the communication's."""
-    original = module.create
 
-    @functools.wraps(original)
-    def create(*args, **kwargs):
+    @replaces(module, "create")
+    def create(original, *args, **kwargs):
         from mxnet import nd
 
         nd.zeros(1).wait_to_read()  # the engine's own threads start with its first operator
         return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
 
-    module.create = create
-
 
 def _patch_byteps(module):
     """Notice which threads were there before BytePS: it starts its own now and at its first message."""
-    original = module.BytePSBasics.init
 
-    @functools.wraps(original)
-    def init(self, *args, **kwargs):
+    @replaces(module.BytePSBasics, "init")
+    def init(original, self, *args, **kwargs):
         from mxnet import nd
 
         nd.zeros(1).wait_to_read()
         _RECORDER.threads_before_byteps = threads()
         return original(self, *args, **kwargs)
-
-    module.BytePSBasics.init = init
 
 
 def _patch_horovod(module):
@@ -86,15 +75,12 @@ def _patch_horovod(module):
 
 
 def _patch_trainer(module):
-    original = module.Trainer.step
-
-    @functools.wraps(original)
-    def step(self, *args, **kwargs):
+    @replaces(module.Trainer, "step")
+    def step(original, self, *args, **kwargs):
         result = original(self, *args, **kwargs)
         _RECORDER.trainer_stepped(self)
         return result
 
-    module.Trainer.step = step
     atexit.register(_finish)
 
 

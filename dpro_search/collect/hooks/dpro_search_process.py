@@ -1,8 +1,9 @@
-"""What the recorders of all frameworks need inside a job: a call after an import, threads' CPU times, this machine's clock.
+"""What the recorders of all frameworks need inside a job: calls after an import, patches, threads' CPU times, this machine's clock.
 
 Standard library only; Python 3.8 and later.
 """
 
+import functools
 import os
 import sys
 import time
@@ -34,6 +35,21 @@ def _followed(run, callback):
         callback(module)
 
     return exec_module
+
+
+def replaces(owner, name):
+    """Decorator of a function that takes the place of ``owner.name``: its first argument is what was there."""
+    original = getattr(owner, name)
+
+    def put(function):
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+        return call
+
+    return put
 
 
 class ThreadClock:

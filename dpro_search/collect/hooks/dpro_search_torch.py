@@ -7,7 +7,6 @@ kineto.json.gz, and execution.json.gz, the execution trace of the last profiled 
 operator. Standard library and the framework only; Python 3.8 and later.
 """
 
-import functools
 import gzip
 import os
 import shutil
@@ -16,7 +15,7 @@ import time
 
 import dpro_search_fsdp
 import dpro_search_modules
-from dpro_search_process import AfterImport
+from dpro_search_process import AfterImport, replaces
 from dpro_search_steps import StepRecorder, peak_rss_bytes
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
@@ -40,24 +39,17 @@ def install():
 
 def _patch_process_groups(module):
     """Notice which threads a process group starts: their CPU time is the communication's."""
-    original = module._new_process_group_helper
 
-    @functools.wraps(original)
-    def new_process_group(*args, **kwargs):
+    @replaces(module, "_new_process_group_helper")
+    def new_process_group(original, *args, **kwargs):
         return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
-
-    module._new_process_group_helper = new_process_group
 
 
 def _patch_forward(module):
-    original = module.DistributedDataParallel.forward
-
-    @functools.wraps(original)
-    def forward(self, *args, **kwargs):
+    @replaces(module.DistributedDataParallel, "forward")
+    def forward(original, self, *args, **kwargs):
         _RECORDER.forward_begins(self, "ddp", _facts, lambda: self.require_backward_grad_sync)
         return original(self, *args, **kwargs)
-
-    module.DistributedDataParallel.forward = forward
 
 
 class _Recorder(StepRecorder):

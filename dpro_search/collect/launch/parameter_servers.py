@@ -38,29 +38,14 @@ _END_S = 10.0  # servers end by themselves once all workers have, unless none of
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """The servers of a job.
+    """The servers of a job."""
 
-    Attributes
-    ----------
-    count
-        How many.
-    on_workers
-        Whether they run on the workers' hosts, round-robin, instead of on hosts of their own.
-    code
-        Python that a server and the scheduler run; it must serve until the job ends.
-    env
-        Variables of scheduler and servers only, on top of the job's.
-    own_shm
-        Whether every worker needs a /dev/shm of its own.
-    worker_env
-        Variables of one worker, given its rank, on top of those that ps-lite needs (DMLC_*).
-    """
-
-    count: int
-    on_workers: bool = False
-    code: str = "import mxnet"
-    env: tuple[tuple[str, str], ...] = ()
-    own_shm: bool = False
+    count: int  # How many.
+    on_workers: bool = False  # Whether they run on the workers' hosts, round-robin, instead of on hosts of their own.
+    code: str = "import mxnet"  # Python that a server and the scheduler run; it must serve until the job ends.
+    env: tuple[tuple[str, str], ...] = ()  # Variables of scheduler and servers only, on top of the job's.
+    own_shm: bool = False  # Whether every worker needs a /dev/shm of its own.
+    # Variables of one worker, given its rank, on top of those that ps-lite needs (DMLC_*).
     worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {}
 
     def hosts(self, workers: int) -> tuple[int, ...]:

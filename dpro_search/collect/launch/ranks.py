@@ -25,30 +25,14 @@ _TAIL_LINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job to start.
+    """One job to start."""
 
-    Attributes
-    ----------
-    command
-        The training command; its first word decides which Python runs the rendezvous server.
-    ranks
-        Number of ranks, on hosts of their own or all on this machine.
-    ranks_per_host
-        Ranks side by side on each host; more than one needs hosts and Open MPI.
-    cores
-        Core of each rank; empty: not pinned.
-    env
-        Variables on top of this process's environment, equal for all ranks.
-    timeout_s
-        How long it may run; then it is ended.
-    """
-
-    command: tuple[str, ...]
-    ranks: int = 2
-    ranks_per_host: int = 1
-    cores: tuple[int, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 3600
+    command: tuple[str, ...]  # The training command; its first word decides which Python runs the rendezvous server.
+    ranks: int = 2  # Number of ranks, on hosts of their own or all on this machine.
+    ranks_per_host: int = 1  # Ranks side by side on each host; more than one needs hosts and Open MPI.
+    cores: tuple[int, ...] = ()  # Core of each rank; empty: not pinned.
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables on top of this process's environment, equal for all ranks.
+    timeout_s: float = 3600  # How long it may run; then it is ended.
 
     def __post_init__(self) -> None:
         if not self.command:

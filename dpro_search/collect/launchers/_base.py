@@ -35,28 +35,15 @@ from dpro_search.collect.trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a job.
+    """One run of a job."""
 
-    Attributes
-    ----------
-    spec
-        The job.
-    folder
-        Where its raw files go.
-    hosts
-        Hosts of its own; None: it runs on this machine as it is.
-    schedule, mode
-        Which steps are profiled, and whether they are: "time" only reads the clock.
-    framework
-        Whose recorder is to enter the ranks.
-    """
-
-    spec: JobSpec
-    folder: Path
-    hosts: ShapedHosts | None
+    spec: JobSpec  # The job.
+    folder: Path  # Where its raw files go.
+    hosts: ShapedHosts | None  # Hosts of its own; None: it runs on this machine as it is.
+    # schedule, mode: Which steps are profiled, and whether they are: "time" only reads the clock.
     schedule: Schedule
     mode: Literal["record", "time"]
-    framework: str
+    framework: str  # Whose recorder is to enter the ranks.
 
     @property
     def hook(self) -> dict[str, str]:
@@ -66,28 +53,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher(ABC):
-    """One framework with one way to communicate.
+    """One framework with one way to communicate."""
 
-    Attributes
-    ----------
-    framework, comm
-        What the job trains and communicates with, as `collect` names them.
-    format
-        `TraceMeta.format` of what is recorded.
-    environment
-        Of `scripts/make_env.sh`, that has the framework.
-    modules
-        What the job's interpreter must import.
-    servers
-        Whether there are processes beside the ranks that a trace has as ranks of their own, after the others.
-    """
-
+    # framework, comm: What the job trains and communicates with, as `collect` names them.
     framework: str
     comm: str
-    format: str
-    environment: str
-    modules: tuple[str, ...]
-    servers: bool = False
+    format: str  # `TraceMeta.format` of what is recorded.
+    environment: str  # Of `scripts/make_env.sh`, that has the framework.
+    modules: tuple[str, ...]  # What the job's interpreter must import.
+    servers: bool = False  # Whether there are processes beside the ranks that a trace has as ranks of their own, after the others.
 
     def record(
         self,

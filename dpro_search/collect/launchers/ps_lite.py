@@ -103,18 +103,12 @@ class KVStoreLauncher(PsLiteLauncher):
 
 @dataclass(frozen=True, kw_only=True)
 class BytePSLauncher(PsLiteLauncher):
-    """BytePS, which needs root: every worker gets a /dev/shm of its own.
-
-    Attributes
-    ----------
-    logs
-        Have a build of BytePS that can log every message and every operation of a server, which costs some time.
-    """
+    """BytePS, which needs root: every worker gets a /dev/shm of its own."""
 
     comm: str = "byteps"
     format: str = BYTEPS_FORMAT
     modules: tuple[str, ...] = ("mxnet", "byteps.mxnet")
-    logs: bool = False
+    logs: bool = False  # Have a build of BytePS that can log every message and every operation of a server, which costs some time.
 
     @property
     def default_knobs(self) -> Mapping[str, str]:

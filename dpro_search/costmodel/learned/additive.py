@@ -28,27 +28,13 @@ _MOST_FACTOR = 3.0  # logarithm of what trees may multiply a base by, or divide
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of n sums.
+    """Parts of n sums."""
 
-    Attributes
-    ----------
-    columns
-        What the base is linear in, [parts, columns]; not negative.
-    classes
-        The class of each part, [parts].
-    term_of
-        Which of the base's terms a column is for a class, [classes, columns]; -1: none.
-    trees
-        What the trees see, [parts, features].
-    of
-        The sum that each part belongs to, [parts], ascending; each sum has at least one part.
-    """
-
-    columns: Floats
-    classes: Ints
-    term_of: Ints
-    trees: npt.NDArray[np.float32]
-    of: Ints
+    columns: Floats  # What the base is linear in, [parts, columns]; not negative.
+    classes: Ints  # The class of each part, [parts].
+    term_of: Ints  # Which of the base's terms a column is for a class, [classes, columns]; -1: none.
+    trees: npt.NDArray[np.float32]  # What the trees see, [parts, features].
+    of: Ints  # The sum that each part belongs to, [parts], ascending; each sum has at least one part.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,26 +28,15 @@ from dpro_search.graph.dataflow import DataflowGraph, topological_order
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTimes:
-    """Predictions of n clusters.
+    """Predictions of n clusters."""
 
-    Attributes
-    ----------
-    us, low_us, high_us
-        Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is `Origin.REFUSED`.
-    members_us
-        Its ops one after the other, as recorded, [n].
-    origin
-        `Origin` of each, [n].
-    shaped
-        Whether the shapes of its tensors were known, [n]; where not, the interval is wider for it.
-    """
-
+    # us, low_us, high_us: Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is `Origin.REFUSED`.
     us: Floats
     low_us: Floats
     high_us: Floats
-    members_us: Floats
-    origin: Ints
-    shaped: npt.NDArray[np.bool_]
+    members_us: Floats  # Its ops one after the other, as recorded, [n].
+    origin: Ints  # `Origin` of each, [n].
+    shaped: npt.NDArray[np.bool_]  # Whether the shapes of its tensors were known, [n]; where not, the interval is wider for it.
 
     def __len__(self) -> int:
         return len(self.us)
@@ -138,14 +127,3 @@ def _picked(ptr: Ints, members: Ints, chosen: npt.NDArray[np.bool_]) -> tuple[In
     """The same for some of the clusters."""
     counts = np.diff(ptr)
     return np.concatenate(([0], np.cumsum(counts[chosen]))), members[np.repeat(chosen, counts)]
-
-
-def cluster_time_us(
-    model: FusionModel, graph: DataflowGraph, ops: Iterable[str], *, recorded: NodeGraph | None = None, rank: int = 0
-) -> tuple[float, float, float]:
-    """(duration, lower end, upper end of its 90 % interval) of one cluster, us; NaN where nothing can be predicted.
-
-    For many clusters of a graph, `ClusterCosts` does the common work once.
-    """
-    found = ClusterCosts(model, graph, recorded=recorded, rank=rank).times([tuple(ops)])
-    return float(found.us[0]), float(found.low_us[0]), float(found.high_us[0])

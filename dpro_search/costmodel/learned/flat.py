@@ -30,39 +30,25 @@ TENSOR = np.dtype([("bytes", "f8"), ("start", "i8"), ("end", "i8"), ("narrow", "
 
 
 class FlatClusters(NamedTuple):
-    """n clusters with k ops and m tensors in all.
+    """n clusters with k ops and m tensors in all."""
 
-    Attributes
-    ----------
-    op_ptr
-        Where the ops of each cluster begin, [n + 1].
-    op, us
-        Of each op: its place in `ops`, and its time by itself, [k].
-    input_ptr, inputs, output_ptr, outputs
-        Tensors of each op, by their numbers within its cluster.
-    tensor_ptr
-        Where the tensors of each cluster begin, [n + 1].
-    tensor, role
-        Of each tensor: its place in `types`, and its role as a place in `ROLES`, [m].
-    ops, types
-        What is known of the distinct ops, `OP`, and of the distinct types of tensors, `TENSOR`.
-    lengths
-        Of the axes of `types`.
-    """
-
-    op_ptr: Ints
+    op_ptr: Ints  # Where the ops of each cluster begin, [n + 1].
+    # op, us: Of each op: its place in `ops`, and its time by itself, [k].
     op: Ints
     us: Floats
+    # input_ptr, inputs, output_ptr, outputs: Tensors of each op, by their numbers within its cluster.
     input_ptr: Ints
     inputs: Ints
     output_ptr: Ints
     outputs: Ints
-    tensor_ptr: Ints
+    tensor_ptr: Ints  # Where the tensors of each cluster begin, [n + 1].
+    # tensor, role: Of each tensor: its place in `types`, and its role as a place in `ROLES`, [m].
     tensor: Ints
     role: Ints
+    # ops, types: What is known of the distinct ops, `OP`, and of the distinct types of tensors, `TENSOR`.
     ops: Records
     types: Records
-    lengths: Ints
+    lengths: Ints  # Of the axes of `types`.
 
 
 def pointers(counts: Iterable[int]) -> Ints:

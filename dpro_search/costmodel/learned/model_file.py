@@ -75,19 +75,11 @@ class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class FusionModel:
-    """A trained model and what is known about it.
-
-    Attributes
-    ----------
-    estimator
-        For clusters with shapes, as `shaped_features` has them.
-    timed
-        For those of a trace, as `timed_features` has them.
-    """
+    """A trained model and what is known about it."""
 
     info: FusionModelInfo
-    estimator: FusedTimeRegressor
-    timed: FusedTimeRegressor
+    estimator: FusedTimeRegressor  # For clusters with shapes, as `shaped_features` has them.
+    timed: FusedTimeRegressor  # For those of a trace, as `timed_features` has them.
 
     @staticmethod
     def train(tables: Sequence[ClusterTable]) -> FusionModel:

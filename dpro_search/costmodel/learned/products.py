@@ -9,29 +9,19 @@ from dpro_search.costmodel.learned.op_classes import Shape, TypedOp, kind_of
 
 
 class Product(NamedTuple):
-    """`batches` times [rows, depth] x [depth, columns].
-
-    Attributes
-    ----------
-    pixels
-        Of a convolution's filter; 1 for others.
-    holes
-        Of a gradient of a strided convolution: pixels of the image for one of the result, along an axis.
-    swapped, right_swapped
-        Operands that are stored as their transpose; whether the right one is.
-    pairs
-        Of the filter gradient of a depthwise convolution: its channels, for XLA computes the product for each pair of channels and
-        takes the diagonal (`ConvolutionGroupConverter`); 1 for others.
-    """
+    """`batches` times [rows, depth] x [depth, columns]."""
 
     batches: float
     rows: float
     depth: float
     columns: float
-    pixels: float = 1.0
-    holes: float = 1.0
+    pixels: float = 1.0  # Of a convolution's filter; 1 for others.
+    holes: float = 1.0  # Of a gradient of a strided convolution: pixels of the image for one of the result, along an axis.
+    # swapped, right_swapped: Operands that are stored as their transpose; whether the right one is.
     swapped: float = 0.0
     right_swapped: bool = False
+    # Of the filter gradient of a depthwise convolution: its channels, for XLA computes the product for each pair of channels and
+    # takes the diagonal (`ConvolutionGroupConverter`); 1 for others.
     pairs: float = 1.0
 
 

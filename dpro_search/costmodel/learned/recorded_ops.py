@@ -30,60 +30,37 @@ _IN, _CONST, _VARIABLE, _INNER, _OUT = range(5)  # places in `ROLES`
 
 
 class Wiring(NamedTuple):
-    """Which ops need which: v ops of all ranks.
+    """Which ops need which: v ops of all ranks."""
 
-    Attributes
-    ----------
-    needs_ptr, needs
-        Of each op, those that it needs.
-    users_ptr, users
-        Of each op of the rank, those of the rank that need it.
-    maker
-        The op that made what an op hands on, mostly itself, [v].
-    carries
-        Whether an op makes a tensor, [v].
-    kind
-        Place in `KINDS`, [v].
-    """
-
+    # needs_ptr, needs: Of each op, those that it needs.
     needs_ptr: Ints
     needs: Ints
+    # users_ptr, users: Of each op of the rank, those of the rank that need it.
     users_ptr: Ints
     users: Ints
-    maker: Ints
-    carries: Bools
-    kind: Ints
+    maker: Ints  # The op that made what an op hands on, mostly itself, [v].
+    carries: Bools  # Whether an op makes a tensor, [v].
+    kind: Ints  # Place in `KINDS`, [v].
 
 
 class Tensors(NamedTuple):
-    """The recorded tensors: t of them.
+    """The recorded tensors: t of them."""
 
-    Attributes
-    ----------
-    known
-        Whether all tensors of an op were seen, [v]; what follows counts for such ops only.
-    op
-        Place in `ops`, [v].
-    input_ptr, inputs, output_ptr, outputs
-        Tensors that each op reads, in the order of its arguments, and those that it makes and any op reads.
-    users_ptr, users
-        Ops that read each tensor, [t + 1].
-    type, outside
-        Place in `types` of each tensor, and its role in clusters that its maker is not in, [t].
-    ops, types, lengths
-        As `FlatClusters` has them.
-    """
-
-    known: Bools
-    op: Ints
+    known: Bools  # Whether all tensors of an op were seen, [v]; what follows counts for such ops only.
+    op: Ints  # Place in `ops`, [v].
+    # input_ptr, inputs, output_ptr, outputs: Tensors that each op reads, in the order of its arguments, and those that it makes and
+    # any op reads.
     input_ptr: Ints
     inputs: Ints
     output_ptr: Ints
     outputs: Ints
+    # users_ptr, users: Ops that read each tensor, [t + 1].
     users_ptr: Ints
     users: Ints
+    # type, outside: Place in `types` of each tensor, and its role in clusters that its maker is not in, [t].
     type: Ints
     outside: Ints
+    # ops, types, lengths: As `FlatClusters` has them.
     ops: Records
     types: Records
     lengths: Ints

@@ -8,15 +8,14 @@ for a new model is what a prediction is made for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.intervals import Durations, conformal_quantile
 from dpro_search.costmodel.learned.additive import AdditiveModel, TreeSettings
 from dpro_search.costmodel.learned.domain import Domain
 from dpro_search.costmodel.learned.features import ClusterFeatures, feature_names
@@ -24,24 +23,6 @@ from dpro_search.costmodel.learned.parts import NAMES_OF, growing, parts_of, usu
 from dpro_search.errors import InputError
 
 _FEWEST = 20  # clusters
-
-
-class Origin(IntEnum):
-    """Where a predicted number comes from."""
-
-    INTERPOLATED = 0
-    EXTRAPOLATED = 1  # outside what was measured: the interval is wider
-    REFUSED = 2  # so far outside that nothing is predicted: the values are NaN
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedTimes:
-    """Predicted durations of n clusters, us, with their intervals and origins."""
-
-    us: Floats
-    low_us: Floats
-    high_us: Floats
-    origin: Ints  # Origin
 
 
 class FusedTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -107,7 +88,7 @@ class FusedTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._check(X)
         return self.model_.predict(parts_of(self.sees, X.parts, X.of), len(X))
 
-    def predict_interval(self, X: ClusterFeatures, coverage: float = 0.9) -> FusedTimes:  # noqa: N803
+    def predict_interval(self, X: ClusterFeatures, coverage: float = 0.9) -> Durations:  # noqa: N803
         """Durations with intervals that hold the true one with the given probability, for clusters of a model not seen before.
 
         Raises
@@ -119,10 +100,7 @@ class FusedTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError("intervals need measurements of at least two models; collect clusters of more models")
         us, distance = self.predict(X), self.domain_.distance(X.whole)
         half = conformal_quantile(self.scores_, coverage) * widening(distance)
-        refused = self.domain_.refuses(distance)
-        origin = np.where(refused, Origin.REFUSED, np.where(distance > 1, Origin.EXTRAPOLATED, Origin.INTERPOLATED))
-        values = [np.where(refused, np.nan, column) for column in (us, us * np.exp(-half), us * np.exp(half))]
-        return FusedTimes(us=values[0], low_us=values[1], high_us=values[2], origin=origin.astype(np.int64))
+        return Durations.of(us, half, outside=distance > 1, refused=self.domain_.refuses(distance))
 
     def _fitted(self, X: ClusterFeatures, y: Floats) -> AdditiveModel:  # noqa: N803
         settings = TreeSettings(
@@ -153,9 +131,3 @@ class FusedTimeRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 def widening(distance: Floats) -> Floats:
     """How much wider an interval is at a distance from what was measured, [n]."""
     return np.maximum(distance, 1.0)
-
-
-def conformal_quantile(scores: Floats, coverage: float) -> float:
-    """The least width that holds for `coverage` of the sorted scores, with the correction for their number."""
-    rank = int(np.ceil((len(scores) + 1) * coverage)) - 1
-    return float(scores[min(rank, len(scores) - 1)])

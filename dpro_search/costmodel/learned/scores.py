@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from dpro_search.collect.clusters.table import MeasuredCluster
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.intervals import conformal_quantile
 from dpro_search.costmodel.learned.domain import Domain
-from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, conformal_quantile, widening
+from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, widening
 from dpro_search.errors import InputError
 
 COVERAGE = 0.9

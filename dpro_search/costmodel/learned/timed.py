@@ -27,25 +27,16 @@ _IN, _VARIABLE, _OUT = 0, 2, 4  # places in `ROLES`
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOps:
-    """The ops with a time of their own in n clusters, k in all, as a trace holds them.
+    """The ops with a time of their own in n clusters, k in all, as a trace holds them."""
 
-    Attributes
-    ----------
-    ptr
-        Where the ops of each cluster begin, [n + 1].
-    kinds, us
-        Kind (a place in `KINDS`) and time of each op, [k].
-    depth, width
-        Ops on the longest chain; most ops at one distance from the cluster's inputs, [n].
-    inputs, outputs
-        Tensors that come from outside, constants not counted; tensors that are needed outside, [n].
-    """
-
-    ptr: Ints
+    ptr: Ints  # Where the ops of each cluster begin, [n + 1].
+    # kinds, us: Kind (a place in `KINDS`) and time of each op, [k].
     kinds: Ints
     us: Floats
+    # depth, width: Ops on the longest chain; most ops at one distance from the cluster's inputs, [n].
     depth: Ints
     width: Ints
+    # inputs, outputs: Tensors that come from outside, constants not counted; tensors that are needed outside, [n].
     inputs: Ints
     outputs: Ints
 

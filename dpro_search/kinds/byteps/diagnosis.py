@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.kinds import _store_diagnosis
 from dpro_search.kinds._base import Table
-from dpro_search.kinds._facts import critical_ops, gain_rows, path_facts
-from dpro_search.kinds._stores import PLACEMENTS, WORTH_PCT, StoreJob, breakdown_us, knob_rows, placement_question
+from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text
-from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import gains
+from dpro_search.replay.timeline import Timeline
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.plan import Plan
 
-_ASKED_ITERATIONS = 16  # of a replay that answers one of many questions
+_ITERATIONS = 16  # of a replay that answers one of many questions
+_VARIABLES = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION_BYTES"}
 
 
 def diagnosis(plans: StoreJob[BytepsJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
-    trace = plans.trace
-    job = plans.recorded_job
-    graph = plans.graph(Plan())
-    asked = partial(replay, iterations=_ASKED_ITERATIONS)
-    timeline = asked(graph)
-    knobs = _knob_gains(plans, timeline.iteration_us)
-    return {
-        "iteration_us": timeline.iteration_us,
-        "measured_iteration_us": measured_iteration_us(trace),
-        "breakdown_us": breakdown_us(timeline),
-        "critical_path": path_facts(timeline),
-        "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(trace.meta.hosts)],
-        "servers": _server_facts(job),
-        "gains": sorted([*gain_rows(gains(graph, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
-        "critical_ops": critical_ops(timeline),
-        "findings": _findings(job, knobs),
-        "warnings": list(trace.meta.warnings),
-    }
+    job, hosts = plans.recorded_job, plans.trace.meta.hosts
+    servers = _server_facts(job)
+
+    def own(timeline: Timeline, knobs: Rows) -> dict[str, Any]:
+        return {
+            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(hosts)],
+            "servers": servers,
+            "findings": _findings(job, servers, knobs),
+        }
+
+    return _store_diagnosis.diagnosis(plans, _other_knobs(job), own, _ITERATIONS)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
@@ -50,7 +42,7 @@ def server_table(facts: Mapping[str, Any]) -> Table:
     return Table(title="what the servers sum", columns=("server", "partitions", "sums", "share"), rows=rows)
 
 
-def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:
+def _server_facts(job: BytepsJob) -> Rows:
     """Load of each server, by the partitions that are hashed to it."""
     parts = [part for tensor in range(len(job.tensor_bytes)) for part in job.parts(tensor)]
     total = float(job.tensor_bytes.sum())
@@ -61,37 +53,24 @@ def _server_facts(job: BytepsJob) -> list[dict[str, Any]]:
     return rows
 
 
-def _knob_gains(plans: StoreJob[BytepsJob], iteration_us: float) -> list[dict[str, Any]]:
-    """What other values of the knobs would gain, by name of the change."""
-
-    job = plans.recorded_job
+def _other_knobs(job: BytepsJob) -> dict[str, Plan]:
+    """Other values of the knobs, by what they are called."""
     servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
-    asked = {f"servers={servers}": Plan(servers=servers)}
-    asked |= {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size} | placement_question(plans)
-    legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
-    return knob_rows(plans, iteration_us, legal, _ASKED_ITERATIONS)
+    found = {f"servers={servers}": Plan(servers=servers)}
+    return found | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 
 
-def _findings(job: BytepsJob, knobs: Sequence[dict[str, Any]]) -> list[str]:
+def _findings(job: BytepsJob, servers: Rows, knobs: Rows) -> list[str]:
     """Sentences with numbers and the knob to turn."""
-
-    found = []
-    variable = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION_BYTES"}
-    best = max(knobs, key=lambda row: float(row["gain_us"]))
-    if best["gain_pct"] >= WORTH_PCT:
-        key, _, value = best["what_if"].partition("=")
-        named = PLACEMENTS.get(best["what_if"]) or f"{variable[key]}={value}"
-        found.append(f"{named} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration.")
-    loads = _server_facts(job)
-    heaviest = max(loads, key=lambda row: float(row["bytes"]))
-    fair_pct = 100 / len(loads)
-    if heaviest["share_pct"] > 1.1 * fair_pct:
-        found.append(
-            f"Server {heaviest['server']} sums {heaviest['share_pct']:.0f} % of the bytes, {fair_pct:.0f} % would be even: "
-            "smaller BYTEPS_PARTITION_BYTES or another BYTEPS_KEY_HASH_FN spread them."
-        )
+    found = knob_finding(knobs, _variable)
+    found += spread_finding(servers, "sums", "smaller BYTEPS_PARTITION_BYTES or another BYTEPS_KEY_HASH_FN")
     if job.worker_polling > 0.05:
         found.append(
             f"Looking for work takes {job.worker_polling * 100:.0f} % of each worker's core: give BytePS a core of its own."
         )
     return found
+
+
+def _variable(change: str) -> str:
+    key, _, value = change.partition("=")
+    return f"{_VARIABLES[key]}={value}"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._base import Table
-from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._store_diagnosis import diagnosis_tables
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.placement import on_workers
-from dpro_search.space.plan import Plan
-from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations import (
     BytepsCompression,
@@ -38,6 +36,9 @@ class Byteps(StoreJob[BytepsJob]):
     error_bar = "byteps"
 
     _recorded = staticmethod(recorded_byteps_job)
+    _under = staticmethod(byteps_under)
+    _built = staticmethod(byteps_graph)
+    _goodput = staticmethod(goodput_bytes_per_us)
 
     @classmethod
     def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
@@ -53,15 +54,6 @@ class Byteps(StoreJob[BytepsJob]):
         if allow_lossy:
             found.append(BytepsCompression(facts, [tensor.dtype for tensor in tensors], job.recorded_compression))
         return cls(job, tensors, PlanSpace(facts, found))
-
-    def job(self, plan: Plan) -> BytepsJob:
-        return byteps_under(plan, self.recorded_job)
-
-    def at_rate(self, rate_bps: float | None) -> Self:
-        return self._with_job(replace(self.recorded_job, bytes_per_us=goodput_bytes_per_us(rate_bps)))
-
-    def _built(self, job: BytepsJob) -> ReplayGraph:
-        return byteps_graph(job)
 
     def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
         job = self.recorded_job

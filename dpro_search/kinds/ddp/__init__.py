@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dpro_search.collect.torch_files import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
-from dpro_search.kinds._base import Job, Kind, PlanOptions
-
-if TYPE_CHECKING:
-    from dpro_search.collect.launchers._base import Launcher
+from dpro_search.kinds._base import Kind
 
 
 class DdpKind(Kind):
     """Jobs that were recorded with DistributedDataParallel."""
 
     title = "a DistributedDataParallel job"
+    formats = (FORMAT,)
     targets = (DDP, PYTORCH)
-
-    @property
-    def job_type(self) -> type[Job]:
-        from dpro_search.kinds.ddp.job import Ddp
-
-        return Ddp
-
-    def recognises(self, trace: Trace) -> bool:
-        return trace.meta.format == FORMAT
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.ddp.job import ddp_job
-
-        return ddp_job(trace, options)
-
-    @property
-    def launchers(self) -> tuple[Launcher, ...]:
-        from dpro_search.collect.launchers.torch import PYTORCH_DDP
-
-        return (PYTORCH_DDP,)
+    job_name = "dpro_search.kinds.ddp.job:Ddp"
+    launcher_names = ("dpro_search.collect.launchers.torch:PYTORCH_DDP",)
 
     def facts(self, trace: Trace) -> JobFacts:
         """With the gradients in the order in which they become ready: buckets are cut from it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,6 +38,31 @@ class Ddp(ProgramJob[DdpPredictor]):
     title = "a DistributedDataParallel job"
     askable = ("bucket_cap_bytes", "first_bucket_bytes", "compression")
     predictor_type = DdpPredictor
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_algorithms(options, trace)
+        unknown = options.compute - {"precision", "recomputation"}
+        if unknown:
+            raise InputError(
+                f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
+                "(and compressed gradients), not for that"
+            )
+        if options.compute and not trace.modules:
+            raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
+        predictor, compute = DdpPredictor.from_trace(trace), set(options.compute)
+        if "precision" in compute:
+            if options.memory_limit_bytes is not None:
+                raise InputError(
+                    "precision: what bfloat16 takes of a DistributedDataParallel job's memory is not known, so that no "
+                    "memory limit can be kept with it; leave out one of them"
+                )
+            if (why := unpriced(trace.modules)) is not None:
+                raise InputError(f"precision: {why}")
+            predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
+        if options.memory_limit_bytes is not None and trace.modules:
+            compute.add("recomputation")
+        return cls(predictor, compute, allow_lossy=options.allow_lossy, trace=trace)
 
     def __init__(
         self, predictor: DdpPredictor, compute: Collection[str] = (), *, allow_lossy: bool = False, trace: Trace | None = None
@@ -102,35 +127,3 @@ class Ddp(ProgramJob[DdpPredictor]):
                 for own in members
             ]
         return TensorGroups(groups=found, noun="bucket")
-
-
-def ddp_job(trace: Trace, options: PlanOptions) -> Ddp:
-    """A recorded DistributedDataParallel job.
-
-    Raises
-    ------
-    InputError
-        The options ask for what the recording does not have.
-    """
-    refuse_algorithms(options, trace)
-    unknown = options.compute - {"precision", "recomputation"}
-    if unknown:
-        raise InputError(
-            f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
-            "(and compressed gradients), not for that"
-        )
-    if options.compute and not trace.modules:
-        raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
-    predictor, compute = DdpPredictor.from_trace(trace), set(options.compute)
-    if "precision" in compute:
-        if options.memory_limit_bytes is not None:
-            raise InputError(
-                "precision: what bfloat16 takes of a DistributedDataParallel job's memory is not known, so that no "
-                "memory limit can be kept with it; leave out one of them"
-            )
-        if (why := unpriced(trace.modules)) is not None:
-            raise InputError(f"precision: {why}")
-        predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
-    if options.memory_limit_bytes is not None and trace.modules:
-        compute.add("recomputation")
-    return Ddp(predictor, compute, allow_lossy=options.allow_lossy, trace=trace)

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpro_search.collect.torch_files import FSDP_FORMAT
-from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.pytorch import FSDP
-from dpro_search.kinds._base import Job, Kind, PlanOptions
-
-if TYPE_CHECKING:
-    from dpro_search.collect.launchers._base import Launcher
+from dpro_search.kinds._base import Kind
 
 
 class FsdpKind(Kind):
     """Jobs that were recorded with ``fully_shard``."""
 
     title = "a fully sharded job"
+    formats = (FSDP_FORMAT,)
     targets = (FSDP,)
-
-    @property
-    def job_type(self) -> type[Job]:
-        from dpro_search.kinds.fsdp.job import Fsdp
-
-        return Fsdp
-
-    def recognises(self, trace: Trace) -> bool:
-        return trace.meta.format == FSDP_FORMAT
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.fsdp.job import fsdp_job
-
-        return fsdp_job(trace, options)
-
-    @property
-    def launchers(self) -> tuple[Launcher, ...]:
-        from dpro_search.collect.launchers.torch import PYTORCH_FSDP
-
-        return (PYTORCH_FSDP,)
+    job_name = "dpro_search.kinds.fsdp.job:Fsdp"
+    launcher_names = ("dpro_search.collect.launchers.torch:PYTORCH_FSDP",)
 
 
 KIND = FsdpKind()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
@@ -17,6 +17,11 @@ class Fsdp(ProgramJob[FsdpPredictor]):
     title = NAME
     askable = ("prefetch", "reshard_after_forward")
     predictor_type = FsdpPredictor
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_compute(options, trace)
+        return cls(FsdpPredictor.from_trace(trace), trace)
 
     def __init__(self, predictor: FsdpPredictor, trace: Trace | None = None) -> None:
         super().__init__(predictor, trace)
@@ -34,9 +39,3 @@ class Fsdp(ProgramJob[FsdpPredictor]):
         from dpro_search.kinds.fsdp.diagnosis import diagnosis_tables
 
         return diagnosis_tables(facts)
-
-
-def fsdp_job(trace: Trace, options: PlanOptions) -> Fsdp:
-    """A recorded fully sharded job; raises `InputError` for options that it does not have."""
-    refuse_compute(options, trace)
-    return Fsdp(FsdpPredictor.from_trace(trace), trace)

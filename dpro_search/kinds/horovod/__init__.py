@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import Target
 from dpro_search.deploy.parts.tensorflow_step import TENSORFLOW, XLA
-from dpro_search.kinds._base import Job, Kind, PlanOptions
-
-if TYPE_CHECKING:
-    from dpro_search.collect.launchers._base import Launcher
+from dpro_search.kinds._base import Kind
 
 
 class HorovodKind(Kind):
@@ -19,26 +14,14 @@ class HorovodKind(Kind):
 
     title = "a Horovod job"
     targets = (HOROVOD, XLA, TENSORFLOW)
-
-    @property
-    def job_type(self) -> type[Job]:
-        from dpro_search.kinds.horovod.job import Horovod
-
-        return Horovod
+    job_name = "dpro_search.kinds.horovod.job:Horovod"
+    launcher_names = (
+        "dpro_search.collect.launchers.horovod:TENSORFLOW_HOROVOD",
+        "dpro_search.collect.launchers.horovod:MXNET_HOROVOD",
+    )
 
     def recognises(self, trace: Trace) -> bool:
         return trace.meta.settings is not None
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.horovod.job import horovod_job
-
-        return horovod_job(trace, options)
-
-    @property
-    def launchers(self) -> tuple[Launcher, ...]:
-        from dpro_search.collect.launchers.horovod import MXNET_HOROVOD, TENSORFLOW_HOROVOD
-
-        return (TENSORFLOW_HOROVOD, MXNET_HOROVOD)
 
     def targets_of(self, framework: str) -> tuple[Target, ...]:
         return self.targets if framework == "tensorflow" else (HOROVOD,)

@@ -72,6 +72,10 @@ class Horovod(PredictedJob[Predictor]):
     recorded: CommSettings
     predictor_type = Predictor
 
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Horovod:
+        return horovod_job(trace, options)
+
     def __init__(
         self,
         predictor: Predictor,

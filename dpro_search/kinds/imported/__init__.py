@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._base import Job, Kind, PlanOptions
+from dpro_search.kinds._base import Kind
 
 
 class ImportedKind(Kind):
     """Whatever no other kind recognises."""
 
     title = "an imported trace"
-
-    @property
-    def job_type(self) -> type[Job]:
-        from dpro_search.kinds.imported.job import Imported
-
-        return Imported
+    job_name = "dpro_search.kinds.imported.job:Imported"
 
     def recognises(self, trace: Trace) -> bool:
         return True
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        from dpro_search.kinds.imported.job import imported_job
-
-        return imported_job(trace, options)
 
 
 KIND = ImportedKind()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,6 +29,11 @@ class Imported(Job):
 
     title = "an imported trace"
     settings = SCALES
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_compute(options, trace)
+        return cls(trace, recorded_predictor(trace))
 
     def __init__(self, trace: Trace, predictor: RecordedPredictor) -> None:
         self.trace = trace
@@ -111,12 +116,6 @@ class Imported(Job):
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         recorded = () if step is None else recorded_groups(self.trace, step)
         return TensorGroups(groups={"as recorded": recorded}) if any(group.count > 1 for group in recorded) else None
-
-
-def imported_job(trace: Trace, options: PlanOptions) -> Imported:
-    """A job of which only the trace is known; raises `InputError` for options, for it has no plans."""
-    refuse_compute(options, trace)
-    return Imported(trace, recorded_predictor(trace))
 
 
 def _prediction(predictor: RecordedPredictor, changes: tuple[Change, ...]) -> Prediction:

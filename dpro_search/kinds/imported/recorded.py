@@ -22,25 +22,15 @@ from dpro_search.space.replay_graph import ReplayGraph
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPrediction:
-    """An iteration time.
+    """An iteration time."""
 
-    Attributes
-    ----------
-    iteration_us
-        Median over the recorded steps: of each, the settled distance of iterations that all have its ops, order and durations.
-    interval_us
-        The smallest and the largest of these.
-    breakdown_us
-        Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only
-        communicates, only waits for other ranks, or does nothing.
-    settled
-        Whether all replays settled.
-    """
-
+    # Median over the recorded steps: of each, the settled distance of iterations that all have its ops, order and durations.
     iteration_us: float
-    interval_us: tuple[float, float]
+    interval_us: tuple[float, float]  # The smallest and the largest of these.
+    # Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only communicates,
+    # only waits for other ranks, or does nothing.
     breakdown_us: dict[str, float]
-    settled: bool
+    settled: bool  # Whether all replays settled.
 
 
 @dataclass(frozen=True, kw_only=True)

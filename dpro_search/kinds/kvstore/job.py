@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._base import Table
-from dpro_search.kinds._stores import StoreJob, diagnosis_tables
+from dpro_search.kinds._store_diagnosis import diagnosis_tables
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.placement import on_workers
-from dpro_search.space.plan import Plan
-from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.transformations import (
     JobFacts,
     KeySlicing,
@@ -38,6 +36,9 @@ class Kvstore(StoreJob[KvstoreJob]):
     error_bar = "kvstore"
 
     _recorded = staticmethod(recorded_kvstore_job)
+    _under = staticmethod(kvstore_under)
+    _built = staticmethod(kvstore_graph)
+    _goodput = staticmethod(store_bytes_per_us)
 
     @classmethod
     def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
@@ -56,15 +57,6 @@ class Kvstore(StoreJob[KvstoreJob]):
         if allow_lossy:
             found.append(KvstoreCompression(facts, [tensor.dtype for tensor in tensors]))
         return cls(job, tensors, PlanSpace(facts, found))
-
-    def job(self, plan: Plan) -> KvstoreJob:
-        return kvstore_under(plan, self.recorded_job)
-
-    def at_rate(self, rate_bps: float | None) -> Self:
-        return self._with_job(replace(self.recorded_job, bytes_per_us=store_bytes_per_us(rate_bps)))
-
-    def _built(self, job: KvstoreJob) -> ReplayGraph:
-        return kvstore_graph(job)
 
     def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
         job = self.recorded_job

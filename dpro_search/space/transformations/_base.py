@@ -21,37 +21,21 @@ _SHORT_STEPS = 0.4  # parameter of the geometric distribution of a step's length
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What of a job decides which plans make sense.
+    """What of a job decides which plans make sense."""
 
-    Attributes
-    ----------
-    name
-        What its kind is called: "a Horovod job".
-    tensors
-        The communicated tensors, in the order in which they become ready.
-    values
-        Recorded values of settings, of those that have one. A plan that repeats one changes nothing.
-    """
-
-    name: str
-    tensors: tuple[TensorInfo, ...]
+    name: str  # What its kind is called: "a Horovod job".
+    tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.
+    # Recorded values of settings, of those that have one. A plan that repeats one changes nothing.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A decision of a plan: one point of one of several grids of values.
-
-    Attributes
-    ----------
-    fields
-        Settings of a plan that it makes; those that a grid point does not name stay as recorded.
-    grids
-        By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
-    """
+    """A decision of a plan: one point of one of several grids of values."""
 
     name: str
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # Settings of a plan that it makes; those that a grid point does not name stay as recorded.
+    # By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
     grids: Mapping[str, tuple[Mapping[str, Any], ...]]
 
     def put(self, plan: Plan, grid: str, index: int) -> Plan:
@@ -150,6 +134,13 @@ class Transformation(abc.ABC):
 
 class Knob(Transformation):
     """A transformation whose moves are steps on the grids of its choice; none where the job leaves it no choice."""
+
+    def legal(self, plan: Plan) -> str | None:
+        return None  # whatever a `Plan` takes
+
+    def chosen_from(self, values: Sequence[Any]) -> Choice:
+        """The choice among the recorded value and these of its one field."""
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], values)})
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         return plan if self.choice is None else self.choice.neighbour(plan, rng)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, grid
+from dpro_search.space.transformations._base import Choice, Knob, geometric
 
 _SMALLEST_BYTES = 256 * 1024
 _FACTOR = 2**0.5
@@ -17,15 +16,12 @@ class BucketSize(Knob):
     name = "bucket-size"
     fields = ("bucket_cap_bytes",)
 
-    def legal(self, plan: Plan) -> str | None:
-        return None
-
     @cached_property
     def choice(self) -> Choice:
         # A bucket is closed by the tensor that fills it: beyond all bytes together, a larger size changes nothing.
         total = sum(tensor.size_bytes for tensor in self.job.tensors)
         sizes = geometric(_SMALLEST_BYTES, max(2 * total, _SMALLEST_BYTES), _FACTOR, multiple_of=64 * 1024)
-        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], sizes)})
+        return self.chosen_from(sizes)
 
 
 class FirstBucketSize(BucketSize):

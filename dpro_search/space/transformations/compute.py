@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,33 +131,27 @@ class ComputeGraph:
 
 @dataclass(kw_only=True)
 class ComputeChange:
-    """What plans do to the compute of a step; arrays are this change's own.
+    """What plans do to the compute of a step; arrays are this change's own."""
 
-    Attributes
-    ----------
-    work_us
-        Core time of each op, [samples, ops].
-    again_us, again_due
-        Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that, [ops].
-    cluster
-        Number of the cluster that an op is in on its rank, -1: none, [ops].
-    uncertainty_us
-        How much longer or shorter a step's compute may be than the costs say.
-    """
-
-    work_us: Floats
+    work_us: Floats  # Core time of each op, [samples, ops].
+    # again_us, again_due: Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that,
+    # [ops].
     again_us: Floats
     again_due: Ints
-    cluster: Ints
-    uncertainty_us: float
+    cluster: Ints  # Number of the cluster that an op is in on its rank, -1: none, [ops].
+    uncertainty_us: float  # How much longer or shorter a step's compute may be than the costs say.
 
 
-class ComputeTransformation(Transformation):
-    """A transformation that changes what ops cost."""
+class _StepTransformation(Transformation):
+    """A transformation of the recorded step's ops."""
 
     def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
         self.compute = compute
         super().__init__(job)
+
+
+class ComputeTransformation(_StepTransformation):
+    """A transformation that changes what ops cost."""
 
     @abc.abstractmethod
     def apply(self, change: ComputeChange, plan: Plan) -> None:
@@ -167,6 +161,21 @@ class ComputeTransformation(Transformation):
         """A reason if an op is not on every rank."""
         name = next((name for name in names if name not in self.compute.ops), None)
         return None if name is None else f"the trace has no op '{name[:_NAMES_SHOWN]}' on every rank"
+
+    def first_refusal(self, names: Sequence[str], able: frozenset[str], refusal: Callable[[str], str | None]) -> str | None:
+        """Why the first of the ops that are not among those able to change is refused; None: all are able."""
+        if able.issuperset(names):
+            return None
+        return self.unknown_op(names) or next((why for name in names if (why := refusal(name)) is not None), None)
+
+    def taken(self, plan: Plan) -> set[str]:
+        """The ops that other fields of a plan change."""
+        of_field = {
+            "op_clusters": [name for cluster in plan.op_clusters or () for name in cluster],
+            "recomputed_ops": plan.recomputed_ops or (),
+            "bfloat16_ops": plan.bfloat16_ops or (),
+        }
+        return {name for field, names in of_field.items() if field not in self.fields for name in names}
 
     def kind(self, name: str) -> OpKind:
         """Kind of the op of a name, which is on every rank."""
@@ -183,12 +192,8 @@ class ComputeTransformation(Transformation):
         return None
 
 
-class GraphTransformation(Transformation):
+class GraphTransformation(_StepTransformation):
     """A transformation of a whole step, once its ops have their costs."""
-
-    def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
-        self.compute = compute
-        super().__init__(job)
 
     @abc.abstractmethod
     def apply(self, graph: DataflowGraph, plan: Plan) -> DataflowGraph:

@@ -21,24 +21,12 @@ from dpro_search.graph.dataflow import DataflowGraph
 
 
 class _State(NamedTuple):
-    """Nodes, each some ops, by the number of one of these.
+    """Nodes, each some ops, by the number of one of these."""
 
-    Attributes
-    ----------
-    node
-        Of each op, [ops].
-    after
-        The next op of the same node, in a ring, [ops].
-    place
-        Of each node in an order that follows the dependencies, [ops].
-    at
-        The node at a place, -1: none, [ops].
-    """
-
-    node: Ints
-    after: Ints
-    place: Ints
-    at: Ints
+    node: Ints  # Of each op, [ops].
+    after: Ints  # The next op of the same node, in a ring, [ops].
+    place: Ints  # Of each node in an order that follows the dependencies, [ops].
+    at: Ints  # The node at a place, -1: none, [ops].
 
 
 class Contraction:

@@ -24,22 +24,12 @@ _LEAST_US = 1e-3  # that a move must gain, so that moves come to an end
 
 
 class Step(NamedTuple):
-    """What may be fused.
-
-    Attributes
-    ----------
-    beside
-        Of each op that may be in a cluster, those that use its result or make what it uses.
-    costs_us
-        What parts take, each on its own; not finite: it cannot be.
-    place
-        Place of each op in the graph.
-    """
+    """What may be fused."""
 
     compute: ComputeGraph
-    beside: Mapping[str, Sequence[str]]
-    costs_us: Callable[[Sequence[Part]], Sequence[float]]
-    place: Mapping[str, int]
+    beside: Mapping[str, Sequence[str]]  # Of each op that may be in a cluster, those that use its result or make what it uses.
+    costs_us: Callable[[Sequence[Part]], Sequence[float]]  # What parts take, each on its own; not finite: it cannot be.
+    place: Mapping[str, int]  # Place of each op in the graph.
 
 
 class _Move(NamedTuple):

@@ -10,7 +10,7 @@ from dpro_search.machine import machine_constants
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import BytepsSettings
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, grid
+from dpro_search.space.transformations._base import Choice, Knob, geometric
 from dpro_search.space.transformations.servers import servers_under
 
 MOST_PARTS = 20_000
@@ -38,7 +38,7 @@ class TensorPartition(Knob):
         sizes = [tensor.size_bytes for tensor in self.job.tensors]
         least = max(4 * PAGE_BYTES, 2 * sum(sizes) / _MOST_TRIED)
         parts = geometric(least, max(*sizes, least), 2**0.5, multiple_of=PAGE_BYTES)
-        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("partition_bytes", parts)})
+        return self.chosen_from(parts)
 
 
 class Credit(Knob):
@@ -47,13 +47,10 @@ class Credit(Knob):
     name = "credit"
     fields = ("credit",)
 
-    def legal(self, plan: Plan) -> str | None:
-        return None
-
     @cached_property
     def choice(self) -> Choice:
         credits = [credit for credit in (0, 1, 2, 4, 8, 16, 32) if credit != self.job.values["credit"]]
-        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("credit", credits)})
+        return self.chosen_from(credits)
 
 
 def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:

@@ -79,15 +79,12 @@ class Precision(ComputeTransformation):
         super().__init__(job, compute)
 
     def legal(self, plan: Plan) -> str | None:
-        names = plan.bfloat16_ops or ()
-        if self._able.issuperset(names):
-            return None
-        return self.unknown_op(names) or next((why for name in names if (why := self._refusal(name)) is not None), None)
+        return self.first_refusal(plan.bfloat16_ops or (), self._able, self._refusal)
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         if not self._types:
             return plan
-        taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.recomputed_ops or ())
+        taken = self.taken(plan)
         chosen = set(plan.bfloat16_ops or ())
         alike = self._by_type[self._types[rng.integers(len(self._types))]]
         if rng.random() >= _TYPE_SHARE:
@@ -99,7 +96,7 @@ class Precision(ComputeTransformation):
         """All ops that gain."""
         if self.choice is None:
             return None
-        taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.recomputed_ops or ())
+        taken = self.taken(plan)
         found = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.grids["set"][-1]["bfloat16_ops"]} - taken)
         return None if found == plan else found
 

@@ -48,15 +48,13 @@ class Recomputation(ComputeTransformation):
         clash = next((name for name in names if name in bfloat16), None)
         if clash is not None:
             return f"op '{clash}' computes in bfloat16 and is recomputed: what that takes is not known"
-        if self._able.issuperset(names):
-            return None
-        return self.unknown_op(names) or next((why for name in names if (why := self._refusal(name)) is not None), None)
+        return self.first_refusal(names, self._able, self._refusal)
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         """Recompute a run of ops, or keep it."""
         if not self._candidates:
             return plan
-        taken = {name for cluster in plan.op_clusters or () for name in cluster} | set(plan.bfloat16_ops or ())
+        taken = self.taken(plan)
         first = int(rng.integers(len(self._candidates)))
         run = self._candidates[first : first + int(rng.geometric(4 / (len(self._candidates) + 4)))]
         wanted, chosen = set(run) - taken, set(plan.recomputed_ops or ())

@@ -9,7 +9,7 @@ from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.placement import hosts_of_workers, on_workers, own_hosts
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
+from dpro_search.space.transformations._base import Choice, JobFacts, Knob
 
 MOST_SERVERS = 1024
 _MOST_TRIED = 16
@@ -30,7 +30,7 @@ class ServerCount(Knob):
     def choice(self) -> Choice:
         recorded = int(self.job.values["servers"])
         counts = [count for count in range(1, min(max(2 * recorded, 4), _MOST_TRIED) + 1) if count != recorded]
-        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("servers", counts)})
+        return self.chosen_from(counts)
 
 
 class ServerPlacement(Knob):
@@ -43,9 +43,6 @@ class ServerPlacement(Knob):
         self.limited = limited
         super().__init__(job)
 
-    def legal(self, plan: Plan) -> str | None:
-        return None
-
     def simplest(self, plan: Plan) -> Plan:
         """Without limits the field has no effect."""
         return super().simplest(plan) if self.limited else plan.changed(servers_on_workers=None)
@@ -55,7 +52,7 @@ class ServerPlacement(Knob):
         if not self.limited:
             return None
         other = not self.job.values["servers_on_workers"]
-        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("servers_on_workers", (other,))})
+        return self.chosen_from((other,))
 
 
 def servers_under(plan: Plan, job: KvstoreJob | BytepsJob) -> tuple[tuple[int, ...], tuple[int, ...]]:

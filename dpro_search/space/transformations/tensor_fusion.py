@@ -24,9 +24,6 @@ class FusionThreshold(Knob):
     name = "fusion-threshold"
     fields = ("fusion_threshold_bytes",)
 
-    def legal(self, plan: Plan) -> str | None:
-        return None
-
     @cached_property
     def choice(self) -> Choice:
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "threshold": _thresholds()})

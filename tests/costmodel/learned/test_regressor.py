@@ -7,10 +7,11 @@ import pytest
 from costmodel.learned.clusters import clusters, model, table
 from sklearn.base import clone
 
+from dpro_search.costmodel.intervals import Origin, conformal_quantile
 from dpro_search.costmodel.learned.features import FEATURES, shaped_features
 from dpro_search.costmodel.learned.kernels import PART_FEATURES
 from dpro_search.costmodel.learned.model_file import FusionModel
-from dpro_search.costmodel.learned.regressor import FusedTimeRegressor, Origin, conformal_quantile
+from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
 from dpro_search.costmodel.learned.scores import ALL
 from dpro_search.errors import InputError
 
@@ -70,7 +71,7 @@ def test_what_was_measured_is_interpolated():
     assert (origin == Origin.INTERPOLATED).mean() > 0.9
 
 
-def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_said():
+def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predicted():
     one = shaped_features(clusters()[:1])
     features = np.median(shaped_features(clusters()).whole, axis=0, keepdims=True)
     heavy = [FEATURES.index(name) for name in FEATURES if name.startswith(("flops", "depthwise", "gather", "pool", "largest"))]
@@ -84,9 +85,9 @@ def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_said(
     assert origins[-1] == Origin.REFUSED
     assert np.isnan(widths[-1])
     assert Origin.EXTRAPOLATED in origins
-    said = [width for width in widths if not np.isnan(width)]
-    assert (np.diff(said) > -1e-9).all()
-    assert said[-1] > said[0]
+    predicted = [width for width in widths if not np.isnan(width)]
+    assert (np.diff(predicted) > -1e-9).all()
+    assert predicted[-1] > predicted[0]
 
 
 def test_it_is_an_estimator_as_scikit_learn_knows_them():

@@ -1,12 +1,9 @@
 """Predictions of a recorded DistributedDataParallel job: a real two-rank recording of a small model."""
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.ddp import build_ddp_graph
@@ -14,12 +11,7 @@ from dpro_search.graph.main_thread import main_waits_us
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 
-RAW = Path(__file__).parents[2] / "data" / "ddp_mlp"
-
-
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return assemble_ddp(RAW)
+RECORDING = "ddp_mlp"
 
 
 @pytest.fixture(scope="module")

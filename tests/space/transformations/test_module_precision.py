@@ -1,7 +1,6 @@
 """Precision by module: which modules, what bfloat16 takes of their time and what casts add; on a real recording of three blocks."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.modules import LoweredOp, LoweredOps, ModuleInfo
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
@@ -20,8 +18,9 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.module_precision import ModulePrecision, change_of, in_bfloat16, uncertainty_us
 from dpro_search.space.transformations.modules import recomputed
+from tests.recordings import trace_of
+from tests.space.transformations.moves import names_reached
 
-DATA = Path(__file__).parents[2] / "data"
 PRECISION = PlanOptions(compute=frozenset({"precision"}), precision_table=BUNDLED_TORCH_TABLE)
 
 
@@ -65,7 +64,7 @@ def of(modules) -> ModulePrecision:
     return ModulePrecision(JobFacts(name="a job", tensors=()), modules, Halves())
 
 
-def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_unknown_is_doubted():
+def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_unknown_is_uncertain():
     change = change_of(lowered(100.0, other_us=30.0, casts=3), Halves())
     assert change.forward_us == -50.0 + 30.0
     assert change.backward_us == -100.0 + 30.0
@@ -98,13 +97,7 @@ def test_the_blocks_that_gain_most_come_first_and_those_whose_casts_take_more_ne
 
 
 def test_moves_stay_legal_and_reach_every_module_that_gains():
-    space, rng, plan, seen = of(NESTED), np.random.default_rng(0), Plan(), set()
-    for _ in range(200):
-        plan = space.propose(plan, rng, {})
-        assert space.legal(plan) is None
-        assert space.simplest(plan) == plan
-        seen |= set(plan.bfloat16_modules or ())
-    assert seen == {"encoder", "encoder.0", "encoder.0.attention", "encoder.1"}
+    assert names_reached(of(NESTED), "bfloat16_modules") == {"encoder", "encoder.0", "encoder.0.attention", "encoder.1"}
 
 
 def named(graph: DdpGraph, ops: LoweredOps) -> DdpGraph:
@@ -189,7 +182,7 @@ def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch
 
 def test_what_a_recording_does_not_tell_is_refused(blocks_trace):
     with pytest.raises(InputError, match="precision: the job was recorded before modules were kept"):
-        job_of(assemble_ddp(DATA / "ddp_mlp"), PRECISION)
+        job_of(trace_of("ddp_mlp"), PRECISION)
     silent = replace(blocks_trace, modules=tuple(msgspec.structs.replace(one, lowered=None) for one in blocks_trace.modules))
     with pytest.raises(InputError, match="precision: the recording does not tell which ops of its modules would run in bfloat16"):
         job_of(silent, PRECISION)

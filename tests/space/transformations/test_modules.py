@@ -1,22 +1,21 @@
 """Recomputation by module: which modules, what it costs, and what it saves; on a real two-rank recording of three blocks."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from dpro_search.collect.modules import ModuleInfo
-from dpro_search.collect.torch_assemble import assemble_ddp
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.modules import ModuleRecomputation, recomputed, saved_bytes
+from tests.recordings import trace_of
+from tests.space.transformations.moves import names_reached
 
-DATA = Path(__file__).parents[2] / "data"
 RECOMPUTATION = PlanOptions(compute=frozenset({"recomputation"}))
 
 
@@ -62,13 +61,7 @@ def test_the_first_blocks_come_first_and_those_that_free_nothing_never():
 
 
 def test_moves_stay_legal_and_reach_every_candidate():
-    space, rng, plan, seen = of(NESTED), np.random.default_rng(0), Plan(), set()
-    for _ in range(200):
-        plan = space.propose(plan, rng, {})
-        assert space.legal(plan) is None
-        assert space.simplest(plan) == plan
-        seen |= set(plan.recomputed_modules or ())
-    assert seen == {"encoder", "encoder.0", "encoder.0.attention", "encoder.1"}
+    assert names_reached(of(NESTED), "recomputed_modules") == {"encoder", "encoder.0", "encoder.0.attention", "encoder.1"}
 
 
 def test_a_block_runs_again_before_its_gradients_and_after_those_of_the_blocks_behind_it(blocks_graph):
@@ -114,7 +107,7 @@ def test_a_search_knows_it_only_where_it_is_asked_for(blocks_trace):
 
 
 def test_what_a_recording_or_ddp_does_not_have_is_refused(blocks_trace):
-    old = assemble_ddp(DATA / "ddp_mlp")
+    old = trace_of("ddp_mlp")
     with pytest.raises(InputError, match="recomputation: the job was recorded before modules were kept"):
         job_of(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):

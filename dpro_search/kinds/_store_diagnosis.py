@@ -1,0 +1,114 @@
+"""What `diagnose` says of a job with parameter servers, whatever the kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.kinds._base import Table
+from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
+from dpro_search.kinds._stores import StoreJob, breakdown_us
+from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.sensitivity import gains
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.plan import Plan
+
+Rows = list[dict[str, Any]]
+_WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
+_PLACEMENTS = {
+    "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
+    "servers_on_workers=0": "Servers on hosts of their own (DPRO_SEARCH_SERVER_HOSTS=own)",
+}
+
+
+def diagnosis(
+    plans: StoreJob[Any],
+    plan_of: Mapping[str, Plan],
+    own: Callable[[Timeline, Rows], dict[str, Any]],
+    iterations: int | None = None,
+) -> dict[str, Any]:
+    """The facts of `Job.diagnose`.
+
+    Parameters
+    ----------
+    plan_of
+        Other values of the knobs, by what they are called; those that are not legal are passed over.
+    own
+        The facts `ranks`, `servers` and `findings`, from the replay and from what those plans would gain.
+    iterations
+        That each replay has; None: until it settles.
+    """
+    asked = partial(replay, iterations=iterations)
+    graph = plans.graph(Plan())
+    timeline = asked(graph)
+    knobs = [
+        _gain(text, timeline.iteration_us, asked(plans.graph(plan)).iteration_us)
+        for text, plan in {**plan_of, **_other_placement(plans)}.items()
+        if plans.space.refusal(plan) is None
+    ]
+    return {
+        "iteration_us": timeline.iteration_us,
+        "measured_iteration_us": measured_iteration_us(plans.trace),
+        "breakdown_us": breakdown_us(timeline),
+        "critical_path": path_facts(timeline),
+        "gains": sorted([*gain_rows(gains(graph, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
+        "critical_ops": critical_ops(timeline),
+        **own(timeline, knobs),
+        "warnings": list(plans.trace.meta.warnings),
+    }
+
+
+def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
+    """The facts for people, with a table of the kind of job's own."""
+    path = [
+        (f"{row['kind'].lower()} of core {row['rank']}", time_text(row["duration_us"]), percent_text(row["share_pct"]))
+        for row in facts["critical_path"]
+    ]
+    return [
+        Table(title="critical path", columns=("what", "time", "share"), rows=path),
+        critical_table(facts["critical_ops"]),
+        own,
+        gain_table(facts["gains"], facts["iteration_us"]),
+    ]
+
+
+def knob_finding(knobs: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> list[str]:
+    """The change that gains most, if it is worth one, by the name that the framework has for it."""
+    best = max(knobs, key=lambda row: float(row["gain_us"]))
+    if best["gain_pct"] < _WORTH_PCT:
+        return []
+    name = _PLACEMENTS.get(best["what_if"]) or named(best["what_if"])
+    return [f"{name} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration."]
+
+
+def spread_finding(servers: Sequence[Mapping[str, Any]], does: str, remedy: str) -> list[str]:
+    """The server with most bytes, if that is much more than its share."""
+    heaviest = max(servers, key=lambda row: float(row["bytes"]))
+    fair_pct = 100 / len(servers)
+    if heaviest["share_pct"] <= 1.1 * fair_pct:
+        return []
+    return [
+        f"Server {heaviest['server']} {does} {heaviest['share_pct']:.0f} % of the bytes, {fair_pct:.0f} % would be even: "
+        f"{remedy} spread them."
+    ]
+
+
+def _other_placement(plans: StoreJob[Any]) -> dict[str, Plan]:
+    """The other hosts for the servers; empty where links have no limit."""
+    if plans.recorded_job.bytes_per_us is None:
+        return {}
+    other = not plans.space.job.values["servers_on_workers"]
+    return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
+
+
+def _gain(change: str, recorded_us: float, changed_us: float) -> dict[str, Any]:
+    gain_us = recorded_us - changed_us
+    return {
+        "what_if": change,
+        "predicted_iteration_us": changed_us,
+        "gain_us": gain_us,
+        "gain_pct": gain_us / recorded_us * 100,
+    }

@@ -81,12 +81,11 @@ def replay(
 
     from dpro_search.cli._output import stderr_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import PlanOptions
+    from dpro_search.kinds import PlanOptions, load_source
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
     from dpro_search.space.plan import Plan
 
-    recorded = Trace.load(sample_trace_path() if trace is None else trace)
+    source = load_source(sample_trace_path() if trace is None else trace)
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
         task = bar.add_task("replaying", total=samples)
@@ -102,7 +101,7 @@ def replay(
             options=PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model),
             on_sample=lambda: bar.advance(task),
         )
-        facts = replay_facts(recorded, request)
+        facts = replay_facts(source, request)
     _print(facts, as_json)
 
 

@@ -89,6 +89,10 @@ def run(
         str | None,
         typer.Option("--cluster", metavar="C", help="Search for the job on another cluster: 16xhgx-h100, or a TOML file."),
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9, bandwidth=2."),
+    ] = None,
     cluster_model: Annotated[
         Path | None,
         typer.Option(
@@ -146,11 +150,10 @@ def run(
     """
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import PlanOptions, kind_of, searchable_job_of
+    from dpro_search.kinds import PlanOptions, kind_of, load_source, searchable_job_of
+    from dpro_search.kinds._elsewhere import elsewhere
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
-    from dpro_search.space.scenario import Scenario
 
     folder = sample_trace_path() if trace is None else trace
     if storage is not None:
@@ -163,10 +166,9 @@ def run(
         precision_table=precision_table,
         all_reduce_model=all_reduce_model,
     )
-    recording = Trace.load(folder)
-    job, _ = searchable_job_of(recording, options).under(Scenario().on(cluster))
-    named = options.named | ({} if cluster is None else {"cluster": cluster})
-    request = SearchRequest.of(folder, job, named, calibrate)
+    source = load_source(folder)
+    job, named, place = elsewhere(searchable_job_of(source, options), cluster, changes or (), verb="run")
+    request = SearchRequest.of(folder, job, options.named | named, calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
@@ -185,13 +187,17 @@ def run(
             engine=engine.value,
             storage=storage,
             options=request.options,
+            cluster=place,
             until_settled=until_settled,
             quantile=quantile,
         )
-    servers, calibration = kind_of(recording).servers(recording), job.calibration
+    servers, calibration = kind_of(source).servers(source), job.calibration
     if as_json:
-        print_json(result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts})
+        facts = result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts}
+        print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:
+        if place is not None:
+            stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
         print_result(stdout_console(), result, servers, calibration)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")

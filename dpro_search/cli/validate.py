@@ -50,17 +50,16 @@ def validate(
     the folder with the plan's files (see 'dpro-search export'). If the script prints losses, these are compared: no speed-up is
     reported for a plan whose losses differ, or with a failed run. The other plans are still measured.
 
+    A search for another cluster is validated only if that is this machine.
+
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
     import msgspec
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, stderr_console
-    from dpro_search.collect.trace import Trace
-    from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
-    from dpro_search.kinds import recorded_job, searchable_job_of
-    from dpro_search.search.run_folder import read_run
+    from dpro_search.kinds._real_runs import validated
 
     console = stderr_console()
 
@@ -68,14 +67,11 @@ def validate(
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
-    recording = Trace.load(trace or Path(read_run(run).trace))
-    job = recorded_job(recording, command or ())
     with console.status(f"rounds of up to {top + 2} runs"):
-        validation, calibration = validate_run(
+        validation, calibration = validated(
             run,
-            recording,
-            job,
-            searchable_job_of(recording).space.job.values,
+            trace,
+            command or (),
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,

@@ -66,6 +66,7 @@ class StoreJob(Job, Generic[_Job]):
         The job as it was recorded, or on another link.
     """
 
+    trace: Trace
     error_bar: ClassVar[Literal["kvstore", "byteps"]]  # name of the kind's constants and of its model error
 
     settings = ("rate", *SCALES)

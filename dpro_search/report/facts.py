@@ -25,6 +25,8 @@ class Facts:
         What the verbs `replay` and `diagnose` print with ``--json``.
     search
         What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
+    cluster
+        Where all predictions hold, if not on the recorded cluster: ``name``, ``ranks``, ``assumed`` (sentences), ``interval``.
     trials
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
@@ -50,6 +52,7 @@ class Facts:
     diagnosis: Json
     timeline: StepTimeline
     search: Json | None = None
+    cluster: Json | None = None
     trials: Sequence[Json] = ()
     validation: Json | None = None
     corrected_pct: tuple[float, float] | None = None

@@ -47,7 +47,7 @@ def verdict(facts: Facts) -> Verdict:
         return _refused(facts.validation)
     if facts.validation is not None and facts.validation["failed"]:
         return _failed(facts.validation)
-    return _predicted(facts.search)
+    return _predicted(facts.search, None if facts.cluster is None else str(facts.cluster["name"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,9 @@ def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
     return "".join(f" {sentence}" for sentence in found)
 
 
-def _predicted(search: Mapping[str, Any]) -> Verdict:
+def _predicted(search: Mapping[str, Any], elsewhere: str | None) -> Verdict:
+    """Of predictions alone; `elsewhere`: the cluster that they are for, if not the recorded one."""
+    to_measure = _VALIDATE if elsewhere is None else f"Run both on {elsewhere} to measure"
     plans = [plan for plan in search["plans"] if plan["plan"]]
     certain = [plan for plan in plans if plan["gain_certain"]]
     best = (certain or plans or list(search["plans"]))[0]
@@ -241,7 +243,7 @@ def _predicted(search: Mapping[str, Any]) -> Verdict:
         ("Recorded setting", units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
         ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
-        ("Measured", "not yet", "dpro-search validate RUN"),
+        ("Measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
     )
     if not search["feasible"]:
@@ -253,10 +255,10 @@ def _predicted(search: Mapping[str, Any]) -> Verdict:
         return Verdict("likely", NOT_MEASURED, title, sentence, tiles)
     if certain:
         title = f"{speedup} faster than recorded, if the prediction holds"
-        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {_VALIDATE} it.", tiles)
+        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {to_measure} it.", tiles)
     if search["worth_measuring"]:
         title = f"{speedup} is predicted, which only real runs can confirm"
-        sentence = f"The intervals of '{name}' and of the recorded setting overlap. {_VALIDATE} the difference."
+        sentence = f"The intervals of '{name}' and of the recorded setting overlap. {to_measure} the difference."
         return Verdict("open", NOT_CERTAIN, title, sentence, tiles)
     sentence = "No plan is faster than the recorded setting by more than the prediction intervals."
     return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)

@@ -46,6 +46,18 @@ _PATH_KINDS = {
 }
 
 
+def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
+    """Where the predictions hold, and what they take for granted; None where that is the recorded cluster."""
+    if cluster is None:
+        return None
+    ranks = units.count(cluster["ranks"], "rank")
+    sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."
+    sentences = [f"Assumed: {each}." for each in cluster["assumed"]]
+    if cluster["interval"]:
+        sentences.append(f"Intervals: {cluster['interval']}.")
+    return Section("cluster", "Cluster", [paragraph(sentence), bullets(sentences) if sentences else None])
+
+
 def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Section:
     """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}

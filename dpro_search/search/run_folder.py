@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import msgspec
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
@@ -54,6 +55,40 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""  # identifies a run among those that share a storage
     options: dict[str, str] = {}  # what predictions depend on beside the trace: limits, allowed transformations, their cost models
     islands: Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)] = 1  # samplers that share the trials (see `islands.py`)
+    cluster: SearchedCluster | None = None  # None: the recorded one
+
+
+class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the predictions of a search hold, if not on the recorded cluster.
+
+    Attributes
+    ----------
+    name
+        For people.
+    machines
+        In place of the recorded ones; None: these.
+    changes
+        Changes of cluster and speeds, as ``--set`` takes them.
+    ranks, ranks_per_host
+        Number of ranks, and those side by side on each host (None: hosts differ).
+    assumed
+        What the predictions take for granted, a sentence each.
+    interval
+        What their intervals come from.
+    """
+
+    name: str
+    machines: Cluster | None = None
+    changes: tuple[str, ...] = ()
+    ranks: int
+    ranks_per_host: int | None = None
+    assumed: tuple[str, ...] = ()
+    interval: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the JSON of verbs."""
+        return {"name": self.name, "ranks": self.ranks, "assumed": list(self.assumed), "interval": self.interval}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -244,6 +279,7 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
         raise InputError(f"{path}: damaged ({error}); choose another --out") from error
     except OSError as error:
         raise _unwritable(folder, error) from error
+    _check_cluster(path, earlier, info)
     for field, option in _IDENTITY.items():
         theirs, ours = getattr(earlier, field), getattr(info, field)
         if theirs != ours:
@@ -251,6 +287,22 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
                 f"{path}: a search with another {field} ('{_short(theirs)}', not '{_short(ours)}'); {option}choose another --out"
             )
     return earlier
+
+
+def _check_cluster(path: Path, earlier: RunInfo, info: RunInfo) -> None:
+    """Raise `InputError` if the options of two searches differ in their cluster."""
+    for name, option in (("cluster", "--cluster"), ("set", "--set")):
+        theirs, ours = earlier.options.get(name), info.options.get(name)
+        if theirs != ours:
+            raise InputError(
+                f"{path}: a search for {_place(earlier)}, not for {_place(info)}; give the same {option} or choose another --out"
+            )
+
+
+def _place(info: RunInfo) -> str:
+    if info.cluster is not None:
+        return info.cluster.name
+    return info.options.get("cluster", "the recorded cluster")
 
 
 _IDENTITY = {

@@ -28,6 +28,7 @@ class Imported(Job):
     """Predictions of the recorded steps with other speeds. Its knobs are not known, so the empty plan is its only one."""
 
     title = "an imported trace"
+    trace: Trace
     settings = SCALES
 
     def __init__(self, trace: Trace, predictor: RecordedPredictor) -> None:

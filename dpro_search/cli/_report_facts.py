@@ -133,6 +133,7 @@ class _Gathered:
             terms=self.job.terms(),
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
+            described=isinstance(self.source, Description),
             **searched,
         )
 

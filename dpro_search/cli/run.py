@@ -150,7 +150,7 @@ def run(
     """
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.kinds import PlanOptions, kind_of, load_source, searchable_job_of
+    from dpro_search.kinds import PlanOptions, job_of, kind_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
@@ -167,8 +167,8 @@ def run(
         all_reduce_model=all_reduce_model,
     )
     source = load_source(folder)
-    job, named, place = elsewhere(searchable_job_of(source, options), cluster, changes or (), verb="run")
-    request = SearchRequest.of(folder, job, options.named | named, calibrate)
+    job, named, place = elsewhere(job_of(source, options), cluster, changes or (), verb="run")
+    request = SearchRequest.of(folder, searchable(job), options.named | named, calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:

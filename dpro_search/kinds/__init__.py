@@ -54,7 +54,9 @@ __all__ = [
     "launchers",
     "load_source",
     "recorded_job",
+    "searchable",
     "searchable_job_of",
+    "targets_of",
 ]
 
 
@@ -88,9 +90,12 @@ def deployed(path: Path) -> Deployed:
     from dpro_search.deploy.of_run import Deployed
 
     source = load_source(path)
-    kind = kind_of(source)
-    targets = kind.targets_of(source.meta.framework if isinstance(source, Trace) else source.framework)
-    return Deployed(targets=targets, facts=kind.facts(source))
+    return Deployed(targets=targets_of(source), facts=kind_of(source).facts(source))
+
+
+def targets_of(source: Source) -> tuple[Target, ...]:
+    """What plans of a job can be exported to."""
+    return kind_of(source).targets_of(source.meta.framework if isinstance(source, Trace) else source.framework)
 
 
 def job_of(source: Source, options: PlanOptions | None = None) -> Job:
@@ -109,7 +114,11 @@ def job_of(source: Source, options: PlanOptions | None = None) -> Job:
 
 def searchable_job_of(source: Source, options: PlanOptions | None = None) -> Job:
     """The same, but raises `InputError` with the reason for a job that has no plans."""
-    job = job_of(source, options)
+    return searchable(job_of(source, options))
+
+
+def searchable(job: Job) -> Job:
+    """The job; raises `InputError` with the reason if it has no plans."""
     if not job.space.fields:
         raise InputError(job.nothing_to_search)
     return job
@@ -132,7 +141,7 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
     if launcher is None:
         known = ", ".join(each.format for each in launchers())
         raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
-    return RecordedJob.of(trace, launcher, kind.targets_of(trace.meta.framework), kind.facts(trace), command)
+    return RecordedJob.of(trace, launcher, targets_of(trace), kind.facts(trace), command)
 
 
 def launchers() -> tuple[Launcher, ...]:

@@ -15,7 +15,7 @@ import msgspec
 from dpro_search.cluster import Cluster
 from dpro_search.cluster.names import THIS_MACHINE, names_file
 from dpro_search.errors import InputError
-from dpro_search.kinds._base import Job
+from dpro_search.kinds._base import Job, with_memory_limit
 from dpro_search.search.run_folder import RunInfo, SearchedCluster
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -78,6 +78,7 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
         return Elsewhere(job, named, None)
     there, plan = job.under(scenario)
     assert plan == Plan(), "no change is one of the plan"
+    there = with_memory_limit(there, job.memory_limit_bytes)
     calibration = there.calibration
     place = SearchedCluster(
         name=", ".join([title, *changes]),

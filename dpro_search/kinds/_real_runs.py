@@ -13,7 +13,7 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, load_source, recorded_job, searchable_job_of
+from dpro_search.kinds import Job, job_of, load_source, recorded_job
 from dpro_search.kinds._base import Description
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.search.calibration import Calibration
@@ -44,10 +44,10 @@ def validated(run: Path, trace: Path | None = None, command: Sequence[str] = (),
     recording = load_source(trace or Path(info.trace))
     job = recorded_job(recording, command)
     assert not isinstance(recording, Description), "has no command"
-    searchable = searchable_job_of(recording)
+    predicted = searched_job(job_of(recording), info)
     if info.cluster is not None:
-        job = _here(job, searchable, run, info, info.cluster)
-    return validate_run(run, recording, job, searchable.space.job.values, elsewhere=info.cluster is not None, **how)
+        job = _here(job, job_of(recording), run, info, info.cluster)
+    return validate_run(run, recording, job, predicted.space.job.values, elsewhere=info.cluster is not None, **how)
 
 
 def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:

@@ -23,6 +23,8 @@ class Facts:
         Of the run folder or of the trace.
     replay, diagnosis
         What the verbs `replay` and `diagnose` print with ``--json``.
+    described
+        Whether the job was described, so that nothing was measured of it.
     search
         What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
     cluster
@@ -51,6 +53,7 @@ class Facts:
     replay: Json
     diagnosis: Json
     timeline: StepTimeline
+    described: bool = False
     search: Json | None = None
     cluster: Json | None = None
     trials: Sequence[Json] = ()

@@ -145,7 +145,9 @@ def _of_trace(facts: Facts) -> Verdict:
     measured = replay["measured_iteration_us"]
     predicted = units.duration(replay["predicted_iteration_us"])
     tiles = [("Replayed", predicted, _interval(replay["interval_us"]))]
-    if measured is None:
+    if facts.described:
+        sentence = "The job was described, not recorded: nothing was measured of it."
+    elif measured is None:
         sentence = "The recording has no measured iteration time to compare with."
     else:
         error = units.signed_percent(replay["error_pct"])
@@ -159,7 +161,8 @@ def _of_trace(facts: Facts) -> Verdict:
         gain_pct = best["gain_us"] / replay["predicted_iteration_us"] * 100
         tiles.append(("Largest gain", units.percent(gain_pct), f"what if: {best['what_if']}"))
     title = f"An iteration takes {predicted if measured is None else units.duration(measured)}"
-    return Verdict("plain", "Recording, without a search", title, sentence, tuple(tiles))
+    badge = f"{'Description' if facts.described else 'Recording'}, without a search"
+    return Verdict("plain", badge, title, sentence, tuple(tiles))
 
 
 def _measured(validation: Mapping[str, Any]) -> Verdict:

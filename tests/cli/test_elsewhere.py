@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpro_search.cli import main
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.kinds import job_of, recorded_job
 from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._real_runs import _here
 from dpro_search.search.run_folder import read_run
+from tests.kinds.verbs import refusal, verb
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -35,28 +32,6 @@ def run(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SEARCH = ("--trials", 6, "--sampler", "mcmc")
-
-
-def outcome(*args: object) -> tuple[int, str]:
-    """Exit status, and stdout and stderr together."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as ended:
-        main([*map(str, args)])
-    return int(ended.value.code or 0), out.getvalue()
-
-
-def verb(*args: object) -> dict[str, Any]:
-    status, printed = outcome(args[0], "--json", *args[1:])
-    assert status == 0, printed
-    return dict(json.loads(printed))
-
-
-def refusal(*args: object) -> str:
-    status, printed = outcome(*args)
-    assert status == 2, printed
-    lines = [line for line in printed.strip().splitlines() if line]
-    assert len(lines) == 1, printed
-    return lines[0]
 
 
 def test_diagnose_on_gpus_says_where_and_what_the_interval_is_from(trace: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class RecordedSteps(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
-    settings = SCALES
+    settings: ClassVar[tuple[str, ...]] = SCALES
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

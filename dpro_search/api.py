@@ -28,7 +28,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds import Description, PlanOptions, Source, job_of, load_source, searchable
+from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, load_source, searchable
 from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.report.html import table, to_text
@@ -257,7 +257,7 @@ class Recording:
         )
         calibrated = None if calibrate is None else Path(calibrate)
         job, named, place = elsewhere(job_of(self.source, options), cluster, _texts(changes), verb="run")
-        request = SearchRequest.of(self.folder, searchable(job), options.named | named, calibrated)
+        request = SearchRequest.of(self.folder, searchable(job), options.named | named | files_of(self.source), calibrated)
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(
             request.objective,

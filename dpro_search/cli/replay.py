@@ -124,6 +124,8 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"on {result['cluster']['name']}")
         for sentence in result["cluster"]["left_out"]:
             print(f"  not known to the prediction: {sentence}")
+    for sentence in result.get("assumed", ()):
+        print(f"assumed: {sentence}")
     if (calibration := result["calibration"]) is not None and not calibration["calibrated"]:
         print(f"interval: {calibration['text']}")
     if not result["settled"]:

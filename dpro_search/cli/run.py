@@ -150,7 +150,7 @@ def run(
     """
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.kinds import PlanOptions, job_of, kind_of, load_source, searchable
+    from dpro_search.kinds import PlanOptions, files_of, job_of, kind_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
@@ -168,7 +168,7 @@ def run(
     )
     source = load_source(folder)
     job, named, place = elsewhere(job_of(source, options), cluster, changes or (), verb="run")
-    request = SearchRequest.of(folder, searchable(job), options.named | named, calibrate)
+    request = SearchRequest.of(folder, searchable(job), options.named | named | files_of(source), calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:

@@ -47,6 +47,7 @@ __all__ = [
     "all_targets",
     "assemble_raw",
     "deployed",
+    "files_of",
     "job_of",
     "kind_of",
     "kinds",
@@ -77,6 +78,11 @@ def load_source(path: Path) -> Source:
         if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
             return cast("Description", found)
     return Trace.load(path)
+
+
+def files_of(source: Source) -> dict[str, Path]:
+    """Files beside a trace or a description that predictions depend on, by name."""
+    return dict(source.files) if isinstance(source, Description) else {}
 
 
 def kind_of(source: Source) -> AnyKind[Any]:

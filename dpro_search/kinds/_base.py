@@ -272,7 +272,10 @@ class Job(ABC):
         raise self.cannot("on", "be predicted on another cluster")
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        """What predictions on the cluster of a change do not know and take for granted, a sentence each."""
+        """What predictions under a change do not know and take for granted, a sentence each.
+
+        Of a recorded job nothing without a change; of a described one what its description leaves open.
+        """
         return (*change.left_out, *ranks_in_turn(self.cluster.ranks, self.recorded_ranks))
 
     @property
@@ -379,11 +382,14 @@ class Description:
         Titles and values, for the report.
     warnings
         Sentences that every verb with findings repeats.
+    files
+        Further files that it was read from, by a name: a search with other content is another one.
     """
 
     framework: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 Source = Trace | Description  # what a job comes from

@@ -31,7 +31,7 @@ class Elsewhere(NamedTuple):
     named
         What it is identified by, for the options of a search.
     cluster
-        For its run folder; None: nothing differs from the recorded setting.
+        For its run folder; None: nothing differs from what was recorded.
     """
 
     job: Job
@@ -54,7 +54,7 @@ def elsewhere(job: Job, cluster: str | None, changes: Sequence[str] = (), *, ver
         named["cluster"] = _digest(machines) if names_file(cluster) or cluster == THIS_MACHINE else cluster
     if changes:
         named["set"] = ",".join(changes)
-    title = cluster or "the recorded cluster"
+    title = cluster or f"the {'described' if job.trace is None else 'recorded'} cluster"
     return _found(job, scenario, tuple(changes), named, title, verb)
 
 
@@ -74,7 +74,7 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
                 f"--set {change}: {verb} changes cluster and speeds ({', '.join(speeds)}); 'dpro-search replay' predicts a plan"
             )
     scenario = scenario.changed(changes, known=speeds, job=job.title)
-    if scenario.is_recorded:
+    if scenario.is_recorded and job.trace is not None:
         return Elsewhere(job, named, None)
     there, plan = job.under(scenario)
     assert plan == Plan(), "no change is one of the plan"

@@ -88,8 +88,11 @@ def replay_facts(source: Source, request: ReplayRequest) -> dict[str, Any]:
         facts = _compared(job, found)
     else:
         facts = predicted_facts(job, plan, request.changed)
+    assumed = list(job.left_out(scenario.cluster))
     if scenario.cluster.machines is not None:
-        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(job.left_out(scenario.cluster))}
+        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": assumed}
+    elif assumed:
+        facts["assumed"] = assumed
     if request.samples is not None:
         facts["quantiles_us"] = quantiles_us(job.sampled(plan, samples=request.samples, on_sample=request.on_sample))
     if request.perfetto is not None:

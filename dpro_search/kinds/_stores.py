@@ -165,6 +165,8 @@ class StoreJob(Job, Generic[_Job]):
         return self._recorded_workers
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        if change == ClusterChange():
+            return ()
         servers = len(self.recorded_job.server_core)
         kept = f"{servers} server{'s' if servers > 1 else ''} as recorded, and messages cost a process the core time that they did"
         return (*super().left_out(change), kept)

@@ -132,12 +132,14 @@ class TransformerKind(DescribedKind[Transformer]):
                 if key not in table.get(part, {}):
                     raise InputError(f"{path}: [{part}] has no '{key}'")
                 values[key] = table[part][key]
-        cluster = parse_cluster(values.pop("cluster"))
+        name = values.pop("cluster")
+        cluster = parse_cluster(name)
+        files = {"cluster_file": Path(name)} if Path(name).is_file() else {}
         provenance = (
             ("model", f"{values['layers']} layers of {values['hidden']}"),
             ("ranks", f"{values['dp']} on {cluster.describe()}"),
         )
-        return Transformer(framework="pytorch", provenance=provenance, cluster=cluster, **values)
+        return Transformer(framework="pytorch", provenance=provenance, files=files, cluster=cluster, **values)
 
     def job(self, source: Transformer, options: PlanOptions) -> Job:
         if options.compute or options.all_reduce_model is not None:

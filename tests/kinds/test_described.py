@@ -55,7 +55,9 @@ def test_replay(job: Path) -> None:
     assert facts["error_pct"] is None
     flops = 3 * 24 * (24 * 2048 * 2048**2 + 4 * 2048 * 2048 * 2048)
     assert facts["breakdown_us"]["compute"] == pytest.approx(flops / (989e12 * described.SHARE_OF_PEAK) * 1e6, rel=0.01)
-    assert "not calibrated" in printed("replay", job)
+    said = printed("replay", job)
+    assert "not calibrated" in said
+    assert "assumed: layers reach 40% of their device's peak" in said
 
 
 def test_replay_on_other_machines_computes_as_fast_as_these(job: Path) -> None:
@@ -102,11 +104,28 @@ def test_run_on_another_cluster(job: Path, tmp_path: Path) -> None:
 def test_export(run: Path, tmp_path: Path) -> None:
     files = verb("export", run, "--out", tmp_path / "tuned")["files"]
     assert {Path(name).name for name in files} >= {"ddp.json", "ddp.py", "README.md", "plan.json"}
+    readme = (tmp_path / "tuned" / "README.md").read_text()
+    assert "searched for the described cluster (16 ranks), where no run of the job was measured" in readme
+    assert "layers reach 40% of their device's peak" in readme
+    assert "dpro-search validate" not in readme
+
+
+def test_a_search_depends_on_the_files_that_a_description_names(tmp_path: Path) -> None:
+    cluster, job = tmp_path / "mine.toml", tmp_path / "job.toml"
+    cluster.write_text('base = "hgx-h100"\nhosts = 2\n')
+    job.write_text(JOB.replace("2xhgx-h100", str(cluster)))
+    search = ("run", job, *SEARCH, "--out", tmp_path / "run")
+    verb(*search)
+    verb(*search)
+    cluster.write_text('base = "hgx-h100"\nhosts = 2\nnic.rate = "100gbit"\n')
+    assert "a search with another options" in refusal(*search)
 
 
 def test_report_of_the_run_and_of_the_description(job: Path, run: Path, tmp_path: Path) -> None:
     verb("report", run, "--out", tmp_path / "run.html")
-    assert "24 layers of 2048" in (tmp_path / "run.html").read_text()
+    page = (tmp_path / "run.html").read_text()
+    assert "24 layers of 2048" in page
+    assert "for the described cluster, 16 ranks" in page
     verb("report", job, "--out", tmp_path / "job.html")
     assert "The job was described, not recorded" in (tmp_path / "job.html").read_text()
 

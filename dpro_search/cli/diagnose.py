@@ -21,7 +21,7 @@ def diagnose(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9, bandwidth=2."),
+        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -23,7 +23,7 @@ def export(
             "--target",
             autocompletion=_targets,
             metavar="NAME",
-            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; may be repeated; "
+            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; "
             "left out: what the plan needs.",
         ),
     ] = None,

@@ -66,7 +66,7 @@ def run(
         list[ComputeName] | None,
         typer.Option(
             "--with",
-            help="Also search this change of compute (TensorFlow with Horovod; DDP: precision, recomputation); may be repeated.",
+            help="Also search this change of compute (TensorFlow with Horovod; DDP: precision, recomputation).",
         ),
     ] = None,
     allow_lossy: Annotated[
@@ -87,17 +87,15 @@ def run(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="C", help="Search for the job on another cluster: 16xhgx-h100, or a TOML file."),
+        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file."),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9, bandwidth=2."),
+        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
     ] = None,
     cluster_model: Annotated[
         Path | None,
-        typer.Option(
-            "--cluster-model", metavar="DIR", help="Model of the durations of fused ops, from 'fit' (default: the bundled one)."
-        ),
+        typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),
     ] = None,
     precision_table: Annotated[
         Path | None,

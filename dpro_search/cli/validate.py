@@ -39,7 +39,7 @@ def validate(
             "--timeout",
             metavar="SECONDS",
             help="Stop a run that takes longer.",
-            show_default="an hour; for a plan, 5 times the recorded setting's time, at least 300",
+            show_default="an hour; for a plan 5 times the recorded time, at least 300",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -49,8 +49,6 @@ def validate(
     The job runs on hosts, links and cores like the recorded ones. If a plan needs a change of the script, DPRO_SEARCH_PLAN names
     the folder with the plan's files (see 'dpro-search export'). If the script prints losses, these are compared: no speed-up is
     reported for a plan whose losses differ, or with a failed run. The other plans are still measured.
-
-    A search for another cluster is validated only if that is this machine.
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """

@@ -196,7 +196,7 @@ def run(
     else:
         if place is not None:
             stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
-        print_result(stdout_console(), result, servers, calibration)
+        print_result(stdout_console(), result, servers, calibration, "described" if job.trace is None else "recorded")
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
 
@@ -282,7 +282,11 @@ def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
 
 
 def print_result(
-    console: Console, result: SearchResult, servers: Servers | None = None, calibration: Calibration | None = None
+    console: Console,
+    result: SearchResult,
+    servers: Servers | None = None,
+    calibration: Calibration | None = None,
+    origin: str = "recorded",
 ) -> None:
     """The best plans as a table, their gain, what they need, and the run folder.
 
@@ -292,10 +296,12 @@ def print_result(
         Parameter servers of the recorded job; None: it had none.
     calibration
         What the intervals were calibrated on; None: not known.
+    origin
+        Where the setting without a plan comes from, in a word.
     """
     from dpro_search.cli._output import microseconds
 
-    console.print(result_table(result))
+    console.print(result_table(result, origin))
     best = result.plans[0]
     if not result.feasible:
         console.print(
@@ -303,8 +309,8 @@ def print_result(
         )
     elif result.baseline.infeasible is not None:
         console.print(
-            f"The recorded setting {result.baseline.infeasible} MiB. Best plan that fits:"
-            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the recorded speed."
+            f"The {origin} setting {result.baseline.infeasible} MiB. Best plan that fits:"
+            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the {origin} speed."
         )
     elif result.worth_measuring:
         console.print(
@@ -314,7 +320,7 @@ def print_result(
         )
     elif not result.gain_certain:
         console.print(
-            "No gain found: no plan is faster than the recorded setting by more than the prediction intervals.",
+            f"No gain found: no plan is faster than the {origin} setting by more than the prediction intervals.",
             style="yellow",
         )
     else:
@@ -325,7 +331,7 @@ def print_result(
     if best.beats_recorded is not None and best.quantile_us is not None:
         console.print(
             f"Re-ranked by a quantile over resampled durations: {microseconds(best.quantile_us)};"
-            f" the best plan is faster than the recorded setting in {best.beats_recorded:.0%} of the draws."
+            f" the best plan is faster than the {origin} setting in {best.beats_recorded:.0%} of the draws."
         )
     if calibration is not None and not calibration.calibrated:
         console.print(f"Intervals: {calibration.text}.", style="yellow", soft_wrap=True)
@@ -339,8 +345,8 @@ def print_result(
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
 
 
-def result_table(result: SearchResult) -> Table:
-    """Plans by predicted iteration time, the recorded setting last; a question mark where the intervals overlap."""
+def result_table(result: SearchResult, origin: str = "recorded") -> Table:
+    """Plans by predicted iteration time, the setting without a plan last; a question mark where the intervals overlap."""
     from rich import box
     from rich.table import Table
 
@@ -348,7 +354,7 @@ def result_table(result: SearchResult) -> Table:
     from dpro_search.space.plan import Plan
 
     uncertain = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
-    caption = "? = not certain: overlaps the interval of the recorded setting" if uncertain else None
+    caption = f"? = not certain: overlaps the interval of the {origin} setting" if uncertain else None
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
     table.add_column("#", justify="right")
     table.add_column("plan", ratio=1)
@@ -360,7 +366,7 @@ def result_table(result: SearchResult) -> Table:
         speedup = f"{ranked.speedup:.2f}x" + ("  " if ranked.gain_certain else " ?")
         style = "green" if ranked.gain_certain else ""
         table.add_row(str(rank), describe(ranked.plan), *_times(ranked.prediction), speedup, style=style)
-    table.add_row("", "as recorded", *_times(result.baseline), "1.00x  ")
+    table.add_row("", f"as {origin}", *_times(result.baseline), "1.00x  ")
     return table
 
 

@@ -64,3 +64,8 @@ class Facts:
     terms: Sequence[Term] = ()
     provenance: Sequence[tuple[str, str]]
     notes: Sequence[str] = ()
+
+    @property
+    def origin(self) -> str:
+        """Where the setting without a plan comes from, in a word."""
+        return "described" if self.described else "recorded"

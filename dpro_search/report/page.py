@@ -41,11 +41,11 @@ def render(facts: Facts) -> str:
     parts = [
         plans_section(facts),
         cluster_section(facts.cluster),
-        breakdown_section(facts.diagnosis, facts.timeline),
+        breakdown_section(facts.diagnosis, facts.timeline, facts.origin),
         _timeline_section(facts.timeline),
         path_section(facts.diagnosis),
         groups_section(facts.groups),
-        search_section(facts.trials),
+        search_section(facts.trials, facts.origin),
         quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct),
         provenance_section(facts.provenance, facts.notes),
     ]

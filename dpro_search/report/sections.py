@@ -58,8 +58,8 @@ def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
     return Section("cluster", "Cluster", [paragraph(sentence), bullets(sentences) if sentences else None])
 
 
-def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Section:
-    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none."""
+def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
     if not any(rows.values()):
@@ -87,7 +87,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
             for rank, parts in rows.items()
         ),
     )
-    caption = "Time of each rank in one iteration of the recorded setting."
+    caption = f"Time of each rank in one iteration of the {origin} setting."
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
     return Section("breakdown", "Where an iteration goes", [bullets(findings) if findings else None, note, chart])
 

@@ -94,6 +94,12 @@ def test_run_is_continued_and_knows_its_description(job: Path, run: Path) -> Non
     assert "a search with another trace_digest" in refusal("run", other, *SEARCH, "--out", run)
 
 
+def test_run_calls_nothing_recorded(job: Path, run: Path) -> None:
+    said = printed("run", job, *SEARCH, "--out", run)
+    assert "as described" in said
+    assert "recorded" not in said
+
+
 def test_run_on_another_cluster(job: Path, tmp_path: Path) -> None:
     found = verb("run", job, "--cluster", "2xdgx-a100-80", *SEARCH, "--out", tmp_path / "run")
     assert found["cluster"]["name"] == "2xdgx-a100-80"
@@ -124,6 +130,8 @@ def test_a_search_depends_on_the_files_that_a_description_names(tmp_path: Path) 
 def test_report_of_the_run_and_of_the_description(job: Path, run: Path, tmp_path: Path) -> None:
     verb("report", run, "--out", tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
+    assert "as described" in page
+    assert "recorded setting" not in page
     assert "24 layers of 2048" in page
     assert "for the described cluster, 16 ranks" in page
     verb("report", job, "--out", tmp_path / "job.html")

@@ -292,11 +292,10 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
 def _check_cluster(path: Path, earlier: RunInfo, info: RunInfo) -> None:
     """Raise `InputError` if the options of two searches differ in their cluster."""
     for name, option in (("cluster", "--cluster"), ("set", "--set")):
-        theirs, ours = earlier.options.get(name), info.options.get(name)
-        if theirs != ours:
-            raise InputError(
-                f"{path}: a search for {_place(earlier)}, not for {_place(info)}; give the same {option} or choose another --out"
-            )
+        if earlier.options.get(name) != info.options.get(name):
+            theirs, ours = _place(earlier), _place(info)
+            other = f"not for {ours}" if theirs != ours else "whose file or machine has changed since"
+            raise InputError(f"{path}: a search for {theirs}, {other}; give the same {option} or choose another --out")
 
 
 def _place(info: RunInfo) -> str:

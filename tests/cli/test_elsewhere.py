@@ -84,7 +84,7 @@ def test_a_file_that_changed_is_another_cluster(trace: Path, tmp_path: Path) -> 
     verb(*search)
     verb(*search)
     mine.write_text('base = "g4dn.8xlarge"\nhosts = 4\n')
-    assert "give the same --cluster" in refusal(*search)
+    assert f"a search for {mine}, whose file or machine has changed since; give the same --cluster" in refusal(*search)
 
 
 def test_an_export_says_what_was_assumed(run: Path, tmp_path: Path) -> None:

@@ -170,6 +170,13 @@ def test_more_hosts_of_a_machine_make_no_iteration_shorter(job: Callable[[], Job
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("job", [fsdp, byteps])
+def test_faster_nics_make_no_iteration_longer(job: Callable[[], Job]) -> None:
+    times = [iteration_us(job(), cluster=f"4xg4dn.8xlarge@{rate}") for rate in ("1mbit", "1gbit", "10gbit", "100gbit")]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
 @STORES
 def test_workers_of_a_host_share_its_link(job: Callable[[], Job]) -> None:
     found, _ = under(job(), cluster="2xabci-v@1gbit")

@@ -122,3 +122,13 @@ def _with(run: Path, place: Any) -> Any:
     import msgspec
 
     return msgspec.structs.replace(read_run(run), cluster=place)
+
+
+def test_a_memory_limit_that_nothing_tells_about_there_is_refused(trace: Path, tmp_path: Path) -> None:
+    search = ("run", trace, "--cluster", "4xg4dn.8xlarge", "--memory-limit", 2**30, "--out", tmp_path / "run")
+    assert "the memory limit cannot be kept" in refusal(*search)
+
+
+def test_a_memory_limit_holds_on_other_links(trace: Path, tmp_path: Path) -> None:
+    found = verb("run", trace, "--set", "rate=1gbit", "--memory-limit", 1, *SEARCH, "--out", tmp_path / "run")
+    assert not found["feasible"]

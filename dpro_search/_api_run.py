@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from dpro_search._api_values import RealRuns
 from dpro_search.collect._files import write_file
-from dpro_search.collect.trace import Trace
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration, ratio
 from dpro_search.search import SearchResult
-from dpro_search.search.run_folder import read_run
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import by_setting
@@ -61,9 +59,9 @@ class Run:
             The folder exists, there is no such plan, or the targets cannot express it.
         """
         from dpro_search.deploy.of_run import export_from
-        from dpro_search.kinds import all_targets, kind_of
+        from dpro_search.kinds import all_targets, deployed
 
-        return export_from(self.folder, Path(out), all_targets(), kind_of, targets=targets, number=plan)
+        return export_from(self.folder, Path(out), all_targets(), deployed, targets=targets, number=plan)
 
     def validate(
         self,
@@ -99,15 +97,12 @@ class Run:
         JobError
             The recorded setting or every plan failed, or the script follows none of the plans.
         """
-        from dpro_search.deploy.of_run import validate_run
-        from dpro_search.kinds import recorded_job, searchable_job_of
+        from dpro_search.kinds._real_runs import validated
 
-        recording = Trace.load(Path(read_run(self.folder).trace if trace is None else trace))
-        found, _ = validate_run(
+        found, _ = validated(
             self.folder,
-            recording,
-            recorded_job(recording, command),
-            searchable_job_of(recording).space.job.values,
+            None if trace is None else Path(trace),
+            command,
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,

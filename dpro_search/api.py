@@ -28,7 +28,8 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds import PlanOptions, job_of, searchable_job_of
+from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, load_source, searchable
+from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration
@@ -53,18 +54,25 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A recorded job: its trace, predictions, diagnosis and search.
+    """A job that was recorded or described: its predictions, diagnosis and search.
 
     Attributes
     ----------
     folder
-        Path of the trace folder.
-    trace
-        Events, steps, tensors and provenance, in columns.
+        Path of the trace folder, or of the file that describes the job.
+    source
+        What is there.
     """
 
     folder: Path
-    trace: Trace = field(repr=False)
+    source: Source = field(repr=False)
+
+    @property
+    def trace(self) -> Trace:
+        """Events, steps, tensors and provenance, in columns; raises `InputError` for a job that was described."""
+        if not isinstance(self.source, Trace):
+            raise InputError(f"{self.folder}: describes a job that was not recorded: there is no trace")
+        return self.source
 
     def replay(
         self,
@@ -109,11 +117,11 @@ class Recording:
         request = ReplayRequest(
             plan=plan or Plan(),
             cluster=cluster,
-            changes=(*(f"{key}={value}" for key, value in (changes or {}).items()), *what_if),
+            changes=(*_texts(changes), *what_if),
             holdout_step=holdout_step,
             samples=samples,
         )
-        facts = replay_facts(self.trace, request)
+        facts = replay_facts(self.source, request)
         return Replay(
             iteration_us=facts["predicted_iteration_us"],
             interval_us=tuple(facts["interval_us"]),
@@ -124,8 +132,15 @@ class Recording:
             facts=facts,
         )
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, *, cluster: str | None = None, changes: Mapping[str, object] | None = None) -> Diagnosis:
         """Show what an iteration waits for, which rank comes late, and what each improvement would gain.
+
+        Parameters
+        ----------
+        cluster
+            What the job runs on, like "16xhgx-h100" or a TOML file; None: as recorded.
+        changes
+            Of cluster and speeds, like ``{"ranks": 64, "compute": 0.9}``.
 
         Examples
         --------
@@ -133,7 +148,7 @@ class Recording:
         >>> gains[0]["gain_us"] >= gains[-1]["gain_us"]
         True
         """
-        facts = job_of(self.trace).diagnose()
+        facts = elsewhere(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
         return Diagnosis(
             iteration_us=facts["iteration_us"],
             measured_us=facts["measured_iteration_us"],
@@ -152,6 +167,8 @@ class Recording:
         with_: Sequence[str] = (),
         allow_lossy: bool = False,
         memory_limit_bytes: int | None = None,
+        cluster: str | None = None,
+        changes: Mapping[str, object] | None = None,
         cluster_model: str | Path | None = None,
         precision_table: str | Path | None = None,
         all_reduce_model: str | Path | None = None,
@@ -180,6 +197,8 @@ class Recording:
             (DistributedDataParallel) or in 2 bits (KVStore).
         memory_limit_bytes
             Memory limit of a rank; recomputation and gradient accumulation are searched as well.
+        cluster, changes
+            What the job runs on, and changes of cluster and speeds, as in `diagnose`.
         cluster_model, precision_table
             Model of the durations of fused ops (a folder of ``dpro-search fit``; None: the bundled one), and table of op
             durations in bfloat16.
@@ -237,7 +256,8 @@ class Recording:
             all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
         )
         calibrated = None if calibrate is None else Path(calibrate)
-        request = SearchRequest.of(self.folder, searchable_job_of(self.trace, options), options.named, calibrated)
+        job, named, place = elsewhere(job_of(self.source, options), cluster, _texts(changes), verb="run")
+        request = SearchRequest.of(self.folder, searchable(job), options.named | named | files_of(self.source), calibrated)
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(
             request.objective,
@@ -251,6 +271,7 @@ class Recording:
             timeout_s=timeout_s,
             workers=workers,
             options=request.options,
+            cluster=place,
             until_settled=until_settled,
             quantile=quantile,
         )
@@ -258,13 +279,15 @@ class Recording:
 
     def report(self, out: str | Path) -> Path:
         """Write one self-contained HTML page on the recording; returns its path."""
-        from dpro_search.cli._report_facts import facts_of_trace
+        from dpro_search.cli._report_facts import facts_of_source
         from dpro_search.report import render
 
-        write_file(Path(out), render(facts_of_trace(self.folder)).encode())
+        write_file(Path(out), render(facts_of_source(self.folder)).encode())
         return Path(out)
 
     def _repr_html_(self) -> str:
+        if isinstance(self.source, Description):
+            return to_text(table(f"Description {self.folder.name}", ("", "value"), self.source.provenance))
         meta, measured_us = self.trace.meta, measured_iteration_us(self.trace)
         rows = [
             ("framework", f"{meta.framework}, communication by {meta.comm}"),
@@ -278,13 +301,17 @@ class Recording:
         return to_text(table(f"Recording {self.folder.name}", ("", "value"), [row for row in rows if row[1]]))
 
 
+def _texts(changes: Mapping[str, object] | None) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in (changes or {}).items())
+
+
 def load(folder: str | Path | None = None) -> Recording:
-    """Open a trace folder; None: the bundled sample, a real job of two ranks.
+    """Open a trace folder, or a file that describes a job; None: the bundled sample, a real job of two ranks.
 
     Raises
     ------
     InputError
-        It is not a trace, or is damaged.
+        It is neither, or is damaged.
 
     Examples
     --------
@@ -295,7 +322,7 @@ def load(folder: str | Path | None = None) -> Recording:
     dpro_search.errors.InputError: nowhere: not a trace folder, meta.json is missing; make one with 'dpro-search collect'
     """
     path = sample_trace_path() if folder is None else Path(folder)
-    return Recording(folder=path, trace=Trace.load(path))
+    return Recording(folder=path, source=load_source(path))
 
 
 def import_trace(sources: Sequence[str | Path], out: str | Path) -> Recording:
@@ -312,7 +339,7 @@ def import_trace(sources: Sequence[str | Path], out: str | Path) -> Recording:
         raise InputError(f"{out}: exists already; remove it or choose another folder")
     trace = importers.import_trace([Path(source) for source in sources])
     trace.save(Path(out))
-    return Recording(folder=Path(out), trace=trace)
+    return Recording(folder=Path(out), source=trace)
 
 
 def load_run(folder: str | Path) -> Run:

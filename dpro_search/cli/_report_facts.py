@@ -16,12 +16,14 @@ from dpro_search.cli.run import servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import Job, job_of, kind_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
+from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._replay_facts import predicted_facts
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
+from dpro_search.search.run_folder import RunInfo
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import by_setting, decoded
@@ -30,9 +32,9 @@ _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
 
-def facts_of_trace(folder: Path) -> Facts:
-    """The content of a report of a recording."""
-    return _Gathered(folder).facts(folder.resolve().name)
+def facts_of_source(path: Path) -> Facts:
+    """The content of a report of a recording, or of a description."""
+    return _Gathered(path).facts(path.resolve().name)
 
 
 def facts_of_run(run: Path, trace: Path | None) -> Facts:
@@ -51,22 +53,23 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
     if not result.plans:
         raise InputError(f"{run / 'result.json'}: no plans in it; search again with 'dpro-search run'")
     folder = trace or Path(info.trace)
-    if not (folder / "trace.npz").is_file() or not (folder / "meta.json").is_file():
+    if not folder.is_file() and not ((folder / "trace.npz").is_file() and (folder / "meta.json").is_file()):
         raise InputError(f"{folder}: the trace of this search is no longer there; give its new path with --trace")
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
-    gathered = _Gathered(folder)
+    gathered = _Gathered(folder, info)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
     for row, (_, name) in zip(search["plans"], named, strict=True):
         row["name"] = name
-    if note := servers_note([ranked.plan for ranked in result.plans], kind_of(gathered.trace).servers(gathered.trace)):
+    if note := servers_note([ranked.plan for ranked in result.plans], kind_of(gathered.source).servers(gathered.source)):
         gathered.notes.append(note)
     best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
     gathered.provenance += [
         ("run folder", str(run)),
         ("search", f"{result.trials} trials by '{info.sampler}', seed {info.seed}, {result.seconds:.1f} s, {result.stopped}"),
         ("search begun", info.created),
+        *([("predicted for", info.cluster.name)] if info.cluster is not None else []),
         *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
@@ -81,6 +84,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         trials=trials,
         validation=validation,
         corrected_pct=_corrected_pct(run),
+        cluster=None if info.cluster is None else info.cluster.facts,
     )
 
 
@@ -94,24 +98,35 @@ def _refuse_impossible(path: Path, found: object) -> None:
 
 
 class _Gathered:
-    """The content from the trace; methods add to `notes` and `provenance`."""
+    """The content from the trace or description; methods add to `notes` and `provenance`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.trace = Trace.load(folder)
-        self.job: Job = job_of(self.trace)
-        self.notes: list[str] = list(self.trace.meta.warnings)
-        self.provenance = _provenance(folder, self.trace)
+    Attributes
+    ----------
+    job
+        As recorded, or on the cluster of a search.
+    trace
+        What its predictions can be compared with; None: nothing was measured of it.
+    """
+
+    def __init__(self, path: Path, info: RunInfo | None = None) -> None:
+        self.source = load_source(path)
+        elsewhere = info is not None and info.cluster is not None
+        self.job: Job = job_of(self.source) if info is None else searched_job(job_of(self.source), info)
+        self.trace = None if elsewhere or isinstance(self.source, Description) else self.source
+        if isinstance(self.source, Description):
+            self.notes, self.provenance = list(self.source.warnings), _described(path, self.source)
+        else:
+            self.notes, self.provenance = list(self.source.meta.warnings), _provenance(path, self.source)
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
-        step = typical_step(self.trace)
+        step = None if self.trace is None else typical_step(self.trace)
         timeline = self._timeline(step)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
             name=name,
-            replay=replay_facts(self.trace, ReplayRequest()),
+            replay=predicted_facts(self.job, Plan(), changed=self.trace is None),
             diagnosis=self.job.diagnose(),
             timeline=timeline,
             groups=self.job.tensor_groups(step, best),
@@ -119,19 +134,20 @@ class _Gathered:
             terms=self.job.terms(),
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
+            described=isinstance(self.source, Description),
             **searched,
         )
 
     def _timeline(self, step: int | None) -> StepTimeline:
         predicted = self._predicted()
         kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
-        measured = [] if step is None else measured_lanes(self.trace, step, kind_of)
+        measured = [] if self.trace is None or step is None else measured_lanes(self.trace, step, kind_of)
         return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
     def _predicted(self) -> list[Lane]:
         """The replayed step, from the content of a Perfetto file."""
         try:
-            content = self.job.perfetto(Plan(), recorded=True)
+            content = self.job.perfetto(Plan(), recorded=self.trace is not None)
         except InputError as refusal:
             self.notes.append(f"the timeline has no replayed lanes ({refusal})")
             return []
@@ -139,6 +155,8 @@ class _Gathered:
 
     def _held_out(self) -> list[HeldOutStep]:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""
+        if self.trace is None:
+            return []
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
         found: list[HeldOutStep] = []
         for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
@@ -209,6 +227,10 @@ def _corrected_pct(run: Path) -> tuple[float, float] | None:
     if found.error_before_pct is None or found.error_after_pct is None:
         return None
     return found.error_before_pct, found.error_after_pct
+
+
+def _described(path: Path, description: Description) -> list[tuple[str, str]]:
+    return [("description", str(path.resolve())), ("framework", description.framework), *description.provenance]
 
 
 def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:

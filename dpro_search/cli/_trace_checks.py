@@ -12,7 +12,7 @@ from dpro_search.cli._checks import Check, missing_for_shaped_hosts
 from dpro_search.errors import DproSearchError
 
 if TYPE_CHECKING:
-    from dpro_search.collect.trace import Trace
+    from dpro_search.kinds import Source
 
 _AGAIN = "record it again: dpro-search collect"
 _LONGEST = 60  # characters of a command that are shown
@@ -22,29 +22,32 @@ def check_trace(folder: Path | None) -> Iterator[Check]:
     """Whether a trace can be read, and what follows from it; None: the bundled sample."""
     try:
         from dpro_search.collect.sample import sample_trace_path
-        from dpro_search.collect.trace import Trace
+        from dpro_search.kinds import Description, load_source
 
         folder = folder or sample_trace_path()
-        trace = Trace.load(folder)
+        source = load_source(folder)
     except (DproSearchError, ImportError, OSError) as error:
         yield Check(name="trace", ok=False, detail=str(error), fix=_AGAIN, needed=True)
         return
-    meta = trace.meta
-    detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(trace.events)} events"
+    if isinstance(source, Description):
+        detail = ", ".join([f"{folder}: {source.framework}", *(f"{title} {value}" for title, value in source.provenance)])
+    else:
+        meta, events = source.meta, source.events
+        detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(events)} events"
     yield Check(name="trace", ok=True, detail=detail, needed=True)
-    replay = _replay(trace)
+    replay = _replay(source)
     yield replay
     if replay.ok:
-        yield _search(trace)
-        yield from _real_runs(trace)
+        yield _search(source)
+        yield from _real_runs(source)
 
 
-def _replay(trace: Trace) -> Check:
+def _replay(source: Source) -> Check:
     from dpro_search.cli._output import microseconds
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 
     try:
-        found = replay_facts(trace, ReplayRequest())
+        found = replay_facts(source, ReplayRequest())
     except DproSearchError as error:
         return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN)
     measured, error_pct = found["measured_iteration_us"], found["error_pct"]
@@ -54,25 +57,24 @@ def _replay(trace: Trace) -> Check:
     return Check(name="replay, diagnose", ok=True, detail=f"{microseconds(found['predicted_iteration_us'])} predicted, {beside}")
 
 
-def _search(trace: Trace) -> Check:
+def _search(source: Source) -> Check:
     from dpro_search.kinds import job_of
 
-    job = job_of(trace)
+    job = job_of(source)
     if job.space.fields:
         return Check(name="run", ok=True, detail=f"plans may change {', '.join(job.space.fields)}")
     fix = "'replay --what-if' predicts the gain of a faster part; to search, record the job with 'dpro-search collect'"
     return Check(name="run", ok=False, detail=job.nothing_to_search, fix=fix)
 
 
-def _real_runs(trace: Trace) -> Iterator[Check]:
+def _real_runs(source: Source) -> Iterator[Check]:
     """Whether the job can be started here, and who follows its plans."""
-    from dpro_search.kinds import kind_of, recorded_job
+    from dpro_search.kinds import recorded_job, targets_of
 
-    targets = kind_of(trace).targets_of(trace.meta.framework)
-    if targets:
+    if targets := targets_of(source):
         yield Check(name="export", ok=True, detail=f"for {', '.join(map(str, targets))}")
     try:
-        job = recorded_job(trace)
+        job = recorded_job(source)
         interpreter = job.spec.interpreter
     except DproSearchError as error:
         fix = "to run plans for real, record the job with 'dpro-search collect'; say its command: validate RUN -- CMD..."
@@ -84,10 +86,9 @@ def _real_runs(trace: Trace) -> Iterator[Check]:
     lacking = sorted(set(job.spec.cores) - os.sched_getaffinity(0))
     if lacking:
         problems.append(f"it ran on core {', '.join(map(str, lacking))}, which this process may not use")
-    meta = trace.meta
-    command = shlex.join(meta.command)
+    command = shlex.join(job.spec.command)
     command = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
-    would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {meta.framework}: {command}"
+    would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {job.facts.framework}: {command}"
     yield Check(
         name="validate",
         ok=not problems,

@@ -19,6 +19,10 @@ def diagnose(
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what an iteration waits for, stragglers, the gain of each possible improvement, and memory use.
@@ -27,13 +31,12 @@ def diagnose(
     """
     from dpro_search.cli._output import print_json
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import job_of
-    from dpro_search.space.scenario import Scenario
+    from dpro_search.kinds import job_of, load_source
+    from dpro_search.kinds._elsewhere import elsewhere
 
-    recorded = job_of(Trace.load(sample_trace_path() if trace is None else trace))
-    job, _ = recorded.under(Scenario().on(cluster))
-    facts = job.diagnose()
+    recorded = job_of(load_source(sample_trace_path() if trace is None else trace))
+    job, _, place = elsewhere(recorded, cluster, changes or (), verb="diagnose")
+    facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
     if as_json:
         print_json(facts)
     else:
@@ -49,6 +52,10 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
     measured = facts["measured_iteration_us"]
     beside = "" if measured is None else f", measured {time_text(measured)}"
     console.print(f"An iteration takes {time_text(facts['iteration_us'])} (replayed{beside}).")
+    if "cluster" in facts:
+        say(console, f"On {facts['cluster']['name']}, {facts['cluster']['ranks']} ranks. Interval: {facts['cluster']['interval']}.")
+        for sentence in facts["cluster"]["assumed"]:
+            say(console, f"  assumed: {sentence}")
     for sentence in (*facts["findings"], *facts["warnings"]):
         say(console, f"* {sentence}")
     for table in tables:

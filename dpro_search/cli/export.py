@@ -23,7 +23,7 @@ def export(
             "--target",
             autocompletion=_targets,
             metavar="NAME",
-            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; may be repeated; "
+            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; "
             "left out: what the plan needs.",
         ),
     ] = None,
@@ -38,9 +38,9 @@ def export(
     """
     from dpro_search.cli._output import print_json
     from dpro_search.deploy.of_run import export_from
-    from dpro_search.kinds import all_targets, kind_of
+    from dpro_search.kinds import all_targets, deployed
 
-    exported = export_from(source, out, all_targets(), kind_of, targets=target or (), number=plan)
+    exported = export_from(source, out, all_targets(), deployed, targets=target or (), number=plan)
     files = [str(out / name) for name in exported.files]
     if as_json:
         print_json({"files": files, "usage": exported.usage})

@@ -15,7 +15,7 @@ def replay(
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan's JSON file.")] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, 512xa100-sxm-80gb, or a TOML file."),
+        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file."),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -25,8 +25,8 @@ def replay(
             help="A changed setting, with units: fusion_threshold_bytes=16MiB, cycle_time_us=5ms, groups=N (Horovod); "
             "bucket_cap_bytes=25MiB, first_bucket_bytes=1MiB (DDP); prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
-            "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, cores=N shared by the ranks (Horovod, PyTorch), "
-            "rate=1gbit.",
+            "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, rate=1gbit; cores=N "
+            "shared by ranks (Horovod, PyTorch).",
         ),
     ] = None,
     what_ifs: Annotated[
@@ -34,7 +34,7 @@ def replay(
         typer.Option(
             "--what-if",
             metavar="W",
-            help="A changed cost: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; also takes the settings of --set.",
+            help="A changed cost: compute=0.9, rank1.compute=0.9, bandwidth=2, communication=0; also what --set takes.",
         ),
     ] = None,
     holdout_step: Annotated[
@@ -51,13 +51,11 @@ def replay(
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the replay and the measured step for ui.perfetto.dev.")
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start and end of each op in the replay, as CSV.")
+        Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start and end of each op, as CSV.")
     ] = None,
     cluster_model: Annotated[
         Path | None,
-        typer.Option(
-            "--cluster-model", metavar="DIR", help="Model of the durations of fused ops, from 'fit' (default: the bundled one)."
-        ),
+        typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),
     ] = None,
     precision_table: Annotated[
         Path | None,
@@ -81,12 +79,11 @@ def replay(
 
     from dpro_search.cli._output import stderr_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import PlanOptions
+    from dpro_search.kinds import PlanOptions, load_source
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
     from dpro_search.space.plan import Plan
 
-    recorded = Trace.load(sample_trace_path() if trace is None else trace)
+    source = load_source(sample_trace_path() if trace is None else trace)
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
         task = bar.add_task("replaying", total=samples)
@@ -102,7 +99,7 @@ def replay(
             options=PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model),
             on_sample=lambda: bar.advance(task),
         )
-        facts = replay_facts(recorded, request)
+        facts = replay_facts(source, request)
     _print(facts, as_json)
 
 
@@ -125,6 +122,8 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"on {result['cluster']['name']}")
         for sentence in result["cluster"]["left_out"]:
             print(f"  not known to the prediction: {sentence}")
+    for sentence in result.get("assumed", ()):
+        print(f"assumed: {sentence}")
     if (calibration := result["calibration"]) is not None and not calibration["calibrated"]:
         print(f"interval: {calibration['text']}")
     if not result["settled"]:

@@ -24,7 +24,7 @@ def report(
     Example: dpro-search report runs/mine --out mine.html
     """
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
-    from dpro_search.cli._report_facts import facts_of_run, facts_of_trace
+    from dpro_search.cli._report_facts import facts_of_run, facts_of_source
     from dpro_search.collect._files import write_file
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.errors import InputError
@@ -34,12 +34,12 @@ def report(
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, like {out / 'report.html'}")
     searched = (folder / "run.json").is_file()
-    if not searched and not (folder / "meta.json").is_file():
+    if not searched and not folder.is_file() and not (folder / "meta.json").is_file():
         raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
     if trace is not None and not searched:
         raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
     with stderr_console().status("replaying the recording"):
-        facts = facts_of_run(folder, trace) if searched else facts_of_trace(folder)
+        facts = facts_of_run(folder, trace) if searched else facts_of_source(folder)
         write_file(out, render(facts).encode())
     if as_json:
         print_json({"report": str(out)})

@@ -66,7 +66,7 @@ def run(
         list[ComputeName] | None,
         typer.Option(
             "--with",
-            help="Also search this change of compute (TensorFlow with Horovod; DDP: precision, recomputation); may be repeated.",
+            help="Also search this change of compute (TensorFlow with Horovod; DDP: precision, recomputation).",
         ),
     ] = None,
     allow_lossy: Annotated[
@@ -87,13 +87,15 @@ def run(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="C", help="Search for the job on another cluster: 16xhgx-h100, or a TOML file."),
+        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
     ] = None,
     cluster_model: Annotated[
         Path | None,
-        typer.Option(
-            "--cluster-model", metavar="DIR", help="Model of the durations of fused ops, from 'fit' (default: the bundled one)."
-        ),
+        typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),
     ] = None,
     precision_table: Annotated[
         Path | None,
@@ -146,11 +148,10 @@ def run(
     """
     from dpro_search.cli._output import print_json, stderr_console, stdout_console
     from dpro_search.collect.sample import sample_trace_path
-    from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import PlanOptions, kind_of, searchable_job_of
+    from dpro_search.kinds import PlanOptions, files_of, job_of, kind_of, load_source, searchable
+    from dpro_search.kinds._elsewhere import elsewhere
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
-    from dpro_search.space.scenario import Scenario
 
     folder = sample_trace_path() if trace is None else trace
     if storage is not None:
@@ -163,10 +164,9 @@ def run(
         precision_table=precision_table,
         all_reduce_model=all_reduce_model,
     )
-    recording = Trace.load(folder)
-    job, _ = searchable_job_of(recording, options).under(Scenario().on(cluster))
-    named = options.named | ({} if cluster is None else {"cluster": cluster})
-    request = SearchRequest.of(folder, job, named, calibrate)
+    source = load_source(folder)
+    job, named, place = elsewhere(job_of(source, options), cluster, changes or (), verb="run")
+    request = SearchRequest.of(folder, searchable(job), options.named | named | files_of(source), calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
     with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
@@ -185,14 +185,18 @@ def run(
             engine=engine.value,
             storage=storage,
             options=request.options,
+            cluster=place,
             until_settled=until_settled,
             quantile=quantile,
         )
-    servers, calibration = kind_of(recording).servers(recording), job.calibration
+    servers, calibration = kind_of(source).servers(source), job.calibration
     if as_json:
-        print_json(result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts})
+        facts = result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts}
+        print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:
-        print_result(stdout_console(), result, servers, calibration)
+        if place is not None:
+            stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
+        print_result(stdout_console(), result, servers, calibration, "described" if job.trace is None else "recorded")
     if result.stopped == "interrupted":
         raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
 
@@ -278,7 +282,11 @@ def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
 
 
 def print_result(
-    console: Console, result: SearchResult, servers: Servers | None = None, calibration: Calibration | None = None
+    console: Console,
+    result: SearchResult,
+    servers: Servers | None = None,
+    calibration: Calibration | None = None,
+    origin: str = "recorded",
 ) -> None:
     """The best plans as a table, their gain, what they need, and the run folder.
 
@@ -288,10 +296,12 @@ def print_result(
         Parameter servers of the recorded job; None: it had none.
     calibration
         What the intervals were calibrated on; None: not known.
+    origin
+        Where the setting without a plan comes from, in a word.
     """
     from dpro_search.cli._output import microseconds
 
-    console.print(result_table(result))
+    console.print(result_table(result, origin))
     best = result.plans[0]
     if not result.feasible:
         console.print(
@@ -299,8 +309,8 @@ def print_result(
         )
     elif result.baseline.infeasible is not None:
         console.print(
-            f"The recorded setting {result.baseline.infeasible} MiB. Best plan that fits:"
-            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the recorded speed."
+            f"The {origin} setting {result.baseline.infeasible} MiB. Best plan that fits:"
+            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the {origin} speed."
         )
     elif result.worth_measuring:
         console.print(
@@ -310,7 +320,7 @@ def print_result(
         )
     elif not result.gain_certain:
         console.print(
-            "No gain found: no plan is faster than the recorded setting by more than the prediction intervals.",
+            f"No gain found: no plan is faster than the {origin} setting by more than the prediction intervals.",
             style="yellow",
         )
     else:
@@ -321,7 +331,7 @@ def print_result(
     if best.beats_recorded is not None and best.quantile_us is not None:
         console.print(
             f"Re-ranked by a quantile over resampled durations: {microseconds(best.quantile_us)};"
-            f" the best plan is faster than the recorded setting in {best.beats_recorded:.0%} of the draws."
+            f" the best plan is faster than the {origin} setting in {best.beats_recorded:.0%} of the draws."
         )
     if calibration is not None and not calibration.calibrated:
         console.print(f"Intervals: {calibration.text}.", style="yellow", soft_wrap=True)
@@ -335,8 +345,8 @@ def print_result(
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
 
 
-def result_table(result: SearchResult) -> Table:
-    """Plans by predicted iteration time, the recorded setting last; a question mark where the intervals overlap."""
+def result_table(result: SearchResult, origin: str = "recorded") -> Table:
+    """Plans by predicted iteration time, the setting without a plan last; a question mark where the intervals overlap."""
     from rich import box
     from rich.table import Table
 
@@ -344,7 +354,7 @@ def result_table(result: SearchResult) -> Table:
     from dpro_search.space.plan import Plan
 
     uncertain = any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans)
-    caption = "? = not certain: overlaps the interval of the recorded setting" if uncertain else None
+    caption = f"? = not certain: overlaps the interval of the {origin} setting" if uncertain else None
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
     table.add_column("#", justify="right")
     table.add_column("plan", ratio=1)
@@ -356,7 +366,7 @@ def result_table(result: SearchResult) -> Table:
         speedup = f"{ranked.speedup:.2f}x" + ("  " if ranked.gain_certain else " ?")
         style = "green" if ranked.gain_certain else ""
         table.add_row(str(rank), describe(ranked.plan), *_times(ranked.prediction), speedup, style=style)
-    table.add_row("", "as recorded", *_times(result.baseline), "1.00x  ")
+    table.add_row("", f"as {origin}", *_times(result.baseline), "1.00x  ")
     return table
 
 

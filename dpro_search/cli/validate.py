@@ -39,7 +39,7 @@ def validate(
             "--timeout",
             metavar="SECONDS",
             help="Stop a run that takes longer.",
-            show_default="an hour; for a plan, 5 times the recorded setting's time, at least 300",
+            show_default="an hour; for a plan 5 times the recorded time, at least 300",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -55,11 +55,8 @@ def validate(
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, stderr_console
-    from dpro_search.collect.trace import Trace
-    from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
-    from dpro_search.kinds import recorded_job, searchable_job_of
-    from dpro_search.search.run_folder import read_run
+    from dpro_search.kinds._real_runs import validated
     from dpro_search.space.plan_json import by_setting
 
     console = stderr_console()
@@ -68,14 +65,11 @@ def validate(
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
-    recording = Trace.load(trace or Path(read_run(run).trace))
-    job = recorded_job(recording, command or ())
     with console.status(f"rounds of up to {top + 2} runs"):
-        validation, calibration = validate_run(
+        validation, calibration = validated(
             run,
-            recording,
-            job,
-            searchable_job_of(recording).space.job.values,
+            trace,
+            command or (),
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,

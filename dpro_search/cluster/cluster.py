@@ -188,6 +188,19 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise InputError(f"{self.name} has hosts that differ: give their numbers in its file")
         return msgspec.structs.replace(self, groups=(HostGroup(count=count, host=self.groups[0].host),))
 
+    def at_nic_rate(self, rate_bps: float | None, source: str) -> Cluster:
+        """The same with another rate of each NIC, which `source` says the origin of; raises `InputError` if a host has no NIC."""
+        groups = []
+        for group in self.groups:
+            nics = group.host.nics
+            if nics is None:
+                raise InputError(f"{self.name} has no NIC whose rate could change")
+            nics = msgspec.structs.replace(nics, link=msgspec.structs.replace(nics.link, rate_bps=rate_bps))
+            groups.append(msgspec.structs.replace(group, host=msgspec.structs.replace(group.host, nics=nics)))
+        exceptions = {**dict(self.provenance.exceptions), "nic.rate": source}
+        provenance = msgspec.structs.replace(self.provenance, exceptions=tuple(sorted(exceptions.items())))
+        return msgspec.structs.replace(self, groups=tuple(groups), provenance=provenance)
+
     def describe(self) -> str:
         """One line for people: "HGX H100: 8 x NVIDIA H100 SXM5 80GB (nvlink 450 GB/s, nic 8 x 400 Gbit/s)"."""
         kinds = []

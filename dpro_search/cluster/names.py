@@ -80,6 +80,12 @@ def _named(name: str, count: int | None) -> Cluster:
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
 
+def names_file(text: str) -> bool:
+    """Whether a text that `parse_cluster` takes is, or counts, a file."""
+    counted = _COUNTED.fullmatch(text)
+    return _looks_like_file(counted[2] if counted else text)
+
+
 def _looks_like_file(name: str) -> bool:
     return name.lower().endswith(".toml") or "/" in name
 
@@ -120,19 +126,8 @@ def _of_devices(name: str, count: int) -> Cluster:
 
 def _with_rate(cluster: Cluster, rate: str, asked: str) -> Cluster:
     """The cluster with another rate of each NIC."""
-    rate_bps = parse_rate_bps(rate)
-    groups = []
-    for group in cluster.groups:
-        nics = group.host.nics
-        if nics is None:
-            raise InputError(f"'{asked}': {cluster.name} has no NIC whose rate could be {rate}")
-        nics = msgspec.structs.replace(nics, link=msgspec.structs.replace(nics.link, rate_bps=rate_bps))
-        groups.append(msgspec.structs.replace(group, host=msgspec.structs.replace(group.host, nics=nics)))
-    source = cluster.provenance
-    exceptions = {**dict(source.exceptions), "nic.rate": f"given as '@{rate}'"}
-    return msgspec.structs.replace(
-        cluster,
-        name=f"{cluster.name} at {rate}",
-        groups=tuple(groups),
-        provenance=Provenance(source=source.source, exceptions=tuple(sorted(exceptions.items()))),
-    )
+    try:
+        changed = cluster.at_nic_rate(parse_rate_bps(rate), f"given as '@{rate}'")
+    except InputError as error:
+        raise InputError(f"'{asked}': {error}") from error
+    return msgspec.structs.replace(changed, name=f"{cluster.name} at {rate}")

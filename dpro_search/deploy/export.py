@@ -44,6 +44,7 @@ def export_plan(
     facts: JobFacts | None = None,
     expected: tuple[Prediction, Prediction] | None = None,
     known: Sequence[Target] = (),
+    assumptions: Sequence[str] = (),
 ) -> ExportedFiles:
     """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
 
@@ -59,6 +60,8 @@ def export_plan(
         Predictions of the plan and of the recorded setting, for the README.
     known
         All targets that there are, for the error about a field that none of `targets` can express.
+    assumptions
+        Sentences on the predictions, for the README; with any, they are not of the recorded cluster.
 
     Raises
     ------
@@ -75,7 +78,7 @@ def export_plan(
         step |= part.step
     if step:
         contents |= step_files(step)
-    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected).encode()}
+    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected, assumptions).encode()}
     with written_folder(out) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
@@ -106,9 +109,13 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
 
 
 def _readme(
-    plan: Plan, parts: Mapping[Target, Part], facts: JobFacts | None, expected: tuple[Prediction, Prediction] | None
+    plan: Plan,
+    parts: Mapping[Target, Part],
+    facts: JobFacts | None,
+    expected: tuple[Prediction, Prediction] | None,
+    assumptions: Sequence[str],
 ) -> str:
-    items = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected)]
+    items = [*_usage(parts, "."), *_needs(plan, facts), *assumptions, *_expectations(plan, expected, bool(assumptions))]
     lines = [f"{number}. {line}" for number, line in enumerate(items, start=1)]
     return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
 
@@ -127,14 +134,15 @@ def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
     return [*needs, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
 
 
-def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:
+def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None, elsewhere: bool) -> list[str]:
     found = []
+    measured = "measure both there" if elsewhere else "`dpro-search validate` measures it"
     if expected is not None:
         planned, recorded = expected
         low, high = planned.interval_us
         found.append(
             f"Expect {planned.iteration_us / 1e3:.1f} ms an iteration ({low / 1e3:.1f} to {high / 1e3:.1f} ms, nine times in ten) "
             f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x; "
-            "`dpro-search validate` measures it."
+            f"{measured}."
         )
     return [*found, f"Training is equivalent: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -23,35 +22,36 @@ from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import calibration_of
-from dpro_search.search.run_folder import read_run
+from dpro_search.search.run_folder import SearchedCluster, read_run
 from dpro_search.space.plan import Plan, Prediction
 
 
-class DeployedKind(Protocol):
-    """What an export needs of a kind of job; `kinds.Kind` is one."""
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """What an export needs of a job: what its plans can be exported to, and facts to check a plan with."""
 
-    def targets_of(self, framework: str) -> tuple[Target, ...]:
-        """What plans of such jobs of a framework can be exported to."""
-
-    def facts(self, trace: Trace) -> JobFacts:
-        """Facts with which an export checks a plan."""
+    targets: tuple[Target, ...]
+    facts: JobFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, its predictions and its recording.
+    """A plan, its predictions and its job.
 
     Attributes
     ----------
-    trace
-        The recording; None without one.
+    job
+        Path of the job's trace or description; None: not known.
     expected
         Predictions of the plan and of the recorded setting, if it comes from a search.
+    cluster
+        Where these hold; None: on the recorded cluster.
     """
 
     plan: Plan
-    trace: Trace | None = None
+    job: Path | None = None
     expected: tuple[Prediction, Prediction] | None = None
+    cluster: SearchedCluster | None = None
 
 
 def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
@@ -71,21 +71,21 @@ def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
         known = len(list((source / "plans").glob("plan-*.json")))
         raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
     plan = Plan.load(path)
-    trace: Trace | None = None
     expected: tuple[Prediction, Prediction] | None = None
     with contextlib.suppress(DproSearchError):  # a folder of plans alone
         result = SearchResult.load(source)
         expected = next(((ranked.prediction, result.baseline) for ranked in result.plans if ranked.plan == plan), None)
-    with contextlib.suppress(DproSearchError):  # the trace has moved
-        trace = Trace.load(Path(read_run(source).trace))
-    return ChosenPlan(plan=plan, trace=trace, expected=expected)
+    with contextlib.suppress(DproSearchError):
+        info = read_run(source)
+        return ChosenPlan(plan=plan, job=Path(info.trace), expected=expected, cluster=info.cluster)
+    return ChosenPlan(plan=plan, expected=expected)
 
 
 def export_from(
     source: Path,
     out: Path,
     known: Sequence[Target],
-    kind_of: Callable[[Trace], DeployedKind],
+    deployed: Callable[[Path], Deployed],
     *,
     targets: Sequence[str] = (),
     number: int | None = None,
@@ -96,8 +96,8 @@ def export_from(
     ----------
     known
         All targets; the first is the default for a plan without a recording.
-    kind_of
-        Finds the kind of the recorded job.
+    deployed
+        What is known of the job at a path; raises `DproSearchError` if it is not there.
     targets
         Names of targets; empty: those of the job that the plan needs.
 
@@ -109,15 +109,27 @@ def export_from(
     chosen = chosen_plan(source, number)
     facts: JobFacts | None = None
     available: tuple[Target, ...] = ()
-    if chosen.trace is not None:
-        kind = kind_of(chosen.trace)
-        available = kind.targets_of(chosen.trace.meta.framework)
-        facts = kind.facts(chosen.trace) if available else None
+    with contextlib.suppress(DproSearchError):  # the trace has moved
+        found = None if chosen.job is None else deployed(chosen.job)
+        if found is not None and found.targets:
+            available, facts = found.targets, found.facts
+    if facts is not None and chosen.cluster is not None:
+        facts = replace(facts, ranks=chosen.cluster.ranks, ranks_per_host=chosen.cluster.ranks_per_host)
     if targets:
         wanted = targets_named(targets, known)
     else:
         wanted = targets_for(chosen.plan, available) if available else targets_for(chosen.plan, known, known[0])
-    return export_plan(chosen.plan, out, wanted, facts, chosen.expected, known)
+    return export_plan(chosen.plan, out, wanted, facts, chosen.expected, known, assumptions(chosen.cluster))
+
+
+def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
+    """What is to be known of predictions for another cluster than the recorded one, a sentence each."""
+    if cluster is None:
+        return ()
+    ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    found = [f"The plan was searched for {cluster.name} ({ranks}), where no run of the job was measured."]
+    found += [f"Assumed: {sentence}." for sentence in cluster.assumed]
+    return (*found, f"Interval: {cluster.interval}.") if cluster.interval else tuple(found)
 
 
 def validate_run(
@@ -131,6 +143,7 @@ def validate_run(
     most_rounds: int | None = None,
     warmup: int = 5,
     timeout_s: float | None = None,
+    elsewhere: bool = False,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
@@ -143,6 +156,8 @@ def validate_run(
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     rounds, most_rounds, warmup, timeout_s, on_run
         Of `validate.validate`.
+    elsewhere
+        Whether the job runs on another cluster than the recorded one, so that the recording's time is not compared.
 
     Raises
     ------
@@ -167,7 +182,7 @@ def validate_run(
         on_run=on_run,
     )
     recorded = recording.iterations_us()
-    if len(recorded):
+    if len(recorded) and not elsewhere:
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))

@@ -1,4 +1,4 @@
-"""The kinds of jobs: ``job_of(trace)`` is what every verb begins with; nothing above this package knows a kind's name.
+"""The kinds of jobs: ``job_of(load_source(path))`` is what every verb begins with; nothing above this package knows a kind's name.
 
 A new kind is a module with a constant ``KIND`` (see `kinds._base`) and one line in `kinds._names`.
 """
@@ -6,84 +6,152 @@ A new kind is a module with a constant ``KIND`` (see `kinds._base`) and one line
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
-from dpro_search.kinds._base import COMPUTE, Comparison, Job, Kind, PlanOptions, Table, with_memory_limit
+from dpro_search.kinds._base import (
+    COMPUTE,
+    AnyKind,
+    Comparison,
+    DescribedKind,
+    Description,
+    Job,
+    Kind,
+    PlanOptions,
+    Source,
+    Table,
+    with_memory_limit,
+)
 from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dpro_search.collect.launchers._base import Launcher
-    from dpro_search.collect.trace import Trace
     from dpro_search.deploy.jobs import RecordedJob
+    from dpro_search.deploy.of_run import Deployed
     from dpro_search.deploy.parts.part import Target
 
 __all__ = [
     "COMPUTE",
+    "AnyKind",
     "Comparison",
+    "DescribedKind",
+    "Description",
     "Job",
     "Kind",
     "PlanOptions",
+    "Source",
     "Table",
     "all_targets",
     "assemble_raw",
+    "deployed",
+    "files_of",
     "job_of",
     "kind_of",
     "kinds",
     "launcher_for",
     "launchers",
+    "load_source",
     "recorded_job",
+    "searchable",
     "searchable_job_of",
+    "targets_of",
 ]
 
 
 import_kinds_by(_names.registered)
 
 
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[AnyKind[Any], ...]:
     """All known kinds."""
-    return cast("tuple[Kind, ...]", _names.registered())
+    return cast("tuple[AnyKind[Any], ...]", _names.registered())
 
 
-def kind_of(trace: Trace) -> Kind:
-    """The kind of job that a trace is of."""
-    one_by_one = (cast("Kind", _names.registered_kind(name)) for name in _names.KINDS)  # imports no more than it must
-    return next(kind for kind in one_by_one if kind.recognises(trace))
+def load_source(path: Path) -> Source:
+    """What a job comes from: the trace in a folder, or the description in a file of some kind's.
+
+    Raises
+    ------
+    InputError
+        It is neither, or is damaged.
+    """
+    for kind in kinds() if path.is_file() else ():
+        if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
+            return cast("Description", found)
+    return Trace.load(path)
 
 
-def job_of(trace: Trace, options: PlanOptions | None = None) -> Job:
-    """The job of a trace; raises what `Job.of` raises."""
+def files_of(source: Source) -> dict[str, Path]:
+    """Files beside a trace or a description that predictions depend on, by name."""
+    return dict(source.files) if isinstance(source, Description) else {}
+
+
+def kind_of(source: Source) -> AnyKind[Any]:
+    """The kind of job that a trace or a description is of."""
+    one_by_one = (cast("AnyKind[Any]", _names.registered_kind(name)) for name in _names.KINDS)  # imports no more than it must
+    return next(kind for kind in one_by_one if isinstance(source, kind.source_type) and kind.recognises(source))
+
+
+def deployed(path: Path) -> Deployed:
+    """What an export needs of the job that a trace or a description at a path is of; raises `InputError` if there is none."""
+    from dpro_search.deploy.of_run import Deployed
+
+    source = load_source(path)
+    return Deployed(targets=targets_of(source), facts=kind_of(source).facts(source))
+
+
+def targets_of(source: Source) -> tuple[Target, ...]:
+    """What plans of a job can be exported to."""
+    return kind_of(source).targets_of(source.meta.framework if isinstance(source, Trace) else source.framework)
+
+
+def job_of(source: Source, options: PlanOptions | None = None) -> Job:
+    """The job of a trace or of a description.
+
+    Raises
+    ------
+    InputError
+        The options ask for what such a job does not have.
+    GraphError
+        The trace cannot be replayed.
+    """
     options = options or PlanOptions()
-    return with_memory_limit(kind_of(trace).job(trace, options), options.memory_limit_bytes)
+    return with_memory_limit(kind_of(source).job(source, options), options.memory_limit_bytes)
 
 
-def searchable_job_of(trace: Trace, options: PlanOptions | None = None) -> Job:
+def searchable_job_of(source: Source, options: PlanOptions | None = None) -> Job:
     """The same, but raises `InputError` with the reason for a job that has no plans."""
-    job = job_of(trace, options)
+    return searchable(job_of(source, options))
+
+
+def searchable(job: Job) -> Job:
+    """The job; raises `InputError` with the reason if it has no plans."""
     if not job.space.fields:
         raise InputError(job.nothing_to_search)
     return job
 
 
-def recorded_job(trace: Trace, command: Sequence[str] = ()) -> RecordedJob:
+def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
     """The job of a trace as it can run again, with `command` in place of the recorded one.
 
     Raises
     ------
     InputError
-        Nothing here starts such jobs, or the trace does not tell the job's command.
+        Nothing here starts such jobs, the trace does not tell the job's command, or it is a description.
     """
     from dpro_search.deploy.jobs import RecordedJob
 
     kind = kind_of(trace)
+    if not isinstance(trace, Trace):
+        raise InputError(f"{kind.title} was never run: record it with 'dpro-search collect' and search that trace")
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None:
         known = ", ".join(each.format for each in launchers())
         raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
-    return RecordedJob.of(trace, launcher, kind.targets_of(trace.meta.framework), kind.facts(trace), command)
+    return RecordedJob.of(trace, launcher, targets_of(trace), kind.facts(trace), command)
 
 
 def launchers() -> tuple[Launcher, ...]:

@@ -1,108 +1,173 @@
-"""`AtScale`: a recorded data-parallel job on a cluster of another kind, predicted through rings on that cluster's links.
+"""`AtScale`: a data-parallel job on a cluster of GPUs, predicted through rings on that cluster's links.
 
-What communication costs on the recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute
-of the recorded ranks is kept, and gradients travel in ring all-reduces, message by message, over the cluster's links; ranks that
-behave alike are folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`).
+What communication costs on recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute of
+the known ranks is kept, and tensors travel in rings, message by message, over the cluster's links; ranks that behave alike are
+folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`). A recorded job comes here by `Job.at_scale`; a kind whose
+ranks run on GPUs to begin with can be a subclass.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Ints
+from dpro_search.collect.trace import Ints, TensorInfo, Trace
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
-from dpro_search.kinds._base import Job, Table
+from dpro_search.kinds._base import Job, Table, ranks_in_turn
+from dpro_search.kinds._facts import critical_ops, critical_table, gain_table
 from dpro_search.machine import Calibration, calibration, machine_constants
+from dpro_search.quantities import time_text
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
+from dpro_search.replay.path_findings import best_gain, path_findings
+from dpro_search.replay.path_segments import Segment, path_segments, path_totals
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.cluster import differing_hosts
+from dpro_search.space.cluster import ClusterSpec, differing_hosts, spec_on
 from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
-from dpro_search.space.job_graph import build
+from dpro_search.space.folding import FoldedJob, fold
 from dpro_search.space.network import Network, Ring
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import ClusterChange, Scale
+from dpro_search.space.scenario import SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
 
 RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.92, 0.50, 1.44
 """Bus bandwidth of large all-reduces over that of rings on the bare links: median over seven published systems with nodes of 1 to 8
 GPUs, and their range (empirical: ``python -m experiments.costmodel.topology``)."""
 
+_MESSAGE = re.compile(r"\.(send|receive)\.\d+@\d+$")  # at the end of the name of an op of `space.collectives.ring`
+_MOST_ROWS = 16  # of the table of ranks
+
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
-    """What a recorded job runs on each rank, and which tensors travel together under a plan.
+class Workload:
+    """What the ranks run under a plan, and which tensors travel together.
 
     Attributes
     ----------
     steps
-        Of each recorded rank; further ranks run them in turn.
+        Of each known rank; further ranks run them in turn.
     groups
-        Of a plan: numbers of the tensors of each group, in the order of their enqueueing.
+        Numbers of the tensors of each group, in the order of their enqueueing.
+    collectives
+        Those of `DataParallelJob`.
     """
 
     steps: tuple[RankStep, ...]
-    groups: Callable[[Plan], tuple[tuple[int, ...], ...]]
+    groups: tuple[tuple[int, ...], ...]
+    collectives: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class AtScale(Job):
-    """Predictions of plans on the devices of a cluster, one rank on each; computation is as fast as recorded."""
+    """Predictions of plans on the devices of a cluster, one rank on each; computation is as fast as the workload says.
 
-    settings = ("compute",)
+    Parameters
+    ----------
+    workload
+        Of a plan.
+    cluster, ranks
+        On the first devices; None: one on each.
+    questions
+        Plans that a diagnosis asks about, by how they are written.
+    """
 
-    def __init__(self, recorded: Job, steps: Steps, space: PlanSpace, cluster: Cluster, ranks: int | None = None) -> None:
-        self.title, self.trace, self.tensors, self.recorded = recorded.title, recorded.trace, recorded.tensors, recorded.recorded
-        self.space = space
-        self.askable = tuple(name for name in recorded.askable if name in space.fields)
-        self._cluster = cluster
-        self._steps, self._network = steps, Network.of(cluster, ranks)
+    settings = ("ranks", "rate", *SCALES)
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        tensors: tuple[TensorInfo, ...],
+        space: PlanSpace,
+        workload: Callable[[Plan], Workload],
+        cluster: Cluster,
+        ranks: int | None = None,
+        trace: Trace | None = None,
+        questions: Mapping[str, Plan] | None = None,
+    ) -> None:
+        self.title, self.tensors, self.space, self.trace = title, tensors, space, trace
+        self.askable = space.fields
+        self._workload, self._questions = workload, dict(questions or {})
+        self._machines, self._network = cluster, Network.of(cluster, ranks)
         self._compute_factor: dict[int | None, float] = {}
+        self._faster_links, self._communication = 1.0, 1.0
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self._network.host)
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return spec_on(self._machines, self.ranks).spec
+
+    @property
+    def recorded_ranks(self) -> int:
+        return len(self._workload(Plan()).steps)
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return differing_hosts(self._cluster, len(self._network.host))
+        return (*differing_hosts(self._machines, self.ranks), *ranks_in_turn(self.ranks, self.recorded_ranks))
+
+    def moved(self, change: ClusterChange) -> Job:
+        """On other machines, or on other devices and NICs of these."""
+        return super().moved(change if change.machines is not None else replace(change, machines=self._machines))
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        changed = copy.copy(self)
+        changed._machines, changed._network = cluster, Network.of(cluster, ranks)
+        return changed
 
     def scaled(self, scale: Scale) -> AtScale:
-        if scale.what != "compute":
-            raise self.cannot(
-                "scaled", f"be predicted with '{scale.text}' on another cluster: name the cluster's links in a file instead"
-            )
+        scale.check_rank(self.ranks)
         changed = copy.copy(self)
-        changed._compute_factor = {**self._compute_factor, scale.rank: self._compute_factor.get(scale.rank, 1.0) * scale.factor}
+        if scale.what == "compute":
+            own = self._compute_factor.get(scale.rank, 1.0) * scale.factor
+            changed._compute_factor = {**self._compute_factor, scale.rank: own}
+        elif scale.what == "bandwidth":
+            changed._faster_links = self._faster_links * scale.factor
+        elif scale.rank is None:
+            changed._communication = self._communication * scale.factor
+        else:
+            raise self.cannot("scaled", f"be asked '{scale.text}': communication of all ranks can be scaled, not of one")
         return changed
 
     def _job(self, plan: Plan, efficiency: float) -> DataParallelJob:
-        network, ranks = self._network, len(self._network.host)
+        network, ranks, workload = self._network, self.ranks, self._workload(plan)
         factor = np.full(ranks, self._compute_factor.get(None, 1.0))
         for rank, own in self._compute_factor.items():
             if rank is not None:
                 factor[rank] *= own
+        times = efficiency * self._faster_links / self._communication if self._communication else math.inf
         return DataParallelJob(
-            steps=self._steps.steps,
-            step_of_rank=np.arange(ranks) % len(self._steps.steps),
+            steps=workload.steps,
+            step_of_rank=np.arange(ranks) % len(workload.steps),
             scheme=Ring(),
             network=replace(
                 network,
-                transmit_bytes_per_us=network.transmit_bytes_per_us * efficiency,
-                receive_bytes_per_us=network.receive_bytes_per_us * efficiency,
-                local_bytes_per_us=network.local_bytes_per_us * efficiency,
+                transmit_bytes_per_us=network.transmit_bytes_per_us * times,
+                receive_bytes_per_us=network.receive_bytes_per_us * times,
+                local_bytes_per_us=network.local_bytes_per_us * times,
+                latency_us=network.latency_us * self._communication,
             ),
-            groups=self._steps.groups(plan),
+            groups=workload.groups,
+            collectives=workload.collectives,
             compute_factor=factor,
             negotiate_us=0.0,
         )
 
+    def _predicted(self, plan: Plan, efficiency: float = RING_EFFICIENCY) -> Prediction:
+        return DataParallelPredictor(self._job(plan, efficiency)).predict(Plan())
+
     def _predict(self, plan: Plan) -> Prediction:
-        middle, slow, fast = (
-            DataParallelPredictor(self._job(plan, efficiency)).predict(Plan())
-            for efficiency in (RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY)
-        )
+        middle, slow, fast = (self._predicted(plan, at) for at in (RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY))
         centre_us, model_error = middle.iteration_us, self.calibration.model_error[1] * middle.iteration_us
         below_us, above_us = max(centre_us - fast.iteration_us, 0.0), max(slow.iteration_us - centre_us, 0.0)
         return Prediction(
@@ -123,16 +188,91 @@ class AtScale(Job):
         return None
 
     def op_count(self, plan: Plan) -> int:
-        return self._job(plan, 1.0).most_ops(len(self._network.host))
+        return self._job(plan, 1.0).most_ops(self.ranks)
+
+    def _folded(self, plan: Plan) -> FoldedJob:
+        return fold(self._job(plan, RING_EFFICIENCY))
 
     def timeline(self, plan: Plan) -> Timeline:
-        return replay(build(self._job(plan, RING_EFFICIENCY)))
+        """One rank of each class of ranks that behave alike."""
+        return replay(self._folded(plan).graph)
 
-    def diagnose(self) -> NoReturn:
-        raise self.cannot("diagnose", "be diagnosed on another cluster: diagnose the recording")
+    def diagnose(self) -> dict[str, Any]:
+        """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
+        folded = self._folded(Plan())
+        timeline = replay(folded.graph)
+        gained, path = self._gains(), _of_one_iteration(path_segments(timeline), timeline.iterations)
+        advice = best_gain(gained, tuple(self.askable), timeline.iteration_us, "no other plan that was asked about would gain")
+        return {
+            "iteration_us": timeline.iteration_us,
+            "measured_iteration_us": None,
+            "critical_path": msgspec.to_builtins(path_totals(timeline)),
+            "critical_ops": critical_ops(timeline),
+            "ranks": self._rank_facts(folded, timeline),
+            "gains": gained,
+            "findings": list(path_findings(path, gained, timeline.iteration_us, advice=advice if self._questions else "")),
+            "warnings": [] if self.trace is None else list(self.trace.meta.warnings),
+        }
+
+    def _gains(self) -> list[dict[str, Any]]:
+        base_us = self._predicted(Plan()).iteration_us
+        asked = ("compute=0.9", "communication=0", "bandwidth=2")
+        found = {text: self.scaled(Scale.parse(text))._predicted(Plan()).iteration_us for text in asked}
+        found |= {text: self._predicted(plan).iteration_us for text, plan in self._questions.items()}
+        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
+        return sorted(rows, key=lambda row: -float(row["gain_us"]))
+
+    def _rank_facts(self, folded: FoldedJob, timeline: Timeline) -> list[dict[str, Any]]:
+        graph = folded.graph
+        computes = np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE))
+        found = []
+        for number, rank in enumerate(folded.representative.tolist()):
+            compute_us = float(graph.duration_us[computes & (graph.rank_of_op == number)].sum())
+            exposed_us = max(timeline.iteration_us - compute_us, 0.0)
+            found.append(
+                {
+                    "rank": rank,
+                    "host": f"host {int(self._network.host[rank])}",
+                    "alike": int(folded.multiplicity[number]),
+                    "breakdown_us": {"compute": compute_us, "exposed_communication": exposed_us},
+                    "last_pct": None,
+                    "waited_us": None,
+                }
+            )
+        return found
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        return []
+        path = [
+            (f"{row['kind'].lower()}" + (f" of rank {row['rank']}" if row["rank"] >= 0 else ""), time_text(row["duration_us"]))
+            for row in facts["critical_path"]
+        ]
+        ranks = [
+            (
+                str(row["rank"]),
+                row["host"],
+                str(row["alike"]),
+                *(time_text(row["breakdown_us"][part]) for part in ("compute", "exposed_communication")),
+            )
+            for row in facts["ranks"][:_MOST_ROWS]
+        ]
+        return [
+            Table(title="critical path", columns=("what", "time"), rows=path[:_MOST_ROWS]),
+            critical_table(facts["critical_ops"]),
+            Table(title="ranks", columns=("rank", "on", "alike", "compute", "exposed comm. and waits"), rows=ranks),
+            gain_table(facts["gains"], facts["iteration_us"]),
+        ]
+
+
+def _of_one_iteration(path: Sequence[Segment], iterations: int) -> list[Segment]:
+    """Stretches of a path through several iterations, as long as in one, with the group in place of its messages."""
+    return [
+        msgspec.structs.replace(
+            segment,
+            duration_us=segment.duration_us / iterations,
+            name=_MESSAGE.sub("", segment.name),
+        )
+        for segment in path
+    ]
 
 
 def steps_of_ddp(graph: DdpGraph) -> tuple[RankStep, ...]:

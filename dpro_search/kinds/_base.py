@@ -6,9 +6,11 @@ A kind of job is one module of this package (or a small package) with a constant
         title = "a job of mine"                      space = PlanSpace(...)
         formats = ("my-format",)                     def of(cls, trace, options): ...
         job_name = "my.package:MyJob"                def _predict(self, plan): ...
-        launcher_names = ("my.package:MINE",)        def diagnose(self): ...
+        launcher_names = ("my.package:MINE",)        def timeline(self, plan): ...
+                                                     def diagnose(self): ...
 
-Settings that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
+A `DescribedKind` has ``read(path)`` in place of ``formats``: its jobs come from a file, and their `Job.trace` is None. Settings
+that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
 
 A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
 that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
@@ -16,6 +18,7 @@ that names the kinds that can. ``tests/kinds/conformance.py`` holds what every k
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
@@ -134,7 +137,7 @@ class Job(ABC):
     """One job: predictions of its plans, and its diagnosis. Deterministic."""
 
     title: str  # What its kind is called: "a Horovod job".
-    trace: Trace  # The recording that it comes from.
+    trace: Trace | None = None  # The recording that it comes from; None: it was described.
     tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.
     recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
     space: PlanSpace  # Which plans there are.
@@ -145,8 +148,8 @@ class Job(ABC):
     memory_limit_bytes: int | None = None
 
     @classmethod
-    def of(cls, trace: Trace, options: PlanOptions) -> Self:
-        """The job of a trace.
+    def of(cls, source: Any, options: PlanOptions) -> Self:
+        """The job of a trace, or of a description.
 
         Raises
         ------
@@ -193,12 +196,13 @@ class Job(ABC):
     @property
     def nothing_to_search(self) -> str:
         """Why there are no plans of such a job, for a job whose space is empty."""
-        return f"the trace ({self.trace.meta.format}) is of a job whose knobs are not known: there is nothing to search"
+        of_what = self.title if self.trace is None else f"the trace ({self.trace.meta.format}) is of a job"
+        return f"{of_what} whose knobs are not known: there is nothing to search"
 
     @property
     def measured_iteration_us(self) -> float | None:
         """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
-        return measured_iteration_us(self.trace)
+        return None if self.trace is None else measured_iteration_us(self.trace)
 
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
@@ -208,11 +212,8 @@ class Job(ABC):
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
-        change = scenario.cluster
-        if change.machines is not None and any(group.host.device.kind != "cpu" for group in change.machines.groups):
-            job = job.at_scale(change.machines, change.ranks)
-        elif change != ClusterChange():
-            job = job.on(change.applied(job.cluster))
+        if scenario.cluster != ClusterChange():
+            job = job.moved(scenario.cluster)
         for scale in scenario.scales:
             job = job.scaled(scale)
         return job, plan
@@ -220,15 +221,37 @@ class Job(ABC):
     @property
     def cluster(self) -> ClusterSpec:
         """What the job runs on."""
+        assert self.trace is not None, "a described job has its own"
         return ClusterSpec.of(self.trace.meta)
+
+    def moved(self, change: ClusterChange) -> Job:
+        """The same job on a changed cluster; raises `InputError` for what it cannot be predicted on."""
+        if not change.on_gpus:
+            return self.on(change.applied(self.cluster))
+        assert change.machines is not None, "on GPUs"
+        if change.cores is not None:
+            raise InputError(f"cores={change.cores}: ranks on {change.machines.name} have a GPU each; leave cores out")
+        machines, rate_bps = change.machines, change.rate_bps
+        if rate_bps is not None:
+            machines = machines.at_nic_rate(None if math.isinf(rate_bps) else rate_bps, "given as rate=")
+        return self.at_scale(machines, change.ranks)
 
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job on another cluster."""
         raise self.cannot("on", "be predicted on another cluster")
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        """What predictions on the machines of a change do not know, a sentence each."""
-        return change.left_out
+        """What predictions under a change do not know and take for granted, a sentence each.
+
+        Of a recorded job nothing without a change; of a described one what its description leaves open.
+        """
+        return (*change.left_out, *ranks_in_turn(self.cluster.ranks, self.recorded_ranks))
+
+    @property
+    def recorded_ranks(self) -> int:
+        """Ranks whose computation is known."""
+        assert self.trace is not None, "a described job says so itself"
+        return self.trace.meta.ranks
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """The same job on the devices of a cluster of another kind, where what was measured of communication does not hold.
@@ -316,12 +339,31 @@ class Job(ABC):
         return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
 
 
-class Kind:
-    """A kind of job: recognises its traces, makes a `Job` of them, and knows how such a job is started and follows a plan."""
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A job that was written down, not recorded: what a `DescribedKind` reads from a file. A kind adds fields of its own."""
+
+    framework: str = ""  # Like that of a trace; decides which targets plans are exported to.
+    provenance: tuple[tuple[str, str], ...] = ()  # Titles and values, for the report.
+    warnings: tuple[str, ...] = ()  # Sentences that every verb with findings repeats.
+    # Further files that it was read from, by a name: a search with other content is another one.
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+Source = Trace | Description  # what a job comes from
+_Source = TypeVar("_Source", bound=Source)
+_Described = TypeVar("_Described", bound=Description)
+
+
+class AnyKind(ABC, Generic[_Source]):
+    """A kind of job: makes a `Job` of its sources, and knows how such a job is started and follows a plan.
+
+    `Kind` is for jobs that were recorded, `DescribedKind` for those that were written down.
+    """
 
     title: ClassVar[str]  # "a Horovod job".
-    formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
     targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
+    source_type: ClassVar[type[Source]]
     # job_name, launcher_names: Where `job_type` and `launchers` are, "module:name"; they are imported when they are first needed.
     job_name: ClassVar[str]
     launcher_names: ClassVar[tuple[str, ...]] = ()
@@ -332,30 +374,62 @@ class Kind:
         found: type[Job] = resolve_name(self.job_name)
         return found
 
-    def recognises(self, trace: Trace) -> bool:
-        """Whether a trace is of such a job."""
-        return trace.meta.format in self.formats
+    @abstractmethod
+    def recognises(self, source: _Source, /) -> bool:
+        """Whether a source of its type is of such a job."""
 
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        """The job of a trace; raises what `Job.of` raises."""
-        return self.job_type.of(trace, options)
+    def job(self, source: _Source, /, options: PlanOptions) -> Job:
+        """The job of a source; raises what `Job.of` raises."""
+        return self.job_type.of(source, options)
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:
         """What records and times such jobs; empty: they cannot be started here."""
         return tuple(map(resolve_name, self.launcher_names))
 
-    def servers(self, trace: Trace) -> Servers:
-        """The parameter servers of a recorded job, which in a trace are ranks behind those that train."""
+    def servers(self, source: _Source, /) -> Servers:
+        """The parameter servers of a job, which in a trace are ranks behind those that train."""
         return Servers()
 
     def targets_of(self, framework: str) -> tuple[Target, ...]:
         """Those of `targets` that jobs of a framework have."""
         return self.targets
 
-    def facts(self, trace: Trace) -> DeployedFacts:
+    @abstractmethod
+    def facts(self, source: _Source, /) -> DeployedFacts:
         """What an export can check a plan against."""
+
+
+class Kind(AnyKind[Trace]):
+    """A kind of recorded job."""
+
+    formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
+    source_type = Trace
+
+    def recognises(self, trace: Trace) -> bool:
+        return trace.meta.format in self.formats
+
+    def facts(self, trace: Trace) -> DeployedFacts:
         return replace(DeployedFacts.of(trace), servers=self.servers(trace))
+
+
+class DescribedKind(AnyKind[_Described]):
+    """A kind of job that a file describes."""
+
+    @abstractmethod
+    def read(self, path: Path) -> _Described | None:
+        """The description in a file; None: it is of another kind. Raises `InputError` for one of this kind with an error in it."""
+
+    def recognises(self, source: _Described) -> bool:
+        return True
+
+    def facts(self, source: _Described) -> DeployedFacts:
+        return DeployedFacts(framework=source.framework or None)
+
+
+def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:
+    """The assumption of a job of more ranks than were recorded, as a sentence; empty for others."""
+    return (f"{ranks} ranks compute like the {known} recorded ones, in turn",) if ranks > known else ()
 
 
 def refuse_compute(options: PlanOptions, trace: Trace) -> None:

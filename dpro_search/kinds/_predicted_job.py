@@ -23,6 +23,7 @@ Predictor = TypeVar("Predictor", bound=JobPredictor)
 class PredictedJob(Job, Generic[Predictor]):
     """Predictions of one predictor."""
 
+    trace: Trace
     settings: ClassVar[tuple[str, ...]] = (*CLUSTER_SETTINGS, *SCALES)
     predictor_type: ClassVar[type[JobPredictor]]
 

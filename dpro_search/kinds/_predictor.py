@@ -163,7 +163,12 @@ class JobPredictor(ABC):
     @property
     def calibration(self) -> Calibration:
         """The model error of predictions, and what it was calibrated on."""
-        return calibration(machine_constants(), self.error_bar, self._device)
+        return calibration(machine_constants(), self.error_bar, self._device, unlike=self._unlike)
+
+    @property
+    def _unlike(self) -> str:
+        """What of the job the model error was not measured on; empty: nothing that is known."""
+        return ""
 
     def of_recording(self, trace: Trace) -> Self:
         """This predictor, for ranks that compute on the recorded device."""

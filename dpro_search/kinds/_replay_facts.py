@@ -1,4 +1,4 @@
-"""``replay_facts(trace, request)``: what the verb `replay`, the Python API and the report say of any kind of job."""
+"""``replay_facts(source, request)``: what the verb `replay`, the Python API and the report say of any kind of job."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import Comparison, Job, PlanOptions, job_of
+from dpro_search.kinds import Comparison, Job, PlanOptions, Source, job_of
 from dpro_search.kinds._facts import quantiles_us
 from dpro_search.replay.outputs import write_csv
 from dpro_search.space.plan import Plan, Prediction
@@ -47,7 +46,7 @@ class ReplayRequest:
         return self.plan != Plan() or self.cluster is not None or bool(self.changes)
 
 
-def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
+def replay_facts(source: Source, request: ReplayRequest) -> dict[str, Any]:
     """The facts that the verb `replay` prints as JSON.
 
     Raises
@@ -63,19 +62,20 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
-    job = job_of(trace)
+    job = job_of(source)
     scenario = scenario_of(job, request)
     job, plan = job.under(scenario)
     job = job.allowing(plan, request.options)
     if request.compares:
         found = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
-        facts = _compared(found)
+        facts = _compared(job, found)
     else:
-        facts = _predicted(job, plan, request.changed)
-    facts["unplaced"] = dict(job.unplaced)
+        facts = predicted_facts(job, plan, request.changed)
+    assumed = list(job.left_out(scenario.cluster))
     if scenario.cluster.machines is not None:
-        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(job.left_out(scenario.cluster))}
-    facts["calibration"] = None if job.calibration is None else job.calibration.facts
+        facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": assumed}
+    elif assumed:
+        facts["assumed"] = assumed
     if request.samples is not None:
         facts["quantiles_us"] = quantiles_us(job.sampled(plan, samples=request.samples, on_sample=request.on_sample))
     if request.perfetto is not None:
@@ -91,21 +91,24 @@ def scenario_of(job: Job, request: ReplayRequest) -> Scenario:
     return Scenario(plan=request.plan).on(request.cluster).changed(request.changes, known=known, job=job.title)
 
 
-def _predicted(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
+def predicted_facts(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
+    """The facts of a prediction; beside the measured iteration, where nothing was `changed`."""
     job.predict(plan)  # compiles the simulator the first time
     started = time.perf_counter()
     prediction = job.replayed(plan)
     seconds = time.perf_counter() - started
     measured = None if changed else job.measured_iteration_us
     error = None if measured is None else (prediction.iteration_us / measured - 1) * 100
-    return _facts(prediction, measured, error, job.op_count(plan), seconds)
+    return _facts(job, prediction, measured, error, job.op_count(plan), seconds)
 
 
-def _compared(found: Comparison) -> dict[str, Any]:
-    return _facts(found.prediction, found.measured_us, found.error_pct, found.ops, found.seconds) | dict(found.more)
+def _compared(job: Job, found: Comparison) -> dict[str, Any]:
+    return _facts(job, found.prediction, found.measured_us, found.error_pct, found.ops, found.seconds) | dict(found.more)
 
 
-def _facts(prediction: Prediction, measured: float | None, error: float | None, ops: int, seconds: float) -> dict[str, Any]:
+def _facts(
+    job: Job, prediction: Prediction, measured: float | None, error: float | None, ops: int, seconds: float
+) -> dict[str, Any]:
     return {
         "measured_iteration_us": measured,
         "predicted_iteration_us": prediction.iteration_us,
@@ -116,4 +119,6 @@ def _facts(prediction: Prediction, measured: float | None, error: float | None, 
         "ops": ops,
         "replay_seconds": seconds,
         "settled": prediction.settled,
+        "unplaced": dict(job.unplaced),
+        "calibration": None if job.calibration is None else job.calibration.facts,
     }

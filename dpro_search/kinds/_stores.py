@@ -18,6 +18,7 @@ from typing import ClassVar, Generic, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import EventKind, Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
@@ -34,7 +35,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.report.quality import Term
 from dpro_search.space.byteps_job import BytepsJob
-from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.cost_spread import CostFactors, CostSpread
 from dpro_search.space.describe import describe
 from dpro_search.space.kvstore_job import KvstoreJob
@@ -42,7 +43,7 @@ from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.recorded_stores import server_hosts
 from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.scenario import SCALES, Scale
+from dpro_search.space.scenario import SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
 
 _Job = TypeVar("_Job", KvstoreJob, BytepsJob)
@@ -61,9 +62,10 @@ class StoreJob(Job, Generic[_Job]):
         The job as it was recorded, or on another link.
     """
 
+    trace: Trace
     error_bar: ClassVar[Literal["kvstore", "byteps"]]  # name of the kind's constants and of its model error
 
-    settings = ("rate", *SCALES)
+    settings = ("ranks", "rate", *SCALES)
 
     def __init__(self, job: _Job, tensors: Sequence[TensorInfo], space: PlanSpace) -> None:
         self.recorded_job: _Job = job
@@ -72,6 +74,7 @@ class StoreJob(Job, Generic[_Job]):
         self._questions: tuple[Change, ...] = ()
         self._changed = False
         self._cluster: ClusterSpec | None = None
+        self._recorded_workers, self._on_gpus = len(job.workers), False
 
     @classmethod
     def of(cls, trace: Trace, options: PlanOptions) -> Self:
@@ -133,22 +136,53 @@ class StoreJob(Job, Generic[_Job]):
 
     @property
     def calibration(self) -> Calibration:
-        return calibration(machine_constants(), self.error_bar)
+        more = "" if len(self.recorded_job.workers) == self._recorded_workers else "this number of workers"
+        return calibration(machine_constants(), self.error_bar, "gpu" if self._on_gpus else "cpu", unlike=more)
 
     @property
     def cluster(self) -> ClusterSpec:
-        return self._cluster or super().cluster
+        """What the workers run on."""
+        if self._cluster is not None:
+            return self._cluster
+        cores, rate_bps = self.recorded_job.worker_core, self.trace.meta.rate_bps
+        return ClusterSpec(cores=cores, rate_bps=rate_bps, ranks_per_host=self.recorded_job.workers_per_host)
 
     def on(self, cluster: ClusterSpec) -> Self:
-        """The same job on links of another rate; raises `InputError` for another number of ranks."""
-        if cluster.cores != self.cluster.cores:
-            raise InputError(f"{self.title} is predicted for the recorded number of workers; change servers or rate")
-        changed = self.at_rate(cluster.rate_bps)
+        """The same job with other workers, on links of another rate; the servers are as many as recorded.
+
+        Raises
+        ------
+        InputError
+            Hosts have different numbers of workers.
+        """
+        if cluster == self.cluster:
+            return self
+        if cluster.ranks_per_host is None:
+            raise InputError(f"{self.title} needs as many workers on each host: {cluster.ranks} do not fill hosts of one size")
+        changed = self if cluster.rate_bps == self.cluster.rate_bps else self.at_rate(cluster.rate_bps)
+        changed = changed._with_job(changed.recorded_job.with_workers(cluster.ranks, cluster.ranks_per_host))
         changed._cluster = cluster
         return changed
 
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Self:
+        """A worker on each device; servers, and what messages cost a process, are as recorded."""
+        changed = self.on(spec_on(cluster, ranks).spec)
+        changed._on_gpus = True
+        return changed
+
+    @property
+    def recorded_ranks(self) -> int:
+        return self._recorded_workers
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        if change == ClusterChange():
+            return ()
+        servers = len(self.recorded_job.server_core)
+        kept = f"{servers} server{'s' if servers > 1 else ''} as recorded, and messages cost a process the core time that they did"
+        return (*super().left_out(change), kept)
+
     def scaled(self, scale: Scale) -> Self:
-        return self.asked(graph_change(scale, self.cluster.ranks))
+        return self.asked(graph_change(scale, len(self.recorded_job.worker_core) + len(self.recorded_job.server_core)))
 
     def asked(self, question: Change) -> Self:
         """Predictions of the job with a change of its graph."""

@@ -57,10 +57,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return {"calibrated": self.calibrated, "on": self.on, "widening": self.widening, "text": self.text}
 
 
-def calibration(constants: MachineConstants, kind: str, device: Device = "cpu") -> Calibration:
+def calibration(constants: MachineConstants, kind: str, device: Device = "cpu", *, unlike: str = "") -> Calibration:
     """The error bar of a kind of job, by its name in `ErrorBars`, for ranks that compute on a device.
 
-    The processor's model does not decide: error bars are relative to predictions from the job's own recording.
+    The processor's model does not decide: error bars are relative to predictions from the job's own recording. `unlike` names what
+    else of the job the errors were not measured on; empty: nothing.
     """
     origin = constants.origins[f"errors.{kind}"]
     low, high = getattr(constants.errors, kind)
@@ -70,6 +71,8 @@ def calibration(constants: MachineConstants, kind: str, device: Device = "cpu") 
         reasons.append("this kind of job")
     if device != constants.device:
         reasons.append(f"this kind of machine ({_HOSTS[device]})")
+    if unlike:
+        reasons.append(unlike)
     factor = constants.errors.widening if reasons else 1.0
     return Calibration(
         calibrated=not reasons,

@@ -23,8 +23,12 @@ class Facts:
         Of the run folder or of the trace.
     replay, diagnosis
         What the verbs `replay` and `diagnose` print with ``--json``.
+    described
+        Whether the job was described, so that nothing was measured of it.
     search
         What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
+    cluster
+        Where all predictions hold, if not on the recorded cluster: ``name``, ``ranks``, ``assumed`` (sentences), ``interval``.
     trials
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
@@ -49,7 +53,9 @@ class Facts:
     replay: Json
     diagnosis: Json
     timeline: StepTimeline
+    described: bool = False
     search: Json | None = None
+    cluster: Json | None = None
     trials: Sequence[Json] = ()
     validation: Json | None = None
     corrected_pct: tuple[float, float] | None = None
@@ -58,3 +64,8 @@ class Facts:
     terms: Sequence[Term] = ()
     provenance: Sequence[tuple[str, str]]
     notes: Sequence[str] = ()
+
+    @property
+    def origin(self) -> str:
+        """Where the setting without a plan comes from, in a word."""
+        return "described" if self.described else "recorded"

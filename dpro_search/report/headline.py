@@ -47,7 +47,7 @@ def verdict(facts: Facts) -> Verdict:
         return _refused(facts.validation)
     if facts.validation is not None and facts.validation["failed"]:
         return _failed(facts.validation)
-    return _predicted(facts.search)
+    return _predicted(facts.search, None if facts.cluster is None else str(facts.cluster["name"]), facts.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +92,13 @@ def plans_section(facts: Facts) -> Section | None:
     if search is None:
         return None
     measured: Sequence[Mapping[str, Any]] = () if validation is None else _that_ran(validation)
-    settings = [_recorded(search, validation), *(_planned(plan, measured) for plan in search["plans"] if plan["plan"])]
+    settings = [
+        _unchanged(search, validation, facts.origin),
+        *(_planned(plan, measured) for plan in search["plans"] if plan["plan"]),
+    ]
     columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
     key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
-    caption = "Iteration time. If the interval of a plan overlaps that of the recorded setting, its gain is not certain."
+    caption = f"Iteration time. If the interval of a plan overlaps that of the {facts.origin} setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
     rows = table("Best plans", columns, [setting.row for setting in settings])
     return Section("plans", "Best plans", [figure(chart, caption, rows, key)])
@@ -105,10 +108,10 @@ def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [*validation["plans"], *validation["refused"], *validation["failed"]]
 
 
-def _recorded(search: Mapping[str, Any], validation: Mapping[str, Any] | None) -> _Setting:
+def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, origin: str) -> _Setting:
     same = units.ratio(1.0)
     return _Setting(
-        name="as recorded",
+        name=f"as {origin}",
         predicted_us=search["baseline_us"],
         interval_us=search["baseline_interval_us"],
         gain=same,
@@ -145,7 +148,9 @@ def _of_trace(facts: Facts) -> Verdict:
     measured = replay["measured_iteration_us"]
     predicted = units.duration(replay["predicted_iteration_us"])
     tiles = [("Replayed", predicted, _interval(replay["interval_us"]))]
-    if measured is None:
+    if facts.described:
+        sentence = "The job was described, not recorded: nothing was measured of it."
+    elif measured is None:
         sentence = "The recording has no measured iteration time to compare with."
     else:
         error = units.signed_percent(replay["error_pct"])
@@ -159,7 +164,8 @@ def _of_trace(facts: Facts) -> Verdict:
         gain_pct = best["gain_us"] / replay["predicted_iteration_us"] * 100
         tiles.append(("Largest gain", units.percent(gain_pct), f"what if: {best['what_if']}"))
     title = f"An iteration takes {predicted if measured is None else units.duration(measured)}"
-    return Verdict("plain", "Recording, without a search", title, sentence, tuple(tiles))
+    badge = f"{'Description' if facts.described else 'Recording'}, without a search"
+    return Verdict("plain", badge, title, sentence, tuple(tiles))
 
 
 def _measured(validation: Mapping[str, Any]) -> Verdict:
@@ -231,34 +237,37 @@ def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
     return "".join(f" {sentence}" for sentence in found)
 
 
-def _predicted(search: Mapping[str, Any]) -> Verdict:
+def _predicted(search: Mapping[str, Any], elsewhere: str | None, origin: str) -> Verdict:
+    """Of predictions alone; `elsewhere`: the cluster that they are for, if not the recorded one."""
+    unchanged = f"{origin} setting"
+    to_measure = _VALIDATE if elsewhere is None else f"Run both on {elsewhere} to measure"
     plans = [plan for plan in search["plans"] if plan["plan"]]
     certain = [plan for plan in plans if plan["gain_certain"]]
     best = (certain or plans or list(search["plans"]))[0]
     name, speedup = best["name"], units.ratio(best["speedup"])
     (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
     tiles = (
-        ("Recorded setting", units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
+        (unchanged.capitalize(), units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
         ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
-        ("Measured", "not yet", "dpro-search validate RUN"),
+        ("Measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
     )
     if not search["feasible"]:
         sentence = f"The closest, '{name}', {best['infeasible']} MiB."
         return Verdict("open", "Nothing fits", "No plan stays within the memory limit", sentence, tiles)
     if search["baseline_infeasible"] is not None:
-        title = f"A plan that fits, at {speedup} the recorded speed"
-        sentence = f"The recorded setting {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'."
+        title = f"A plan that fits, at {speedup} the {origin} speed"
+        sentence = f"The {unchanged} {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'."
         return Verdict("likely", NOT_MEASURED, title, sentence, tiles)
     if certain:
-        title = f"{speedup} faster than recorded, if the prediction holds"
-        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {_VALIDATE} it.", tiles)
+        title = f"{speedup} faster than {origin}, if the prediction holds"
+        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {to_measure} it.", tiles)
     if search["worth_measuring"]:
         title = f"{speedup} is predicted, which only real runs can confirm"
-        sentence = f"The intervals of '{name}' and of the recorded setting overlap. {_VALIDATE} the difference."
+        sentence = f"The intervals of '{name}' and of the {unchanged} overlap. {to_measure} the difference."
         return Verdict("open", NOT_CERTAIN, title, sentence, tiles)
-    sentence = "No plan is faster than the recorded setting by more than the prediction intervals."
+    sentence = f"No plan is faster than the {unchanged} by more than the prediction intervals."
     return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)
 
 

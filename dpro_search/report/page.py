@@ -17,7 +17,7 @@ from dpro_search.report.headline import plans_section, verdict
 from dpro_search.report.html import Section, element, paragraph, table, template, unescaped
 from dpro_search.report.progress import search_section
 from dpro_search.report.quality import quality_section
-from dpro_search.report.sections import breakdown_section, path_section, provenance_section
+from dpro_search.report.sections import breakdown_section, cluster_section, path_section, provenance_section
 from dpro_search.report.timeline import StepTimeline
 
 _OF_WHAT = ("framework", "ranks", "link rate")  # of the provenance, below the title
@@ -40,11 +40,12 @@ def render(facts: Facts) -> str:
     """
     parts = [
         plans_section(facts),
-        breakdown_section(facts.diagnosis, facts.timeline),
+        cluster_section(facts.cluster),
+        breakdown_section(facts.diagnosis, facts.timeline, facts.origin),
         _timeline_section(facts.timeline),
         path_section(facts.diagnosis),
         groups_section(facts.groups),
-        search_section(facts.trials),
+        search_section(facts.trials, facts.origin),
         quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct),
         provenance_section(facts.provenance, facts.notes),
     ]

@@ -29,23 +29,26 @@ def pareto_front(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
     return best_so_far(known)
 
 
-def search_section(trials: Sequence[_TRIAL]) -> Section | None:
-    """Progress, and the front of time against memory where plans differ in memory; None without trials."""
+def search_section(trials: Sequence[_TRIAL], origin: str = "recorded") -> Section | None:
+    """Progress, and the front of time against memory where plans differ in memory; None without trials.
+
+    `origin` is where the setting without a plan comes from.
+    """
     if not trials:
         return None
     front = pareto_front(trials)
     memories = {trial["peak_memory_bytes"] for trial in trials} - {None}
-    return Section("search", "The search", [_progress(trials), _front(trials, front) if len(memories) > 1 else None])
+    return Section("search", "The search", [_progress(trials, origin), _front(trials, front) if len(memories) > 1 else None])
 
 
-def _progress(trials: Sequence[_TRIAL]) -> Element:
+def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
     best = best_so_far(trials)
     steps = [(trial["number"], trial["iteration_us"]) for trial in best]
     if steps:
         steps.append((trials[-1]["number"], steps[-1][1]))
     shown = trials[:: len(trials) // _MOST_DOTS + 1]
     dots = [_dot(trial, "number", found) for found, some in ((False, shown), (True, best)) for trial in some]
-    recorded_us = trials[0]["iteration_us"]
+    unchanged_us = trials[0]["iteration_us"]
     result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"
     chart = plot(
         f"Predicted iteration time of {len(trials)} trials; {result}",
@@ -53,7 +56,7 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
         steps,
         ("trial", "iteration, ms"),
         (1.0, 1e3),
-        (recorded_us, "as recorded"),
+        (unchanged_us, f"as {origin}"),
     )
     numbers = table(
         "Trials that were the best so far",
@@ -66,7 +69,7 @@ def _progress(trials: Sequence[_TRIAL]) -> Element:
         if best
         else "No trial stays within the memory limit."
     )
-    key = [("dot", "a trial"), ("best", "best so far"), ("reference", "as recorded")]
+    key = [("dot", "a trial"), ("best", "best so far"), ("reference", f"as {origin}")]
     return figure(chart, f"{which} and the best so far. {last}", numbers, key + _key_of_refused(trials))
 
 

@@ -46,8 +46,20 @@ _PATH_KINDS = {
 }
 
 
-def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> Section:
-    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none."""
+def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
+    """Where the predictions hold, and what they take for granted; None where that is the recorded cluster."""
+    if cluster is None:
+        return None
+    ranks = units.count(cluster["ranks"], "rank")
+    sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."
+    sentences = [f"Assumed: {each}." for each in cluster["assumed"]]
+    if cluster["interval"]:
+        sentences.append(f"Intervals: {cluster['interval']}.")
+    return Section("cluster", "Cluster", [paragraph(sentence), bullets(sentences) if sentences else None])
+
+
+def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
     if not any(rows.values()):
@@ -75,7 +87,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
             for rank, parts in rows.items()
         ),
     )
-    caption = "Time of each rank in one iteration of the recorded setting."
+    caption = f"Time of each rank in one iteration of the {origin} setting."
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
     return Section("breakdown", "Where an iteration goes", [bullets(findings) if findings else None, note, chart])
 

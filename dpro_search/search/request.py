@@ -78,12 +78,15 @@ class SearchRequest:
 
 def usual_run(trace: Path, sampler: str, seed: int) -> Path:
     """The default run folder of a search."""
-    return Path("runs") / f"{trace.resolve().name}-{sampler}-seed{seed}"
+    path = trace.resolve()
+    return Path("runs") / f"{path.stem if path.is_file() else path.name}-{sampler}-seed{seed}"
 
 
 def digest_of(trace: Path) -> str:
-    """SHA-256 of a trace folder's content, wherever it lies."""
+    """SHA-256 of the content of a trace's folder or of a description, wherever it lies."""
     digest = hashlib.sha256()
+    if trace.is_file():
+        return hashlib.sha256(trace.read_bytes()).hexdigest()
     for name in ("meta.json", "trace.npz"):
         with (trace / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import msgspec
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
@@ -55,6 +56,40 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""  # identifies a run among those that share a storage
     options: dict[str, str] = {}  # what predictions depend on beside the trace: limits, allowed transformations, their cost models
     islands: Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)] = 1  # samplers that share the trials (see `islands.py`)
+    cluster: SearchedCluster | None = None  # None: the recorded one
+
+
+class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the predictions of a search hold, if not on the recorded cluster.
+
+    Attributes
+    ----------
+    name
+        For people.
+    machines
+        In place of the recorded ones; None: these.
+    changes
+        Changes of cluster and speeds, as ``--set`` takes them.
+    ranks, ranks_per_host
+        Number of ranks, and those side by side on each host (None: hosts differ).
+    assumed
+        What the predictions take for granted, a sentence each.
+    interval
+        What their intervals come from.
+    """
+
+    name: str
+    machines: Cluster | None = None
+    changes: tuple[str, ...] = ()
+    ranks: int
+    ranks_per_host: int | None = None
+    assumed: tuple[str, ...] = ()
+    interval: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the JSON of verbs."""
+        return {"name": self.name, "ranks": self.ranks, "assumed": list(self.assumed), "interval": self.interval}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -245,6 +280,7 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
     except OSError as error:
         raise _unwritable(folder, error) from error
     earlier = msgspec.structs.replace(written, version=RUN_VERSION) if written.version == 1 else written
+    _check_cluster(path, earlier, info)
     for field, option in _IDENTITY.items():
         theirs, ours = getattr(earlier, field), getattr(info, field)
         if theirs != ours:
@@ -258,6 +294,21 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
 
 def _write_info(path: Path, info: RunInfo) -> None:
     write_file(path, msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+
+
+def _check_cluster(path: Path, earlier: RunInfo, info: RunInfo) -> None:
+    """Raise `InputError` if the options of two searches differ in their cluster."""
+    for name, option in (("cluster", "--cluster"), ("set", "--set")):
+        if earlier.options.get(name) != info.options.get(name):
+            theirs, ours = _place(earlier), _place(info)
+            other = f"not for {ours}" if theirs != ours else "whose file or machine has changed since"
+            raise InputError(f"{path}: a search for {theirs}, {other}; give the same {option} or choose another --out")
+
+
+def _place(info: RunInfo) -> str:
+    if info.cluster is not None:
+        return info.cluster.name
+    return info.options.get("cluster", "the recorded cluster")
 
 
 _IDENTITY = {

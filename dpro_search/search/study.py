@@ -30,7 +30,7 @@ from dpro_search.search.islands import Island
 from dpro_search.search.objective import Objective, reevaluator_of
 from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
-from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, locked_run, open_run
+from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
 from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
@@ -60,6 +60,7 @@ def run_search(
     engine: Engine = "local",
     storage: str | None = None,
     options: Mapping[str, str] | None = None,
+    cluster: SearchedCluster | None = None,
     until_settled: bool = False,
     quantile: float | None = None,
 ) -> SearchResult:
@@ -103,6 +104,8 @@ def run_search(
         An address that `SharedStudy` knows; None: the journal in the run folder.
     options
         What predictions depend on beside the trace, by name: a folder with other options belongs to another search.
+    cluster
+        Where the objective's predictions hold, which the folder keeps; the options name it as well. None: on the recorded cluster.
     until_settled
         End when the expected further gain is below the prediction error (see `stopping.py`).
     quantile
@@ -132,6 +135,7 @@ def run_search(
         storage=None if storage is None else _without_password(storage),
         id=uuid.uuid4().hex,
         options=dict(options or {}),
+        cluster=cluster,
         islands=_islands_of(sampler, workers, engine, storage),
     )
     info = open_run(out, info)

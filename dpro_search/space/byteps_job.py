@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -99,6 +99,9 @@ class BytepsJob(StoreJob):
         if self.hash_name not in _HASHES:
             raise InputError(f"BYTEPS_KEY_HASH_FN={self.hash_name}: cannot be followed; known are {', '.join(_HASHES)}")
         super().__post_init__()
+
+    def _of_workers(self, turn: Ints) -> dict[str, Any]:
+        return {"scale_us": self.scale_us[turn], "update_us": self.update_us[turn]}
 
     def at_costs(self, factors: CostFactors) -> Self:
         """The job with the costs that another recording might have given; a server's additions cost what its messages do."""

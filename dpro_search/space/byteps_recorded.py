@@ -67,7 +67,10 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
         server_host=server_hosts(trace, workers),
         halves=halves,
         recorded_compression=compression,
-        **delays,
+        reduce_us=delays["reduce_us"],
+        before_push_us=delays["before_push_us"],
+        reply_us=delays["reply_us"],
+        after_pull_us=delays["after_pull_us"],
     )
 
 

@@ -58,6 +58,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     def changed(self, *, ranks: int | None = None, cores: int | None = None, rate_bps: float | None = None) -> ClusterSpec:
         """The same with the given values; None keeps one. Ranks share `cores` round-robin; `math.inf` is a rate without limit."""
         found = self
+        if ranks == self.ranks and cores is None:
+            ranks = None
         if ranks is not None or cores is not None:
             found = found.with_ranks(self.ranks if ranks is None else ranks, cores)
         if rate_bps is not None:

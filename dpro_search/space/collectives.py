@@ -11,7 +11,8 @@ gamma):
 
 ==================  =======================================================================
 rendezvous          alpha + n beta (as given)
-ring                2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma
+ring                2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma; an all-gather or a reduce-scatter of n bytes in all: half
+                    of the messages, gamma of the latter only
 halving-doubling    2 log2(p) alpha + 2(p-1)/p n beta + (p-1)/p n gamma, p a power of two
 parameter server    push and pull of n bytes a worker; each of s servers moves p n / s both ways
 ==================  =======================================================================
@@ -29,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import Axis, GraphBuilder
 from dpro_search.space.replay_graph import Int32s
@@ -77,6 +78,7 @@ class Group(NamedTuple):
     name: str
     size_bytes: float
     priority: int
+    kind: int = CollectiveKind.ALL_REDUCE
 
 
 def rendezvous(builder: GraphBuilder, enqueued: Int32s, rows: Rows, group: Group, *, collective: int, duration_us: float) -> Int32s:
@@ -105,15 +107,17 @@ def ring(
     wire: Wire,
     reduce_us_per_byte: float = 0.0,
 ) -> Int32s:
-    """Ring all-reduce: ranks - 1 steps of reduce-scatter, as many of all-gather, each of size / ranks bytes.
+    """Ring all-reduce: ranks - 1 steps of reduce-scatter, as many of all-gather, each of size / ranks bytes; or one of the two.
 
     `previous` is the row that sends to each row, [rows]; `wire` leads to each row's successor, [rows].
     """
-    steps = 2 * (ranks - 1)
+    scatters = 0 if group.kind == CollectiveKind.ALL_GATHER else ranks - 1
+    gathers = 0 if group.kind == CollectiveKind.REDUCE_SCATTER else ranks - 1
+    steps = scatters + gathers
     if not steps:
         return enqueued
     chunk = np.full((steps, 1), group.size_bytes / ranks)
-    reduces = np.arange(steps)[:, None] < ranks - 1
+    reduces = np.arange(steps)[:, None] < scatters
     source = np.broadcast_to(previous, (steps, len(previous)))
     return _exchanges(builder, enqueued, rows, group, source, wire, chunk, chunk * reduces * reduce_us_per_byte)
 

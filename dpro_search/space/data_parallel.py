@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.space.collectives import Group, partition
 from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring, Scheme
 from dpro_search.space.replay_graph import OrderPolicy
+
+_RING_COLLECTIVES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
 def _no_ints() -> Ints:
@@ -100,6 +102,9 @@ class DataParallelJob:
         How groups are communicated; a network is needed for everything but `Rendezvous`.
     groups
         Fused tensors, in the order in which ranks enqueue them; every tensor is in one group. Empty: each tensor alone.
+    collectives
+        `CollectiveKind` of each tensor's exchange, [tensors]; empty: all-reduces. All-gathers and reduce-scatters need a `Ring`,
+        and share no group with others; a tensor's size is that of the whole.
     group_priority
         Lower is served first, [groups]; empty: all 0.
     compute_factor
@@ -122,6 +127,7 @@ class DataParallelJob:
     scheme: Scheme
     network: Network | None = None
     groups: tuple[tuple[int, ...], ...] = ()
+    collectives: Ints = field(default_factory=_no_ints)
     group_priority: Ints = field(default_factory=_no_ints)
     compute_factor: Floats = field(default_factory=lambda: np.zeros(0))
     negotiate_us: float | None = None
@@ -153,7 +159,8 @@ class DataParallelJob:
         names = self.steps[0].tensor_names
         name = together([names[tensor] if names else f"tensor{tensor}" for tensor in tensors])
         priority = int(self.group_priority[index]) if len(self.group_priority) else 0
-        return Group(name, float(self.tensor_bytes[list(tensors)].sum()), priority)
+        kind = int(self.collectives[tensors[0]]) if len(self.collectives) else CollectiveKind.ALL_REDUCE
+        return Group(name, float(self.tensor_bytes[list(tensors)].sum()), priority, kind)
 
     def most_ops(self, ranks: int) -> int:
         """At most how many ops a graph with that many of the ranks has."""
@@ -307,6 +314,19 @@ def _check_steps(job: DataParallelJob) -> None:
     grouped = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.array(group, np.int64) for group in job.groups)]))
     if not np.array_equal(grouped, np.arange(count)):
         raise InputError(f"groups must hold each of the {count} tensors once")
+    if len(job.collectives):
+        _check_collectives(job)
+
+
+def _check_collectives(job: DataParallelJob) -> None:
+    if len(job.collectives) != len(job.tensor_bytes):
+        raise InputError(f"collectives has {len(job.collectives)} entries for {len(job.tensor_bytes)} tensors")
+    if not np.isin(job.collectives, _RING_COLLECTIVES).all():
+        raise InputError("tensors are exchanged by all-reduces, all-gathers or reduce-scatters")
+    if (job.collectives != CollectiveKind.ALL_REDUCE).any() and not isinstance(job.scheme, Ring):
+        raise InputError(f"{type(job.scheme).__name__} has all-reduces only: all-gathers and reduce-scatters need a Ring")
+    if any(len(np.unique(job.collectives[list(group)])) > 1 for group in job.groups):
+        raise InputError("a group is exchanged by one kind of collective")
 
 
 def _check_network(job: DataParallelJob) -> None:

@@ -1,6 +1,7 @@
 """``apply_fsdp(graph, ...) -> LabelledJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
 
-As with DistributedDataParallel (`space/ddp_job.py`), every rank runs a program of core time, posts and waits.
+As with DistributedDataParallel (`space/ddp_job.py`), every rank runs a program of core time, posts and waits. `fsdp_steps` gives
+that program for a `DataParallelJob`, whose collectives are rings on the links of other machines.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from itertools import pairwise
 
 import numpy as np
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
 from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.data_parallel import RankStep
 from dpro_search.space.ddp_job import GLOO_THREADS, Action, LabelledJob, numbered_cores
+from dpro_search.space.replay_graph import OrderPolicy
 
 _ACTION = {Mark.POST: Action.POST, Mark.WAIT: Action.WAIT}
+_COLLECTIVE = {
+    Purpose.FORWARD: CollectiveKind.ALL_GATHER,
+    Purpose.BACKWARD: CollectiveKind.ALL_GATHER,
+    Purpose.SCATTER: CollectiveKind.REDUCE_SCATTER,
+}  # the script's own are taken for all-reduces
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,65 @@ def apply_fsdp(
         False: units keep their parameters after the forward pass (``reshard_after_forward=False``).
     """
     cluster = cluster or recorded
+    program, last, order = _program(graph, prefetch=prefetch, reshard=reshard)
+    number = {collective: place for place, collective in enumerate(order)}
+    profile = np.arange(cluster.ranks) % graph.ranks
+    return LabelledJob(
+        core=numbered_cores(cluster),
+        work_us=np.ascontiguousarray(np.stack([step.work_us for step in [*program, last]], axis=2)[:, profile]),
+        action=np.array([*(int(_ACTION[step.mark]) for step in program), int(Action.NONE)], dtype=np.int64),
+        collective=np.array([*(number[step.collective] for step in program), -1], dtype=np.int64),
+        size_bytes=graph.moved_bytes[order] * graph.lag,
+        is_broadcast=np.zeros(len(order), dtype=np.bool_),
+        threads=threads,
+        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
+        labels=tuple(graph.labels[collective] for collective in order),
+        forward_segments=_forward_segments(program, graph),
+    )
+
+
+def fsdp_steps(graph: FsdpGraph, *, prefetch: bool = False, reshard: bool = True) -> tuple[tuple[RankStep, ...], Ints]:
+    """What each recorded rank runs, means over the recorded steps, and the `CollectiveKind` of each of its collectives.
+
+    Collectives stand as tensors of their whole size: their exchange begins after a post, and what comes after a wait needs it.
+    Parameters are those of `apply_fsdp`.
+    """
+    program, last, order = _program(graph, prefetch=prefetch, reshard=reshard)
+    number = {collective: place for place, collective in enumerate(order)}
+    op = np.arange(len(program))
+    posts = np.array([step.mark == Mark.POST for step in program])
+    tensor = np.array([number[step.collective] for step in program])
+    forward, backward = _forward_segments(program, graph), len(program)
+    kind = np.where(np.arange(backward + 1) < forward, OpKind.FORWARD, OpKind.BACKWARD)
+    kind[-1] = OpKind.UPDATE
+    duration_us = np.stack([step.work_us.mean(axis=0) for step in [*program, last]], axis=1)
+    labels = tuple(graph.labels[collective] for collective in order)
+    names = tuple(f"{Action(_ACTION[step.mark]).name.lower()} of {graph.labels[step.collective]}" for step in program)
+    steps = tuple(
+        RankStep(
+            duration_us=np.ascontiguousarray(duration_us[rank]),
+            kind=kind,
+            device=np.zeros(backward + 1, np.int64),
+            policy=np.array([int(OrderPolicy.FIFO)]),
+            tensor_bytes=graph.size_bytes[order],
+            edge_src=op,
+            edge_dst=op + 1,
+            maker_op=op[posts],
+            maker_tensor=tensor[posts],
+            user_tensor=tensor[~posts],
+            user_op=op[~posts] + 1,
+            carry_src=np.array([backward]),
+            carry_dst=np.array([0]),
+            op_names=(*(f"until {name}" for name in names), "optimizer"),
+            tensor_names=labels,
+        )
+        for rank in range(graph.ranks)
+    )
+    return steps, np.array([_COLLECTIVE.get(Purpose(purpose), CollectiveKind.ALL_REDUCE) for purpose in graph.purpose[order]])
+
+
+def _program(graph: FsdpGraph, *, prefetch: bool, reshard: bool) -> tuple[list[_Step], _Step, list[int]]:
+    """Posts and waits of every rank, what comes after the last, and the collectives in the order of their posts."""
     program = [
         _Step(Mark(mark), collective, graph.work_us[:, :, place])
         for place, (mark, collective) in enumerate(zip(graph.mark.tolist(), graph.collective.tolist(), strict=True))
@@ -61,23 +129,14 @@ def apply_fsdp(
         program = list(_awaited_late(program, graph))
         program = _posted_early(program, graph)
     program, last = _joined(program, last)
-    order = [step.collective for step in program if step.mark == Mark.POST]
-    number = {collective: place for place, collective in enumerate(order)}
-    profile = np.arange(cluster.ranks) % graph.ranks
+    return program, last, [step.collective for step in program if step.mark == Mark.POST]
+
+
+def _forward_segments(program: Sequence[_Step], graph: FsdpGraph) -> int:
+    """How many steps of a program are the forward pass's."""
     behind = (Purpose.BACKWARD, Purpose.SCATTER)
     backward = (place for place, step in enumerate(program) if graph.purpose[step.collective] in behind)
-    return LabelledJob(
-        core=numbered_cores(cluster),
-        work_us=np.ascontiguousarray(np.stack([step.work_us for step in [*program, last]], axis=2)[:, profile]),
-        action=np.array([*(int(_ACTION[step.mark]) for step in program), int(Action.NONE)], dtype=np.int64),
-        collective=np.array([*(number[step.collective] for step in program), -1], dtype=np.int64),
-        size_bytes=graph.moved_bytes[order] * graph.lag,
-        is_broadcast=np.zeros(len(order), dtype=np.bool_),
-        threads=threads,
-        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
-        labels=tuple(graph.labels[collective] for collective in order),
-        forward_segments=next(backward, len(program)),
-    )
+    return next(backward, len(program))
 
 
 def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[list[_Step], _Step]:

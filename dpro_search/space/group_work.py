@@ -103,6 +103,8 @@ def why_not(job: DataParallelJob) -> str | None:
     """Why the cost of a grouping of a job needs its whole graph each time; None if they need not."""
     if not isinstance(job.scheme, Rendezvous | Ring | HalvingDoubling):
         return f"{type(job.scheme).__name__} cuts groups into partitions"
+    if len(job.collectives) and job.collectives.any():
+        return "not all collectives are all-reduces"
     if job.network is not None and job.network.flows and not isinstance(job.scheme, Rendezvous):
         return "messages share links"
     if isinstance(job.scheme, HalvingDoubling) and job.ranks & (job.ranks - 1):

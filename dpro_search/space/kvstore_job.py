@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -78,6 +78,9 @@ class KvstoreJob(StoreJob):
         if self.slicing.servers != len(self.server_core) or (self.bytes_per_us is not None and not self.bytes_per_us > 0):
             raise InputError("a job needs a core for each server, and links with a rate above 0")
         super().__post_init__()
+
+    def _of_workers(self, turn: Ints) -> dict[str, Any]:
+        return {"beside_us_per_byte": tuple(self.beside_us_per_byte[worker] for worker in turn.tolist())}
 
     def at_costs(self, factors: CostFactors) -> Self:
         """The job with the costs that another recording might have given."""

@@ -75,6 +75,11 @@ class ClusterChange:
         return spec_on(self.machines, self.ranks).spec.changed(cores=self.cores, rate_bps=self.rate_bps)
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the ranks are on other devices than processors, where what was measured of communication does not hold."""
+        return self.machines is not None and any(group.host.device.kind != "cpu" for group in self.machines.groups)
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """What of the machines predictions do not know, a sentence each."""
         return () if self.machines is None else spec_on(self.machines, self.ranks).left_out
@@ -89,9 +94,12 @@ class Scenario:
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
 
-    def on(self, cluster: str | None) -> Scenario:
-        """The scenario on a named cluster, like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
-        return self if cluster is None else replace(self, cluster=replace(self.cluster, machines=parse_cluster(cluster)))
+    def on(self, cluster: str | Cluster | None) -> Scenario:
+        """The scenario on a cluster, or one named like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
+        if cluster is None:
+            return self
+        machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+        return replace(self, cluster=replace(self.cluster, machines=machines))
 
     def changed(self, texts: Iterable[str], *, known: Collection[str], job: str) -> Scenario:
         """The scenario with changes written as ``name=value``, in order.

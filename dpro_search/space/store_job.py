@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.placement import process_hosts
+from dpro_search.space.placement import hosts_of_workers, on_workers, process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
 _GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
@@ -42,14 +43,50 @@ class StoreJob:
     server_core: tuple[int, ...]
     bytes_per_us: float | None  # What a host's link carries in each direction; with None the processors are the limit.
     server_host: tuple[int, ...] = ()  # Host of each server, [servers], see `placement.py`; empty: each has one of its own.
+    workers_per_host: int = 1  # Workers that share a host and its link.
 
     def __post_init__(self) -> None:
-        process_hosts(len(self.workers), len(self.server_core), self.server_host)  # which raises what is wrong with them
+        self.host  # noqa: B018  which raises what is wrong with the hosts
 
     @cached_property
     def host(self) -> Ints:
         """Host of each worker, then of each server."""
-        return process_hosts(len(self.workers), len(self.server_core), self.server_host)
+        return process_hosts(len(self.workers), len(self.server_core), self.server_host, self.workers_per_host)
+
+    @property
+    def worker_hosts(self) -> int:
+        """Number of hosts with workers."""
+        return -(-len(self.workers) // self.workers_per_host)
+
+    def with_workers(self, workers: int, workers_per_host: int = 1) -> Self:
+        """The job with so many workers, which compute like the recorded ones in turn, and the recorded number of servers.
+
+        Further workers have cores of their own. Servers stay on hosts of their own, or on the workers' hosts, which take them in
+        turn; there they have a worker's core if the recorded ones have.
+        """
+        if (workers, workers_per_host) == (len(self.workers), self.workers_per_host):
+            return self
+        turn = np.arange(workers) % len(self.workers)
+        free = max(*self.worker_core, *self.server_core) + 1
+        worker_core = (*self.worker_core, *range(free, free + workers))[:workers]
+        server_core, server_host = self.server_core, tuple[int, ...]()
+        if on_workers(len(self.workers), self.server_host):
+            server_host = hosts_of_workers(-(-workers // workers_per_host), len(server_core))
+            if set(server_core) <= set(self.worker_core):
+                server_core = tuple(worker_core[at * workers_per_host] for at in server_host)
+        return replace(
+            self,
+            workers=tuple(self.workers[worker] for worker in turn.tolist()),
+            worker_core=worker_core,
+            server_core=server_core,
+            server_host=server_host,
+            workers_per_host=workers_per_host,
+            **self._of_workers(turn),
+        )
+
+    def _of_workers(self, turn: Ints) -> dict[str, Any]:
+        """What other fields hold for each worker, of the workers with some numbers, [workers]."""
+        return {}
 
     def longer_workers(self, compute: Floats) -> tuple[tuple[Segment, ...], ...]:
         """The workers' segments with core times multiplied by a factor for each worker, [workers]."""

@@ -32,7 +32,7 @@ def validated(monkeypatch, tmp_path):
         )
         return found, Calibration()
 
-    monkeypatch.setattr("dpro_search.deploy.of_run.validate_run", run)
+    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", run)
     return tmp_path / "run"
 
 

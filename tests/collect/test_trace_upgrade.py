@@ -48,7 +48,7 @@ def test_it_tells_the_same_as_a_recording_that_is_read_today(name):
 
 def test_it_predicts_the_same(name):
     before, now = (
-        Recording(folder=DATA, trace=trace).replay(changes={"rate": "500mbit"}) for trace in (old(name), OLD[name](DATA / name))
+        Recording(folder=DATA, source=trace).replay(changes={"rate": "500mbit"}) for trace in (old(name), OLD[name](DATA / name))
     )
     assert before.iteration_us == pytest.approx(now.iteration_us, rel=1e-4)  # files hold hundredths of a microsecond
     assert before.iteration_us > 0

@@ -88,7 +88,7 @@ def test_tables_are_well_formed_and_hostile_names_stay_text(run):
     evil = "<script>alert(1)</script>"
     meta = msgspec.structs.replace(job.trace.meta, framework=evil)
     diagnosis = replace(job.diagnose(), findings=(evil,))
-    for shown in (replace(job, trace=replace(job.trace, meta=meta)), job.replay(), diagnosis, run):
+    for shown in (replace(job, source=replace(job.trace, meta=meta)), job.replay(), diagnosis, run):
         html = shown._repr_html_()
         ElementTree.fromstring(html)
         assert "<script>" not in html

@@ -93,6 +93,6 @@ def imported(paths: tuple[str, ...]) -> dict[str, Any]:
     """The prediction of a job that is imported first; or which error says that it cannot be replayed."""
     trace = import_trace([SHARED / path for path in paths])
     try:
-        return predicted(Recording(folder=SHARED / paths[0], trace=trace), {})
+        return predicted(Recording(folder=SHARED / paths[0], source=trace), {})
     except DproSearchError as error:
         return {"refused": type(error).__name__}

@@ -72,10 +72,35 @@ def test_ranks_may_be_fewer_than_devices() -> None:
     assert iteration_us("8xhgx-h100", "ranks=8") == iteration_us("1xhgx-h100")
 
 
+def test_a_diagnosis_says_what_is_on_the_path_and_what_would_gain() -> None:
+    job, _ = on("16xhgx-h100")
+    facts = job.diagnose()
+    assert facts["iteration_us"] == pytest.approx(job.predict(Plan()).iteration_us, rel=1e-3)
+    assert sum(row["alike"] for row in facts["ranks"]) == 128
+    assert sum(row["duration_us"] for row in facts["critical_path"]) == pytest.approx(facts["iteration_us"], rel=0.02)
+    gains = {row["what_if"]: row for row in facts["gains"]}
+    assert gains["communication=0"]["predicted_iteration_us"] == pytest.approx(job.predict(Plan()).breakdown_us["compute"])
+    for text in ("compute=0.9", "bandwidth=2"):
+        asked, plan = on("16xhgx-h100", text)
+        assert gains[text]["predicted_iteration_us"] == asked.predict(plan).iteration_us
+    assert any("would gain" in sentence for sentence in facts["findings"])
+    for table in job.tables(facts):
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_faster_links_and_a_rate_are_asked_for_like_elsewhere() -> None:
+    slow = iteration_us("8xg4dn.8xlarge", "rate=1gbit")
+    assert iteration_us("8xg4dn.8xlarge") < iteration_us("8xg4dn.8xlarge", "rate=10gbit") < slow
+    assert iteration_us("8xg4dn.8xlarge", "rate=1gbit", "bandwidth=2") == pytest.approx(
+        iteration_us("8xg4dn.8xlarge", "rate=2gbit"), rel=1e-9
+    )
+
+
 def test_what_is_not_known_there_is_one_line() -> None:
     job, _ = on("2xhgx-h100")
-    with pytest.raises(InputError, match="diagnose the recording"):
-        job.diagnose()
-    servers = job_of(trace_of("byteps_mlp"))
-    with pytest.raises(InputError, match=r"a job with BytePS cannot .* other devices; a Horovod job and a DistributedDataParallel"):
-        servers.under(Scenario().on("2xhgx-h100"))
+    with pytest.raises(InputError, match="cannot be predicted without one of its steps"):
+        job.held_out(0)
+    with pytest.raises(InputError, match="a GPU each; leave cores out"):
+        on("2xhgx-h100", "cores=2")
+    with pytest.raises(InputError, match="has no rank 16: ranks are 0 to 15"):
+        on("2xhgx-h100", "ranks=99")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
@@ -13,12 +11,12 @@ from typing import Any
 import pytest
 
 import dpro_search
-from dpro_search.cli import main
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _names, kinds
 from dpro_search.space.plan import Plan
 from tests.kinds import toy
 from tests.kinds.conformance import KindConformance
+from tests.kinds.verbs import printed, verb
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,19 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["--framework", "toy", "--comm", "rounds", "--hosts", 1, "--out", found / "trace", "--", *toy.toy_script(found)]
     assert verb("collect", *command)["ranks"] == 1
     return found
-
-
-def printed(*args: object) -> str:
-    """What a verb prints on stdout."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        main([*map(str, args)])
-    assert ended.value.code in (0, None), out.getvalue()
-    return out.getvalue()
-
-
-def verb(*args: object) -> dict[str, Any]:
-    return dict(json.loads(printed(*args[:1], "--json", *args[1:])))
 
 
 class TestToy(KindConformance):

@@ -11,8 +11,8 @@ import pytest
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds.imported.pipeline import PipelinePredictor, recorded_predictor
-from dpro_search.kinds.imported.recorded import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.sensitivity import ComputeScaled
 from dpro_search.space.pipeline_parallel import pipeline_graph

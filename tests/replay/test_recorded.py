@@ -15,7 +15,7 @@ from kineto_machine import Launch, Program, Synchronize, run, scaled
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import read
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds.imported.recorded import RecordedPredictor, device_breakdown
+from dpro_search.kinds._recorded import RecordedPredictor, device_breakdown
 from dpro_search.replay import replay
 from dpro_search.replay.sensitivity import ComputeScaled
 from dpro_search.space.recorded import graph_of_step

@@ -11,7 +11,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
-from dpro_search.kinds._at_scale import AtScale, Steps, members, steps_of_ddp
+from dpro_search.kinds._at_scale import AtScale, Workload, members, steps_of_ddp
 from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_algorithms
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.ddp.predictor import DdpPredictor
@@ -90,15 +90,26 @@ class Ddp(ProgramJob[DdpPredictor]):
         return Ddp(predictor, self._compute, allow_lossy=self._allow_lossy, trace=self.trace)
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        graph = self.predictor.graph
+        from dpro_search.kinds.ddp.what_if import BUCKETS
 
-        def groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
+        graph = self.predictor.graph
+        steps = steps_of_ddp(graph)
+
+        def workload(plan: Plan) -> Workload:
             limits = self.predictor.limits_bytes(plan)
-            return members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of)
+            return Workload(steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of))
 
         sizes = [each for each in self.space.transformations if isinstance(each, BucketSize)]
-        space = PlanSpace(self.space.job, sizes)
-        return AtScale(self, Steps(steps=steps_of_ddp(graph), groups=groups), space, cluster, ranks)
+        return AtScale(
+            title=self.title,
+            tensors=self.tensors,
+            space=PlanSpace(self.space.job, sizes),
+            workload=workload,
+            cluster=cluster,
+            ranks=ranks,
+            trace=self.trace,
+            questions=BUCKETS,
+        )
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.ddp.diagnosis import diagnosis

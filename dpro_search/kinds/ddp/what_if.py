@@ -7,13 +7,13 @@ from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 
 _MIB = 2**20
-_BUCKETS_MIB = (1, 5, 25, 100)  # largest buckets that `gains` asks for
+_BUCKETS_MIB = (1, 5, 25, 100)
+BUCKETS = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
+_FIRST_BUCKETS = {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
 _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
 
 
 def gains(predictor: DdpPredictor) -> Gains:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
-    plans = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
-    plans |= {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
-    plans |= {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
-    return predictor.gains(plans)
+    hooks = {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
+    return predictor.gains(BUCKETS | _FIRST_BUCKETS | hooks)

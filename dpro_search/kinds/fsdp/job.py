@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._base import PlanOptions, Table, refuse_compute
+from dpro_search.kinds._at_scale import AtScale, Workload
+from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.fsdp.predictor import NAME, FsdpPredictor
+from dpro_search.kinds.fsdp.what_if import PLANS
+from dpro_search.space.fsdp_job import fsdp_steps
+from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import FsdpSettings
 
 
 class Fsdp(ProgramJob[FsdpPredictor]):
@@ -26,6 +32,27 @@ class Fsdp(ProgramJob[FsdpPredictor]):
     def __init__(self, predictor: FsdpPredictor, trace: Trace | None = None) -> None:
         super().__init__(predictor, trace)
         self.space = predictor.space
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        """Units as recorded, gathered and scattered in rings over all ranks."""
+
+        def workload(plan: Plan) -> Workload:
+            settings = FsdpSettings.of(plan)
+            reshard = settings.reshard_after_forward is None
+            steps, collectives = fsdp_steps(self.predictor.graph, prefetch=bool(settings.prefetch), reshard=reshard)
+            alone = tuple((place,) for place in range(len(collectives)))
+            return Workload(steps=steps, groups=alone, collectives=collectives)
+
+        return AtScale(
+            title=self.title,
+            tensors=self.tensors,
+            space=self.space,
+            workload=workload,
+            cluster=cluster,
+            ranks=ranks,
+            trace=self.trace,
+            questions=PLANS,
+        )
 
     def _with(self, predictor: FsdpPredictor) -> Fsdp:
         return Fsdp(predictor, self.trace)

@@ -59,6 +59,10 @@ class FsdpPredictor(ProgramPredictor):
             cluster=cluster or self._wanted,
         )
 
+    @property
+    def _unlike(self) -> str:
+        return "" if self.wanted_cluster.ranks == self.cluster.ranks else "this number of ranks"
+
     def _memory_bytes(self, plan: Plan) -> int | None:
         """Measured peak of the process; not known where units hold more parameters at a time."""
         return self._peak_rss_bytes if plan == Plan() else None

@@ -15,7 +15,7 @@ from dpro_search.collect.trace import CommSettings, Floats, Trace
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
-from dpro_search.kinds._at_scale import AtScale, Steps
+from dpro_search.kinds._at_scale import AtScale, Workload
 from dpro_search.kinds._base import Job, PlanOptions, Table
 from dpro_search.kinds._predicted_job import PredictedJob
 from dpro_search.kinds.horovod.exchanges import horovod_exchanges
@@ -100,8 +100,9 @@ class Horovod(PredictedJob[Predictor]):
         """Groups are a plan's, or neighbours up to the threshold: what a cycle finds enqueued is not known of another cluster."""
         graph, recorded = self.predictor.graph, self.recorded
         number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
+        steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
 
-        def groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
+        def workload(plan: Plan) -> Workload:
             named, threshold = plan.tensor_groups, HorovodSettings.of(plan).fusion_threshold_bytes
             if named is None and threshold is None:
                 named = recorded.groups
@@ -109,11 +110,19 @@ class Horovod(PredictedJob[Predictor]):
                 named = threshold_groups(self.tensors, recorded.fusion_threshold_bytes if threshold is None else threshold)
             together = tuple(tuple(number[name] for name in group) for group in named)
             alone = tuple((place,) for place in number.values() if not any(place in group for group in together))
-            return (*together, *alone)
+            return Workload(steps=steps, groups=(*together, *alone))
 
         fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
-        steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
-        return AtScale(self, Steps(steps=steps, groups=groups), PlanSpace(self.space.job, fusion), cluster, ranks)
+        space = PlanSpace(self.space.job, fusion)
+        return AtScale(
+            title=self.title,
+            tensors=self.tensors,
+            space=space,
+            workload=workload,
+            cluster=cluster,
+            ranks=ranks,
+            trace=self.trace,
+        )
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
         if HorovodSettings.of(plan).allreduce_algorithms is not None and options.all_reduce_model is None:

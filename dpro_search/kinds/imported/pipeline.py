@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds.imported.recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
+from dpro_search.kinds._recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.space.pipeline_parallel import pipeline_graph

@@ -70,8 +70,10 @@ def servers_under(plan: Plan, job: KvstoreJob | BytepsJob) -> tuple[tuple[int, .
     core = _cores(servers, job.worker_core, job.server_core)
     if not wanted:
         return core, own_hosts(workers, servers)
-    host = hosts_of_workers(workers, servers)
-    return tuple(job.worker_core[at] for at in host) if set(job.server_core) <= set(job.worker_core) else core, host
+    host = hosts_of_workers(job.worker_hosts, servers)
+    if set(job.server_core) <= set(job.worker_core):
+        core = tuple(job.worker_core[at * job.workers_per_host] for at in host)
+    return core, host
 
 
 def _cores(servers: int, worker_core: Sequence[int], server_core: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dpro_search.graph.bus_bandwidth import group_speeds
 from dpro_search.graph.device_time import lateness, rank_times
 from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
-from dpro_search.kinds.imported.recorded import RecordedPredictor
+from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.findings import findings
 from dpro_search.replay.replayer import replay

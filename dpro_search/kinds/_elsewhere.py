@@ -1,0 +1,96 @@
+"""A job on another cluster and at other speeds, for verbs that ask about the recorded setting: `diagnose`, `run`, and what follows.
+
+What a search was told about its cluster stays in its run folder (`SearchedCluster`): `export`, `validate` and `report` take it from
+there, with no option of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from dpro_search.cluster import Cluster
+from dpro_search.cluster.names import THIS_MACHINE, names_file
+from dpro_search.errors import InputError
+from dpro_search.kinds._base import Job, with_memory_limit
+from dpro_search.search.run_folder import RunInfo, SearchedCluster
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+
+
+class Elsewhere(NamedTuple):
+    """A job where it was asked for.
+
+    Attributes
+    ----------
+    job
+        There.
+    named
+        What it is identified by, for the options of a search.
+    cluster
+        For its run folder; None: nothing differs from what was recorded.
+    """
+
+    job: Job
+    named: dict[str, str]
+    cluster: SearchedCluster | None
+
+
+def elsewhere(job: Job, cluster: str | None, changes: Sequence[str] = (), *, verb: str) -> Elsewhere:
+    """A job on a named cluster (None: the recorded one), with changes as ``--set`` takes them.
+
+    Raises
+    ------
+    InputError
+        The job does not have a change, or it is one of the plan: `verb` is named as what does not take it.
+    """
+    scenario = Scenario().on(cluster)
+    machines = scenario.cluster.machines
+    named = {}
+    if cluster is not None and machines is not None:
+        named["cluster"] = _digest(machines) if names_file(cluster) or cluster == THIS_MACHINE else cluster
+    if changes:
+        named["set"] = ",".join(changes)
+    title = cluster or f"the {'described' if job.trace is None else 'recorded'} cluster"
+    return _found(job, scenario, tuple(changes), named, title, verb)
+
+
+def searched_job(job: Job, info: RunInfo) -> Job:
+    """The job that a search predicted: the recorded one, or that on the cluster that its run folder names."""
+    if info.cluster is None:
+        return job
+    return _found(job, Scenario().on(info.cluster.machines), info.cluster.changes, {}, info.cluster.name, "run").job
+
+
+def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str) -> Elsewhere:
+    speeds = tuple(name for name in job.settings if name != "groups")
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if name in (*job.askable, "groups"):
+            raise InputError(
+                f"--set {change}: {verb} changes cluster and speeds ({', '.join(speeds)}); 'dpro-search replay' predicts a plan"
+            )
+    scenario = scenario.changed(changes, known=speeds, job=job.title)
+    if scenario == Scenario() and job.trace is not None:
+        return Elsewhere(job, named, None)
+    there, plan = job.under(scenario)
+    assert plan == Plan(), "no change is one of the plan"
+    there = with_memory_limit(there, job.memory_limit_bytes)
+    calibration = there.calibration
+    place = SearchedCluster(
+        name=", ".join([title, *changes]),
+        machines=scenario.cluster.machines,
+        changes=changes,
+        ranks=there.cluster.ranks,
+        ranks_per_host=there.cluster.ranks_per_host,
+        assumed=there.left_out(scenario.cluster),
+        interval="" if calibration is None else calibration.text,
+    )
+    return Elsewhere(there, named, place)
+
+
+def _digest(cluster: Cluster) -> str:
+    return hashlib.sha256(msgspec.json.encode(cluster)).hexdigest()[:16]

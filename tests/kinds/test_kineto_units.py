@@ -1,0 +1,187 @@
+"""Profiles of GPU jobs go through the importer, and from there through every verb, on the recorded cluster and on others."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.trace import Trace
+from dpro_search.kinds import _names, job_of, kind_of
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
+from tests.kinds import kineto_units
+from tests.kinds.conformance import KindConformance
+from tests.kinds.verbs import refusal, verb
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+MIB = 2**20
+NAMES = {"AllReduce": "allreduce", "AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base"}
+SEARCH = ("--trials", 6, "--sampler", "mcmc")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Any:
+    """The one line that a new kind adds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_names, "KINDS", ("tests.kinds.kineto_units", *_names.KINDS))
+        yield
+
+
+def nccl(profile: Profile, kind: str, at: float, dur: float, size_bytes: int) -> None:
+    """A collective's kernel, with the size that NCCL's records have, in float elements."""
+    profile.kernel(
+        f"ncclDevKernel_{kind}_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+        at,
+        dur,
+        launched=at - 8,
+        stream=COLLECTIVES,
+        **{
+            "Collective name": NAMES[kind],
+            "In msg nelems": size_bytes // 4 // (2 if kind == "AllGather" else 1),
+            "Out msg nelems": size_bytes // 4 // (2 if kind == "ReduceScatter" else 1),
+            "dtype": "Float",
+            "Group size": 2,
+            "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1]",
+        },
+    )
+
+
+def ddp_profile(rank: int, steps: int = 4) -> Profile:
+    """Steps of 1000 us: forward 200, two buckets in the backward pass, the last one exposed for 150, an optimizer of 100."""
+    profile = Profile(pid=100 + rank, device=rank)
+    for number in range(steps):
+        at = START + 1000 * number
+        profile.step(number, at, 990)
+        profile.kernel("forward", at + 20, 200, launched=at + 5)
+        profile.kernel("backward1", at + 220, 200, launched=at + 40)
+        nccl(profile, "AllReduce", at + 430, 150, 8 * MIB)
+        profile.kernel("backward0", at + 420, 250, launched=at + 60)
+        nccl(profile, "AllReduce", at + 680, 150, 4 * MIB)
+        profile.kernel("optimizer", at + 840, 100, launched=at + 80)
+    return profile
+
+
+def fsdp_profile(rank: int, steps: int = 4) -> Profile:
+    """Steps of 1000 us: a gather before the forward pass, one before the backward pass, a scatter after it."""
+    profile = Profile(pid=100 + rank, device=rank)
+    for number in range(steps):
+        at = START + 1000 * number
+        profile.step(number, at, 990)
+        nccl(profile, "AllGather", at + 20, 100, 8 * MIB)
+        profile.kernel("forward", at + 130, 200, launched=at + 35)
+        nccl(profile, "AllGather", at + 340, 100, 8 * MIB)
+        profile.kernel("backward", at + 450, 250, launched=at + 60)
+        nccl(profile, "ReduceScatter", at + 710, 120, 8 * MIB)
+        profile.kernel("optimizer", at + 840, 100, launched=at + 80)
+    return profile
+
+
+def imported(profile: Any, folder: Path) -> Trace:
+    files = [profile(rank).write(folder / f"rank{rank}.json", header=distributed(rank, 2)) for rank in range(2)]
+    return import_trace(files)
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return imported(ddp_profile, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return imported(fsdp_profile, tmp_path_factory.mktemp("fsdp"))
+
+
+@pytest.fixture(scope="module")
+def folder(ddp: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("saved") / "trace"
+    ddp.save(found)
+    return found
+
+
+def on(trace: Trace, cluster: str, *changes: str) -> Any:
+    job = job_of(trace)
+    known = (*job.askable, *job.settings)
+    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))
+
+
+def test_both_are_recognised(ddp: Trace, fsdp: Trace) -> None:
+    assert kind_of(ddp) is kineto_units.KIND
+    assert kind_of(fsdp) is kineto_units.KIND
+
+
+def test_the_recorded_steps_are_replayed_stream_by_stream(folder: Path) -> None:
+    facts = verb("replay", folder)
+    assert facts["predicted_iteration_us"] == pytest.approx(1000, rel=0.02)
+    assert verb("diagnose", folder)["findings"] is not None
+
+
+def test_compute_is_kept_and_exposed_communication_left_out(ddp: Trace, fsdp: Trace) -> None:
+    """Of DDP's 1000 us nothing but the second all-reduce is exposed, from 680 to 830; of FSDP's the two gathers and the scatter."""
+    for trace, exposed_us in ((ddp, 150), (fsdp, 100 + 100 + 120)):
+        job, plan = on(trace, "2xg4dn.8xlarge", "communication=0")
+        assert job.predict(plan).iteration_us == pytest.approx(1000 - exposed_us, abs=15)
+
+
+def test_buckets_overlap_with_the_backward_pass_on_another_cluster(ddp: Trace) -> None:
+    """The first bucket is posted 250 us before the end of the backward pass, and the second behind it: rings of two ranks."""
+    job, plan = on(ddp, "2xg4dn.8xlarge")
+    rate = 50e9 / 8e6 * 0.92
+    exposed_us = max(8 * MIB / rate + 4 * MIB / rate - 250, 4 * MIB / rate)
+    assert job.predict(plan).iteration_us == pytest.approx(850 + exposed_us, rel=0.05)
+
+
+def test_units_gather_over_all_ranks_of_a_cluster(fsdp: Trace) -> None:
+    few, many = (on(fsdp, f"{hosts}xg4dn.8xlarge")[0].predict(Plan()).iteration_us for hosts in (2, 16))
+    assert few < many
+    rate = 50e9 / 8e6 * 0.92
+    assert many == pytest.approx(680 + 3 * 15 * (8 * MIB / 16 / rate), rel=0.15)
+
+
+def test_it_is_searched_exported_and_reported_on_a_cluster(folder: Path, tmp_path: Path) -> None:
+    assert "search it on a cluster" in refusal("run", folder, "--out", tmp_path / "no")
+    found = verb("run", folder, "--cluster", "16xg4dn.8xlarge", *SEARCH, "--out", tmp_path / "run")
+    assert found["cluster"]["ranks"] == 16
+    assert found["plans"]
+    verb("export", tmp_path / "run", "--target", "ddp", "--out", tmp_path / "tuned")
+    assert "searched for 16xg4dn.8xlarge" in (tmp_path / "tuned" / "README.md").read_text()
+    verb("report", tmp_path / "run", "--out", tmp_path / "page.html")
+    assert "All predictions on this page are for 16xg4dn.8xlarge" in (tmp_path / "page.html").read_text()
+
+
+def test_a_joined_bucket_overlaps_with_nothing(folder: Path) -> None:
+    apart = verb("replay", folder, "--cluster", "2xg4dn.8xlarge")
+    joined = verb("replay", folder, "--cluster", "2xg4dn.8xlarge", "--set", "bucket_cap_bytes=1GiB")
+    assert joined["predicted_iteration_us"] > apart["predicted_iteration_us"]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
+def test_a_real_profile_of_ddp_on_another_cluster() -> None:
+    """ResNet-50 in five buckets of 25,557,032 floats together."""
+    trace = import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"])
+    assert kind_of(trace) is kineto_units.KIND
+    job, plan = on(trace, "2xdgx-a100-80")
+    assert [tensor.size_bytes for tensor in job.tensors] == [8196000, 31502336, 26255360, 26550272, 9724160]
+    recorded = job_of(trace).predict(Plan()).iteration_us
+    assert 0.8 * recorded < job.predict(plan).iteration_us < 1.1 * recorded
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
+def test_a_profile_with_other_collectives_stays_an_imported_trace() -> None:
+    trace = import_trace(sorted((SHARED / "kineto_dlrm_8ranks").glob("*.gz")))
+    assert kind_of(trace) is not kineto_units.KIND
+
+
+class TestKinetoUnits(KindConformance):
+    kind = kineto_units.KIND
+    unmoved = ("compute=0.5", "communication=0")  # the profile's host begins a step every 1000 us, whatever the device does
+
+    @classmethod
+    def recording(cls) -> Trace:
+        with tempfile.TemporaryDirectory() as folder:
+            return imported(ddp_profile, Path(folder))

@@ -1,0 +1,212 @@
+"""Fully sharded jobs and jobs with parameter servers with other numbers of ranks, on the recorded links and on machines of GPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.trace import CollectiveKind, Trace
+from dpro_search.costmodel.horovod import at_cluster
+from dpro_search.errors import InputError
+from dpro_search.kinds import Job, job_of
+from dpro_search.kinds._at_scale import RING_EFFICIENCY, AtScale
+from dpro_search.replay.replayer import settled_us
+from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Rendezvous, Ring, layered_step, replicated
+from dpro_search.space.folding import fold
+from dpro_search.space.job_graph import build
+from dpro_search.space.kvstore_job import process_loads
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@functools.cache
+def fsdp() -> Job:
+    return job_of(assemble_torch(DATA / "fsdp_mlp"))
+
+
+@functools.cache
+def kvstore() -> Job:
+    return job_of(Trace.load(DATA / "kvstore_mlp"))
+
+
+@functools.cache
+def byteps() -> Job:
+    return job_of(assemble_byteps(DATA / "byteps_mlp"))
+
+
+ALL = pytest.mark.parametrize("job", [fsdp, kvstore, byteps])
+STORES = pytest.mark.parametrize("job", [kvstore, byteps])
+
+
+def under(job: Job, *changes: str, cluster: str | None = None) -> tuple[Job, Plan]:
+    known = (*job.askable, *job.settings)
+    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))
+
+
+def iteration_us(job: Job, *changes: str, cluster: str | None = None) -> float:
+    found, plan = under(job, *changes, cluster=cluster)
+    return found.predict(plan).iteration_us
+
+
+@ALL
+def test_the_recorded_number_of_ranks_is_the_recorded_prediction(job: Callable[[], Job]) -> None:
+    found, plan = under(job(), f"ranks={job().cluster.ranks}")
+    assert found.predict(plan) == job().predict(Plan())
+    assert found.calibration == job().calibration
+
+
+@ALL
+def test_another_number_of_ranks_is_not_calibrated(job: Callable[[], Job]) -> None:
+    found, plan = under(job(), f"ranks={2 * job().cluster.ranks}")
+    assert found.calibration is not None
+    assert "number of" in found.calibration.text
+    assert found.calibration.widening > 1
+    assert found.calibration.model_error[1] >= job().calibration.model_error[1]  # type: ignore[union-attr]
+    assert found.predict(plan).source == "extrapolated"
+
+
+@ALL
+def test_more_ranks_make_no_iteration_shorter(job: Callable[[], Job]) -> None:
+    count = job().cluster.ranks
+    times = [iteration_us(job(), f"ranks={ranks}", "rate=500mbit") for ranks in (count, 2 * count, 4 * count)]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+
+
+@ALL
+def test_faster_links_make_no_iteration_longer(job: Callable[[], Job]) -> None:
+    times = [iteration_us(job(), "ranks=4", f"rate={rate}") for rate in ("1mbit", "500mbit", "2gbit", "unlimited")]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+@settings(max_examples=40)
+@given(ranks=st.integers(2, 512), more=st.integers(1, 512), rate=st.floats(1e8, 4e11))
+def test_a_collective_of_more_ranks_is_never_cheaper(ranks: int, more: int, rate: float) -> None:
+    predictor = fsdp().predictor  # type: ignore[attr-defined]
+    recorded = (predictor.cluster.rate_bps, predictor.cluster.ranks)
+    few, many = (at_cluster(predictor.costs, 1.0, recorded, (rate, count)) for count in (ranks, ranks + more))
+    for name in ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us"):
+        assert getattr(many, name) >= getattr(few, name) - 1e-12, name
+
+
+# Rings that gather or scatter only.
+
+
+def sharded(ranks: int, kinds: list[CollectiveKind], *, rate: float = 100.0, latency_us: float = 3.0) -> DataParallelJob:
+    step = layered_step([8000.0] * len(kinds), forward_us=1.0, backward_us=0.0, update_us=0.0)
+    network = Network.uniform(ranks, rate, latency_us=latency_us)
+    return replicated(step, ranks, Ring(), network=network, collectives=np.array(kinds), negotiate_us=0.0)
+
+
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER])
+@given(ranks=st.integers(2, 9))
+def test_a_gather_or_scatter_takes_what_the_ring_formula_says(kind: CollectiveKind, ranks: int) -> None:
+    us, _ = settled_us(build(sharded(ranks, [kind])))
+    assert us == pytest.approx(1.0 + (ranks - 1) * (3.0 + 8000 / ranks / 100))
+
+
+@given(ranks=st.integers(2, 9))
+def test_a_scatter_and_a_gather_in_a_row_are_an_all_reduce(ranks: int) -> None:
+    parts = sum(
+        settled_us(build(sharded(ranks, [kind])))[0] - 1.0 for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+    )
+    assert settled_us(build(sharded(ranks, [CollectiveKind.ALL_REDUCE])))[0] - 1.0 == pytest.approx(parts)
+
+
+@settings(max_examples=15)
+@given(ranks=st.integers(2, 9), kinds=st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4))
+def test_folded_ranks_take_as_long_as_all_of_them(ranks: int, kinds: list[int]) -> None:
+    job = sharded(ranks, [CollectiveKind(kind) for kind in kinds])
+    assert settled_us(fold(job).graph)[0] == pytest.approx(settled_us(build(job))[0])
+
+
+@pytest.mark.parametrize("scheme", [Rendezvous(us_per_byte=1.0), HalvingDoubling()])
+def test_only_rings_gather(scheme: Rendezvous | HalvingDoubling) -> None:
+    step = layered_step([8.0], forward_us=1.0, backward_us=0.0, update_us=0.0)
+    with pytest.raises(InputError, match="need a Ring"):
+        replicated(step, 2, scheme, network=Network.uniform(2, 1.0), collectives=np.array([int(CollectiveKind.ALL_GATHER)]))
+
+
+# On machines of GPUs.
+
+
+def test_units_are_gathered_and_scattered_over_all_ranks_of_a_machine() -> None:
+    """Without anything to hide behind, what communication adds is what the collectives take one after the other."""
+    cluster = "8xg4dn.8xlarge"
+    machine = parse_cluster(cluster)
+    job, plan = under(fsdp(), "compute=0.000001", cluster=cluster)
+    graph = fsdp().predictor.graph  # type: ignore[attr-defined]
+    rate = machine.bandwidth_bytes_per_us(range(8)) * RING_EFFICIENCY
+    expected_us = sum(7 * (machine.latency_us(range(8)) + size / 8 / rate) for size in graph.size_bytes.tolist())
+    assert job.predict(plan).iteration_us == pytest.approx(expected_us, rel=0.02)
+
+
+def test_the_plans_of_a_sharded_job_are_predicted_there() -> None:
+    job, _ = under(fsdp(), cluster="8xg4dn.8xlarge@1gbit")
+    assert isinstance(job, AtScale)
+    recorded_us = job.predict(Plan()).iteration_us
+    assert job.predict(Plan.of(reshard_after_forward=False)).iteration_us < recorded_us
+    assert job.predict(Plan.of(prefetch=True)).iteration_us <= recorded_us
+    assert {row["what_if"] for row in job.diagnose()["gains"]} >= {"prefetch=1", "reshard_after_forward=0"}
+    assert job.calibration is not None
+    assert not job.calibration.calibrated
+
+
+@pytest.mark.parametrize("job", [fsdp, byteps])
+def test_more_hosts_of_a_machine_make_no_iteration_shorter(job: Callable[[], Job]) -> None:
+    times = [iteration_us(job(), cluster=f"{hosts}xg4dn.8xlarge@1gbit") for hosts in (2, 4, 8)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("job", [fsdp, byteps])
+def test_faster_nics_make_no_iteration_longer(job: Callable[[], Job]) -> None:
+    times = [iteration_us(job(), cluster=f"4xg4dn.8xlarge@{rate}") for rate in ("1mbit", "1gbit", "10gbit", "100gbit")]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+@STORES
+def test_workers_of_a_host_share_its_link(job: Callable[[], Job]) -> None:
+    found, _ = under(job(), cluster="2xabci-v@1gbit")
+    assert found.cluster.ranks == 8
+    assert found.recorded_job.host[:8].tolist() == [0] * 4 + [1] * 4  # type: ignore[attr-defined]
+    assert "(GPU hosts)" in found.calibration.text  # type: ignore[union-attr]
+
+
+def test_a_worker_s_link_carries_what_all_workers_of_its_host_send() -> None:
+    together, apart = (under(kvstore(), cluster=name)[0].recorded_job for name in ("2xabci-v@1gbit", "8xg4dn.8xlarge@2gbit"))  # type: ignore[attr-defined]
+    assert together.bytes_per_us == apart.bytes_per_us  # abci-v has two NICs a host
+    assert process_loads(together)[0].link_us == pytest.approx(4 * process_loads(apart)[0].link_us)
+
+
+@STORES
+def test_servers_are_chosen_for_more_workers(job: Callable[[], Job]) -> None:
+    found, _ = under(job(), "ranks=8", "rate=500mbit")
+    assert found.predict(Plan(servers=8)).iteration_us < found.predict(Plan(servers=1)).iteration_us
+    assert found.predict(Plan(servers_on_workers=True)).iteration_us > 0
+
+
+def test_a_server_s_link_carries_what_all_workers_send() -> None:
+    few, many = (under(kvstore(), f"ranks={ranks}", "rate=500mbit")[0].recorded_job for ranks in (2, 8))  # type: ignore[attr-defined]
+    servers = slice(-len(few.server_core), None)
+    before = [load.sent_bytes for load in process_loads(few)[servers]]
+    after = [load.sent_bytes for load in process_loads(many)[servers]]
+    assert after == pytest.approx([4 * size for size in before])
+
+
+@STORES
+def test_hosts_of_different_sizes_are_refused(job: Callable[[], Job]) -> None:
+    with pytest.raises(InputError, match="as many workers on each host"):
+        under(job(), "ranks=6", cluster="2xabci-v")

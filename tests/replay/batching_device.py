@@ -25,7 +25,6 @@ from dpro_search.space.horovod_job import HorovodJob
 
 SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = "SLEEP", "NEGOTIATE", "COPY_IN", "LATENCY", "TRANSFER", "COPY_OUT"
 _EPSILON = 1e-6  # core time that does not count
-_LEAST_US_PER_BYTE = 1e-5
 
 Op = tuple[str, int, int, int]  # what, iteration, class, number; class -1: of all ranks
 
@@ -147,7 +146,7 @@ class BatchingDevice:
         costs = self.costs
         us_per_byte = (costs.beta_busy_us if main_runs else costs.beta_tail_us) * self.slower
         if self.spared_us_per_byte > 0:
-            us_per_byte = max(us_per_byte - self.spared_us_per_byte, costs.cpu_us, _LEAST_US_PER_BYTE)
+            us_per_byte = max(us_per_byte - self.spared_us_per_byte, costs.cpu_us, machine_constants().host.least_us_per_byte)
         self.work.speed = 1 / us_per_byte if self.state == TRANSFER else 1.0
         share = {
             SLEEP: 0.0,

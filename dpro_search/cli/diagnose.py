@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpro_search.cli._machine import MachineOption, use_machine
+
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
 
@@ -19,6 +21,7 @@ def diagnose(
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
     ] = None,
+    machine: MachineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what an iteration waits for, stragglers, the gain of each possible improvement, and memory use.
@@ -31,6 +34,7 @@ def diagnose(
     from dpro_search.kinds import job_of
     from dpro_search.space.scenario import Scenario
 
+    use_machine(machine)
     recorded = job_of(Trace.load(sample_trace_path() if trace is None else trace))
     job, _ = recorded.under(Scenario().on(cluster))
     facts = job.diagnose()

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost
-from dpro_search.costmodel.all_reduce_fit import fit_best
+from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
 from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
 from dpro_search.costmodel.communication_residual import FASTEST, Residual
 from dpro_search.costmodel.learned.regressor import Origin, conformal_quantile
@@ -197,7 +197,7 @@ class AllReduceRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fitted(self, points: Points, y: Floats, busy: Floats) -> tuple[AllReduceCost, Residual | None]:
         few = np.random.default_rng(self.seed).permutation(len(y))[:_MOST]
-        cost = fit_best(
+        cost = fit_all_reduce(
             self.algorithms, points.select(few), y[few], busy[few], meets=self.meets, ranks_per_host=self.ranks_per_host
         )
         taken = points.ranks > 1  # one rank takes no time

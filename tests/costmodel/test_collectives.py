@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost, cheapest
-from dpro_search.costmodel.all_reduce_fit import fit_all_reduce, fit_best
+from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
 from dpro_search.costmodel.collectives import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
@@ -109,7 +109,7 @@ def test_points_of_known_constants_are_met_again(overhead_us, message_us, move_u
     true = cost(algorithm, overhead_us=overhead_us, message_us=message_us, move_us_per_byte=move_us_per_byte, exposed=0.2)
     size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 9), [2, 4, 8], [60.0, 240.0, np.inf]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate)
-    fitted = fit_all_reduce(algorithm, points, true.predict(points))
+    fitted = fit_all_reduce((algorithm,), points, true.predict(points))
     between = Points(size_bytes=size * 1.7, ranks=ranks * 2, link_bytes_per_us=rate * 1.5)
     np.testing.assert_allclose(fitted.predict(between), true.predict(between), rtol=0.05)
 
@@ -120,7 +120,7 @@ def test_a_few_wild_points_do_not_bend_a_fit():
     duration = true.predict(points)
     duration[[5, 20, 30]] *= 6
     clean = np.delete(np.arange(40), [5, 20, 30])
-    fitted = fit_all_reduce(Algorithm.RING, points, duration)
+    fitted = fit_all_reduce((Algorithm.RING,), points, duration)
     np.testing.assert_allclose(fitted.predict(points)[clean], duration[clean], rtol=0.05)
 
 
@@ -168,7 +168,7 @@ def test_no_algorithm_puts_less_on_a_link_than_a_hierarchy(hosts, ranks_per_host
 def test_constants_are_of_the_ranks_per_host_that_they_were_fitted_to():
     points = Points(size_bytes=np.geomspace(1e3, 1e8, 12), ranks=np.array(4), link_bytes_per_us=np.array(60.0))
     true = cost(Algorithm.HIERARCHY, overhead_us=100.0, move_us_per_byte=1e-3, ranks_per_host=2)
-    fitted = fit_all_reduce(Algorithm.HIERARCHY, points, true.predict(points), ranks_per_host=2)
+    fitted = fit_all_reduce((Algorithm.HIERARCHY,), points, true.predict(points), ranks_per_host=2)
     assert fitted.ranks_per_host == 2
     np.testing.assert_allclose(fitted.predict(points), true.predict(points), rtol=0.05)
 
@@ -180,7 +180,7 @@ def test_constants_are_of_the_ranks_per_host_that_they_were_fitted_to():
 def test_points_that_cannot_be_fitted_are_refused(size, ranks, duration, said):
     points = Points(size_bytes=np.array(size), ranks=np.array(ranks))
     with pytest.raises(InputError, match=said):
-        fit_all_reduce(Algorithm.RING, points, np.array(duration))
+        fit_all_reduce((Algorithm.RING,), points, np.array(duration))
 
 
 def _nccl() -> tuple[Points, np.ndarray]:
@@ -199,7 +199,7 @@ def _nccl() -> tuple[Points, np.ndarray]:
 def test_nccl_on_eight_gpus_follows_from_two_to_four():
     points, duration = _nccl()
     few, many = points.ranks <= 4, points.ranks == 8
-    fitted = fit_all_reduce(Algorithm.RING, points.select(few), duration[few])
+    fitted = fit_all_reduce((Algorithm.RING,), points.select(few), duration[few])
     errors = np.abs(fitted.predict(points.select(many)) / duration[many] - 1)
     assert errors.mean() < 0.15
 
@@ -210,7 +210,7 @@ def test_what_crowded_cores_cost_is_met_again():
     )
     size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 15), [2, 3, 4], [60.0, 120.0, 250.0]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate, cores=np.array(2))
-    fitted = fit_all_reduce(Algorithm.RING, points, true.predict(points))
+    fitted = fit_all_reduce((Algorithm.RING,), points, true.predict(points))
     more = Points(size_bytes=size, ranks=np.array(8), link_bytes_per_us=rate, cores=np.array(2))
     assert np.abs(fitted.predict(more) / true.predict(more) - 1).mean() < 0.05
 
@@ -231,7 +231,7 @@ def test_how_long_cores_were_used_tells_what_more_ranks_on_them_take_though_no_d
     more = Points(size_bytes=size, ranks=np.array(8), link_bytes_per_us=rate, cores=np.array(2))
     busy = true.busy_us(points)
     busy[::3] = np.nan
-    blind, seeing = (fit_all_reduce(Algorithm.RING, points, true.predict(points), each) for each in (None, busy))
+    blind, seeing = (fit_all_reduce((Algorithm.RING,), points, true.predict(points), each) for each in (None, busy))
     wrong = [np.abs(fit.predict(more) / true.predict(more) - 1).mean() for fit in (blind, seeing)]
     assert wrong[1] < 0.03 < 0.06 < wrong[0]
 
@@ -240,7 +240,7 @@ def test_the_algorithm_that_explains_the_points_best_is_taken():
     true = cost(Algorithm.CHAIN, message_us=20.0, move_us_per_byte=1e-3)
     size, ranks = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 9), [2, 4, 8]))
     points = Points(size_bytes=size, ranks=ranks)
-    assert fit_best((Algorithm.TREE, Algorithm.CHAIN), points, true.predict(points)).algorithm is Algorithm.CHAIN
+    assert fit_all_reduce((Algorithm.TREE, Algorithm.CHAIN), points, true.predict(points)).algorithm is Algorithm.CHAIN
 
 
 def test_points_survive_as_a_matrix():

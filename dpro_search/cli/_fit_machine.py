@@ -9,7 +9,7 @@ def measure_this_machine(out: Path, rounds: int, as_json: bool) -> None:
     """Measure this machine into the file `out`, and print probes and scaled constants beside the bundled ones."""
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect.measured_machine import PROBES, measure_machine, value_of
-    from dpro_search.machine import BUNDLED, VARIABLE, load_machine
+    from dpro_search.machine import BUNDLED, load_machine
 
     with stderr_console().status("starting") as status:
         found = measure_machine(out, rounds=rounds, on_progress=status.update)
@@ -26,4 +26,4 @@ def measure_this_machine(out: Path, rounds: int, as_json: bool) -> None:
     for row in values:
         print(f"{row['name']:30} {row['value']:<10.4g} bundled {row['bundled']:.4g}")
     print(f"{left} other constants are bundled ones, not measured here: they need a framework or recorded jobs")
-    print(f"machine file: {out} (use it with {VARIABLE}={out})")
+    print(f"machine file: {out} (use it with --machine {out})")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpro_search.cli._machine import MachineOption, use_machine
+
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
 
@@ -23,6 +25,7 @@ def diagnose(
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
     ] = None,
+    machine: MachineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what an iteration waits for, stragglers, the gain of each possible improvement, and memory use.
@@ -34,6 +37,7 @@ def diagnose(
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._elsewhere import elsewhere
 
+    use_machine(machine)
     recorded = job_of(load_source(sample_trace_path() if trace is None else trace))
     job, _, place = elsewhere(recorded, cluster, changes or (), verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})

@@ -73,7 +73,7 @@ def fit(
     """Train cost models on traces or measured tables, or measure such tables.
 
     A collection may be interrupted: the same command continues it. --collect machine measures constants of this machine
-    that cost models use; name its file in DPRO_SEARCH_MACHINE for replay, run and diagnose.
+    that cost models use: --machine of replay, run and diagnose.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpro_search.cli._machine import MachineOption, use_machine
+
 
 def replay(
     trace: Annotated[
@@ -69,6 +71,7 @@ def replay(
             help="Model of Open MPI's all-reduce algorithms, from 'fit', for plans that set them.",
         ),
     ] = None,
+    machine: MachineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the iteration time of a trace, as recorded or changed.
@@ -83,6 +86,7 @@ def replay(
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
     from dpro_search.space.plan import Plan
 
+    use_machine(machine)
     source = load_source(sample_trace_path() if trace is None else trace)
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from dpro_search.cli._machine import MachineOption, use_machine
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -109,6 +111,7 @@ def run(
             help="Model of Open MPI's all-reduce algorithms, from 'fit'; also searches the algorithm by size (Horovod on MPI).",
         ),
     ] = None,
+    machine: MachineOption = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -153,6 +156,7 @@ def run(
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
 
+    use_machine(machine)
     folder = sample_trace_path() if trace is None else trace
     if storage is not None:
         _warn_of_slow_storage(stderr_console(), storage)

@@ -12,14 +12,10 @@ from scipy.special import expit, logit
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.all_reduce_cost import AllReduceCost, core_uses
 from dpro_search.costmodel.collectives import Algorithm, Points, counts
-from dpro_search.costmodel.shared_cores import fit_uses
+from dpro_search.costmodel.shared_cores import BOUNDS, FEWEST, LEAST_US, LOSS_SCALE, fit_uses
 from dpro_search.errors import InputError
 
-_FEWEST = 4  # points to fit constants to
-_LEAST_US = 1e-6  # below, a constant counts as none
-_LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
 _BURST_BYTES = 100e3  # where the search for a burst begins
-_BOUNDS = np.log(1e-9), np.log(1e9)  # of every constant, as a logarithm, and of the part exposed, as a logit
 _MOST_TRIES = 100
 
 
@@ -41,6 +37,8 @@ def fit_all_reduce(
 
     Parameters
     ----------
+    algorithms
+        The best fit of them is returned: for a library that does not report which one it uses.
     busy_us
         How long the busiest core was used in each, [points]; NaN where that was not measured.
     meets
@@ -67,9 +65,9 @@ def _fitted(
     busy = np.broadcast_to(np.nan if busy_us is None else busy_us, duration.shape)
     taken = points.ranks > 1
     points, duration, busy = points.select(taken), duration[taken], busy[taken]
-    if len(duration) < _FEWEST:
+    if len(duration) < FEWEST:
         raise InputError(
-            f"{algorithm}: {len(duration)} points of at least two ranks; at least {_FEWEST} are needed to fit an all-reduce"
+            f"{algorithm}: {len(duration)} points of at least two ranks; at least {FEWEST} are needed to fit an all-reduce"
         )
     if not (np.isfinite(duration) & (duration > 0)).all():
         raise InputError(f"{algorithm}: a measured duration is not a positive number")
@@ -77,7 +75,7 @@ def _fitted(
     limited = bool(np.isfinite(points.link_bytes_per_us).any())
     crowded, sometimes = bool(counted.turns.any()), len(np.unique(counted.turns > 0)) > 1
     shared = (counted.turns > 0) & (busy > 0)
-    if shared.sum() >= _FEWEST:  # a rank that has a core for itself uses it more: it wakes up for each message
+    if shared.sum() >= FEWEST:  # a rank that has a core for itself uses it more: it wakes up for each message
         busy = np.where(shared, busy, np.nan)
     call_busy_us, message_busy_us, byte_busy_us = fit_uses(core_uses(counted, points), busy, duration).tolist()
 
@@ -106,7 +104,7 @@ def _fitted(
     logarithm = np.log(duration)
 
     def residuals(constants: Floats) -> Floats:
-        found: Floats = np.log(np.maximum(cost(constants).predict(points), _LEAST_US)) - logarithm
+        found: Floats = np.log(np.maximum(cost(constants).predict(points), LEAST_US)) - logarithm
         return found
 
     quickest = duration.min()
@@ -130,7 +128,7 @@ def _fitted(
             ]
         )
         start = np.append(positive, logit(0.1))
-        found = least_squares(residuals, start, loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS, max_nfev=_MOST_TRIES)
+        found = least_squares(residuals, start, loss="soft_l1", f_scale=LOSS_SCALE, bounds=BOUNDS, max_nfev=_MOST_TRIES)
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None  # all starts end somewhere

@@ -17,14 +17,12 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.machine import machine_constants
 
-# glibc maps and unmaps a half of 32 MiB and more, so that it is fresh memory at each call.
-_MAPPED_BYTES = 2 * 32 * 2**20
-
 
 def half_cast_us(bucket_bytes: Floats) -> Floats:
     """Core time of the main thread for the half of each float32 bucket, [buckets]."""
-    known = machine_constants().half_gradients
-    return bucket_bytes * np.where(bucket_bytes < _MAPPED_BYTES, known.cast_us_per_byte, known.cast_mapped_us_per_byte)
+    known, half_bytes = machine_constants().half_gradients, bucket_bytes / 2
+    is_fresh = half_bytes >= machine_constants().host.mapped_bytes
+    return bucket_bytes * np.where(is_fresh, known.cast_mapped_us_per_byte, known.cast_us_per_byte)
 
 
 def half_back_us(bucket_bytes: Floats) -> Floats:

@@ -16,9 +16,9 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph, moved_share
 from dpro_search.graph.main_thread import communication_cpu_us, covered, main_waits_us
+from dpro_search.graph.share import LEAST_FOR_BYTES
 from dpro_search.machine import machine_constants
 
-_LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
 _GRID = 200  # instants at which a transfer's surroundings are looked at
 
 
@@ -122,4 +122,4 @@ def _over_ranks(trace: Trace, transfers: Events) -> tuple[Floats, Floats, Floats
 
 def _cpu_us_per_byte(trace: Trace, moved_bytes: float, collectives: int) -> float:
     spent = float(communication_cpu_us(trace).mean())
-    return max(spent - collectives * machine_constants().torch.collective_cpu_us, _LEAST_FOR_BYTES * spent) / max(moved_bytes, 1.0)
+    return max(spent - collectives * machine_constants().torch.collective_cpu_us, LEAST_FOR_BYTES * spent) / max(moved_bytes, 1.0)

@@ -26,8 +26,6 @@ from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte, polling_share, polls
 from dpro_search.machine import machine_constants
 
-# Payload of TCP over Ethernet with timestamps: 1448 of 1538 bytes on the wire, but a token bucket counts only 1514 of them.
-_GOODPUT = 1448 / 1514
 _ENOUGH_COPIED_BYTES = 1e6  # so much must have been copied to know the time per byte
 _FEW = 5  # fewer samples than this do not count
 _LEAST_SEEN = 0.02  # share of the bytes that must have moved in a state to know its time per byte
@@ -73,7 +71,7 @@ def wire_us_per_byte(rate_bps: float | None, ranks: int) -> float:
     """Time per byte of the tensor that a ring of `ranks` needs on a link of the given rate; 0 where it is not limited."""
     if rate_bps is None or ranks < 2:
         return 0.0
-    return 2 * (ranks - 1) / ranks * 8e6 / (rate_bps * _GOODPUT)
+    return 2 * (ranks - 1) / ranks * 8e6 / (rate_bps * machine_constants().host.tcp_goodput)
 
 
 def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:

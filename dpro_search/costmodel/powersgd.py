@@ -21,7 +21,6 @@ from dpro_search.machine import machine_constants
 RANKS = (4, 2, 1)  # r of the plans; what the hook takes for others was not measured
 COMPRESSIONS = {f"powersgd-{rank}": rank for rank in RANKS}
 _MIN_COMPRESSION_RATE = 2  # the hook's own
-_MAPPED_BYTES = 32 * 2**20  # memory that glibc maps and unmaps: fresh at each call
 _ALIASED_BYTES = 4096  # rows that are multiples of it compete for the same lines of a cache
 
 
@@ -83,7 +82,7 @@ def features(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> Float
         [
             np.ones(len(bucket_bytes)),
             *(_by_bucket(column, bucket_of) for column in columns),
-            bucket_bytes * (bucket_bytes >= _MAPPED_BYTES),
+            bucket_bytes * (bucket_bytes >= machine_constants().host.mapped_bytes),
             *(_by_bucket(column, bucket_of) for column in shaped),
         ],
         axis=1,

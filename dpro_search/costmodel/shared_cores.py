@@ -7,10 +7,11 @@ from scipy.optimize import least_squares
 
 from dpro_search.collect.trace import Floats
 
-_FEWEST = 4  # points from which uses can be fitted
-_LEAST_US = 1e-6
-_LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
-_BOUNDS = np.log(1e-9), np.log(1e9)
+# Of fits to measured points; constants are fitted as logarithms.
+FEWEST = 4  # points
+LEAST_US = 1e-6  # below, a constant counts as none
+LOSS_SCALE = 0.1  # relative errors beyond this count less than their square
+BOUNDS = np.log(1e-9), np.log(1e9)
 
 
 def queued_us(alone_us: Floats, used_us: Floats, sharing: Floats) -> Floats:
@@ -29,7 +30,7 @@ def queued_us(alone_us: Floats, used_us: Floats, sharing: Floats) -> Floats:
     found, ahead = alone_us, np.zeros_like(alone_us)  # ranks that another one finds at the core
     for ranks in range(1, int(sharing.max(initial=1)) + 1):
         there_us = used_us * (1 + ahead)
-        cycle_us = np.maximum(away_us + there_us, _LEAST_US)
+        cycle_us = np.maximum(away_us + there_us, LEAST_US)
         ahead = ranks * there_us / cycle_us
         found = np.where(ranks <= sharing, cycle_us, found)
     return found
@@ -48,7 +49,7 @@ def fit_uses(uses: Floats, busy_us: Floats, duration_us: Floats) -> Floats:
         How long it was used, and what the whole took, [points] each; NaN where that was not measured.
     """
     known = busy_us > 0
-    if known.sum() < _FEWEST:
+    if known.sum() < FEWEST:
         return np.zeros(uses.shape[1])
     uses, logarithm, weight = uses[known], np.log(busy_us[known]), np.minimum(busy_us[known] / duration_us[known], 1.0)
     start = np.log((busy_us[known, None] / uses).min(axis=0) / uses.shape[1])  # together they explain no point wholly
@@ -57,5 +58,5 @@ def fit_uses(uses: Floats, busy_us: Floats, duration_us: Floats) -> Floats:
         found: Floats = (np.log(uses @ np.exp(constants)) - logarithm) * weight
         return found
 
-    found = least_squares(residuals, np.clip(start, *_BOUNDS), loss="soft_l1", f_scale=_LOSS_SCALE, bounds=_BOUNDS)
+    found = least_squares(residuals, np.clip(start, *BOUNDS), loss="soft_l1", f_scale=LOSS_SCALE, bounds=BOUNDS)
     return np.asarray(np.exp(found.x), dtype=np.float64)

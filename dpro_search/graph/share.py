@@ -18,7 +18,7 @@ from dpro_search.graph.core_time import ShareProfile, active_count
 from dpro_search.machine import machine_constants
 
 _SLEEPS_WITHIN = 1.3  # a cycle of up to so many cycle times had little to wait for, and slept
-_LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
+LEAST_FOR_BYTES = 0.3  # share of the CPU time that is the bytes' in any case
 
 
 def collective_spans(events: Events) -> dict[str, Floats]:
@@ -162,7 +162,7 @@ def _cpu_us_per_byte(spans: dict[str, Floats], cycles_cpu_us: float, cpu_us: flo
         return machine_constants().horovod.cpu_us_per_byte
     transfers = max(cpu_us - _copying_us(spans) - cycles_cpu_us, 0.0)
     beside = len(spans["size_bytes"]) * machine_constants().horovod.collective_cpu_us
-    return max(transfers - beside, _LEAST_FOR_BYTES * transfers) / moved
+    return max(transfers - beside, LEAST_FOR_BYTES * transfers) / moved
 
 
 def _copying_us(spans: dict[str, Floats]) -> float:

@@ -55,14 +55,21 @@ class HostConstants(_Section, frozen=True, kw_only=True):
         No memory is faster.
     saturation_bytes
         Of the sockets' buffers on both ends: an all-reduce of more bytes has the latency of a large one.
+    tcp_goodput
+        Share of a link's rate that is payload of TCP.
+    mapped_bytes
+        Memory of so many bytes is mapped and unmapped by the C library: fresh at each call.
     """
 
     late_end_us: float
     least_us_per_byte: float
     saturation_bytes: float
+    tcp_goodput: float
+    mapped_bytes: float
 
     def __post_init__(self) -> None:
         self._require(self.saturation_bytes > 0, "saturation_bytes must be above 0")
+        self._require(0 < self.tcp_goodput <= 1, "tcp_goodput must be a share above 0")
 
 
 class HorovodConstants(_Section, frozen=True, kw_only=True):
@@ -313,9 +320,12 @@ class ErrorBars(_Section, frozen=True, kw_only=True):
     ----------
     widening
         Factor on the model error of a kind of job or device for which it was not calibrated.
+    unmeasured_ops
+        Uncertainty of ops in bfloat16 whose type was never measured, relative to their time in float32, which they keep.
     """
 
     widening: float
+    unmeasured_ops: float
     horovod: tuple[float, float]
     horovod_mpi: tuple[float, float]
     ddp: tuple[float, float]

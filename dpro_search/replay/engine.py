@@ -13,7 +13,7 @@ from dpro_search.replay.compiled import kernel_of, simulated
 from dpro_search.replay.kernels.retime import retime
 from dpro_search.replay.layout import Layout, lay_out
 from dpro_search.replay.steady import unrolled
-from dpro_search.replay.times import OpTimes, device_order
+from dpro_search.replay.times import Filled, OpTimes, device_order
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
 
@@ -100,10 +100,11 @@ class Engine:
         """
         if self.graph.is_fluid:
             raise InputError("a graph with flows or slow-downs cannot be re-timed: replay it")
-        layout, (ptr, idx) = self.layout, self._executed
+        first, layout = self.first, self.layout
         start, end, moved = np.empty(len(duration_us)), np.empty(len(duration_us)), np.empty(layout.collectives)
-        retime(duration_us, ptr, idx, layout.collective, layout.part_ptr, layout.part, start, end, moved)
-        return Run(layout=layout, ready_us=self.first.ready_us, start_us=start, end_us=end, moved_us=moved, order=self.first.order)
+        filled = Filled(first.ready_us, start, end, moved, first.order)
+        retime(duration_us, layout, *self._executed, filled)
+        return Run(layout=layout, **filled._asdict())
 
     def in_layout(self, duration_us: Floats) -> Floats:
         """Durations by op number, [n], as durations by label."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,8 @@ from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy, ReplayGraph, csr
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``.
+class Layout(NamedTuple):
+    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``. Compiled passes take it as a whole.
 
     Attributes
     ----------
@@ -58,7 +57,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(getattr(self, f.name).nbytes for f in fields(self))
+        return sum(column.nbytes for column in self)
 
     def label_of(self) -> Int32s:
         """Label of each op, [n]."""

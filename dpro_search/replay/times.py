@@ -1,4 +1,4 @@
-"""`OpTimes`: when each op of a replay was ready, started, moved and ended."""
+"""When each op of a replay was ready, started, moved and ended: `OpTimes` by op number, `Filled` by label of a layout."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ class OpTimes(NamedTuple):
     start_us: Floats
     moved_us: Floats
     end_us: Floats
+    order: Int32s
+
+
+class Filled(NamedTuple):
+    """Times by label: ready, start and end, [n]; when each collective began to move data; labels in the order of their starts.
+
+    While a compiled replay fills them in, the first three have one entry more, for the start of the iteration.
+    """
+
+    ready_us: Floats
+    start_us: Floats
+    end_us: Floats
+    moved_us: Floats
     order: Int32s
 
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.machine import machine_constants
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.placement import hosts_of_workers, on_workers, process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
-
-_GOODPUT = 1448 / 1514  # of Ethernet frames of 1514 bytes, what TCP carries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,4 +127,4 @@ class Processes:
 
 def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
     """What TCP carries over a link of a rate; None stays None."""
-    return None if rate_bps is None else rate_bps / 8e6 * _GOODPUT
+    return None if rate_bps is None else rate_bps / 8e6 * machine_constants().host.tcp_goodput

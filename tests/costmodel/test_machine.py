@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 from sample import sample
 
+from dpro_search.collect.modules import LoweredOp, LoweredOps
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.costmodel.compressed_gradients import half_cast_us
+from dpro_search.costmodel.horovod import wire_us_per_byte
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.kinds._calibration import device_of
 from dpro_search.machine import BUNDLED, VARIABLE, calibration, load_machine, machine_constants, machine_toml
 from dpro_search.machine.constants import SECTIONS
 from dpro_search.space.plan import Plan
+from dpro_search.space.store_job import goodput_bytes_per_us
+from dpro_search.space.transformations.module_precision import change_of
 
 FSDP = Path(__file__).parent.parent / "data" / "traces_v1" / "fsdp_mlp"
 
@@ -106,6 +110,41 @@ def test_a_prediction_follows_a_changed_constant(changed: Changed) -> None:
     before = job_of(sample()).predict(Plan())
     changed(("collective_cpu_us = { value = 1200.0", "collective_cpu_us = { value = 6000.0"))
     assert job_of(sample()).predict(Plan()).iteration_us != before.iteration_us
+
+
+def test_links_carry_the_goodput_of_the_machine(changed: Changed) -> None:
+    before = wire_us_per_byte(1e9, 2), goodput_bytes_per_us(1e9)
+    changed((f"tcp_goodput = {{ value = {1448 / 1514!r}", f"tcp_goodput = {{ value = {1448 / 1514 / 2!r}"))
+    assert (wire_us_per_byte(1e9, 2), goodput_bytes_per_us(1e9)) == (2 * before[0], before[1] / 2)
+
+
+def test_a_half_is_fresh_memory_from_the_threshold_of_the_machine_on(changed: Changed) -> None:
+    bucket_bytes = np.array([2 * 2**20 - 2, 2 * 2**20])
+    before_us = half_cast_us(bucket_bytes) / bucket_bytes
+    changed(("mapped_bytes = { value = 33554432", "mapped_bytes = { value = 1048576"))
+    after_us = half_cast_us(bucket_bytes) / bucket_bytes
+    assert before_us[0] == before_us[1] == after_us[0]
+    assert after_us[1] > after_us[0]
+
+
+def test_how_uncertain_unmeasured_ops_are_follows_the_machine(changed: Changed) -> None:
+    ops = (LoweredOp("aten::unheard_of", False, 1, 30.0),)
+    lowered = LoweredOps(forward_us=100.0, backward_us=0.0, ops=ops, casts=0, cast_elements=0)
+    assert change_of(lowered, _NothingMeasured()).uncertainties_us == {"aten::unheard_of": 15.0}
+    changed(("unmeasured_ops = { value = 0.5", "unmeasured_ops = { value = 0.8"))
+    assert change_of(lowered, _NothingMeasured()).uncertainties_us == {"aten::unheard_of": 24.0}
+
+
+class _NothingMeasured:
+    """Of no type of op is it known what bfloat16 does to it."""
+
+    cast_share = 0.0
+
+    def ratio(self, op_type: str, float32_us: float | None = None) -> None:
+        return None
+
+    def cast_us(self, elements: float) -> float:
+        return 0.0
 
 
 def test_an_interval_follows_a_changed_error_bar(changed: Changed) -> None:

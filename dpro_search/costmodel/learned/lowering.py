@@ -31,7 +31,7 @@ REDUCTION, NORM, NORM_GRAD, SOFTMAX = 5, 6, 7, 8
 PRODUCT, WHOLE, WHOLE_MOVE = 9, 10, 11  # a kernel of its own; one for each result; one that moves elements
 PICK, TURN, MOVE, COSTLY, PLAIN = 12, 13, 14, 15, 16  # loops
 _WINDOW = 32  # the longest axis that XLA reduces at one go (`TreeReductionRewriter`)
-NEAR, FAR = (8, 64), (8, 2048)  # ways and sets of the caches of usual processors
+NEAR, FAR = (8, 64), (8, 2048)  # ways and sets of two caches: a definition of features, whatever machine a model is of
 _LINE_BYTES = 64
 
 # A loop, reduction or product: what one kernel does at least.

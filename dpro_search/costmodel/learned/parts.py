@@ -64,7 +64,7 @@ _DERIVED = {"shapes": ("1", "bytes", "far_bytes", "windowed_near", "windowed_far
 _GROWING = ("work", "read_bytes", "written_bytes", "work_ratio", "bytes_ratio")
 _RATIOS = {"shapes": ("work", "bytes", "elements"), "times": ("members_us", "largest_us")}
 _LEAST_US = 0.1
-_CACHE_BYTES = 1 << 20  # of a core: what is larger comes from further away
+_CACHE_BYTES = 1 << 20  # what is larger counts as far; a definition of features, whatever machine a model is of
 
 
 def parts_of(sees: str, values: Floats, of: Ints) -> Parts:

@@ -25,7 +25,8 @@ SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
 
 # Columns of `costs`
 ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, DISPATCH, BETA_BUSY, BETA_TAIL = range(6)
-IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD, CYCLE, POLL_SHARE, BURST = range(6, 16)
+IN_PER_BYTE, OUT_PER_BYTE, CPU_PER_BYTE, CYCLE_CPU, COLLECTIVE_CPU, SATURATION, THRESHOLD = range(6, 13)
+CYCLE, POLL_SHARE, BURST, LEAST_BETA = range(13, 17)
 
 # Columns of the log
 LOG_KIND, LOG_RANK, LOG_UNIT, LOG_COLLECTIVE, LOG_ITERATION, LOG_START, LOG_END = range(7)
@@ -36,7 +37,6 @@ COMPUTE, CONTENTION, EXPOSED = range(3)
 
 _EPSILON = 1e-6
 _OVER = 1e-9  # what is left of a state that has ended
-_LEAST_BETA = 1e-5  # no memory is faster
 _NONE_LEFT = -1.0  # core time that is never left: there is no unit to post
 
 
@@ -352,7 +352,7 @@ def simulate(
                 active_on[core[r]] += alike[r]
         beta = (costs[BETA_BUSY] if main_runs else costs[BETA_TAIL]) * slower
         if spared_per_byte > 0:
-            beta = max(beta - spared_per_byte, costs[CPU_PER_BYTE], _LEAST_BETA)
+            beta = max(beta - spared_per_byte, costs[CPU_PER_BYTE], costs[LEAST_BETA])
         if state == NEGOTIATE:
             taken = min(costs[CYCLE_CPU] / negotiation, 0.9)
         elif state in (COPY_IN, COPY_OUT):

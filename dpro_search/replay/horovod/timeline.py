@@ -86,6 +86,7 @@ def replay_horovod(
                 graph.cycle_us,
                 costs.poll_share,
                 costs.burst_us,
+                machine_constants().host.least_us_per_byte,
             ]
         ),
         costs.negotiate_busy_us,

@@ -12,7 +12,10 @@ from numba import njit
 
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.events import SHORT, earliest, pop, push
-from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
+from dpro_search.replay.kernels.rules import collective_work, goes_first
+from dpro_search.replay.layout import Layout
+from dpro_search.replay.times import Filled
+from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
 
@@ -31,7 +34,7 @@ def enqueue(op: int, now: float, ready_us: Floats, key: Int32s, slot: Int32s, fi
 def _goes_first(a: int, b: int, ready_us: Floats, key: Int32s, priority: Int32s) -> bool:
     if priority[a] != priority[b]:
         return bool(priority[a] < priority[b])
-    return bool(ready_us[a] < ready_us[b] or (ready_us[a] == ready_us[b] and key[a] < key[b]))
+    return goes_first(a, ready_us[a], b, ready_us[b], key)
 
 
 @njit(cache=True, nogil=True)
@@ -69,47 +72,33 @@ def enqueue_by_priority(
 
 
 @njit(cache=True, nogil=True)
-def simulate(
-    duration_us: Floats,
-    device: Int32s,
-    key: Int32s,
-    priority: Int32s,
-    succ_ptr: Int32s,
-    succ_idx: Int32s,
-    needs: Int32s,
-    policy: Int8s,
-    slot_ptr: Int32s,
-    program: Int32s,
-    collective: Int32s,
-    part_ptr: Int32s,
-    part: Int32s,
-    ready_us: Floats,
-    start_us: Floats,
-    end_us: Floats,
-    moved_us: Floats,
-    order: Int32s,
-) -> int:
-    """Replay n ops; the arrays before `ready_us` are those of `Layout`.
-
-    Op n stands for the start of the iteration: all ops without predecessors are its successors.
+def simulate(layout: Layout, duration_us: Floats, filled: Filled) -> int:
+    """Replay n ops; op n stands for the start of the iteration: all ops without predecessors are its successors.
 
     Parameters
     ----------
-    ready_us, start_us, end_us
-        Filled for each op, [n + 1].
-    moved_us
-        When each collective began to move data, filled, [collectives].
-    order
-        Filled with the ops in the order in which they start, [n].
+    duration_us
+        Of each op, [n], in place of the layout's.
+    filled
+        Filled in.
 
     Returns
     -------
     int
         Number of ops that started; fewer than n: the replay got stuck.
     """
+    device, key, priority, policy, slot_ptr = layout.device, layout.key, layout.priority, layout.policy, layout.slot_ptr
+    succ_ptr, succ_idx, collective, part_ptr, part = (
+        layout.succ_ptr,
+        layout.succ_idx,
+        layout.collective,
+        layout.part_ptr,
+        layout.part,
+    )
+    ready_us, start_us, end_us, moved_us, order = filled
     count, devices, collectives = len(duration_us), len(policy), len(moved_us)
-    waits = needs.copy()
-    slot = program.copy()
+    waits = layout.needs.copy()
+    slot = layout.program.copy()
     head = slot_ptr[:-1].copy()
     tail = slot_ptr[:-1].copy()
     for d in range(devices):
@@ -238,12 +227,3 @@ def simulate(
         if events == 0:
             return started
         now = earliest(due_us, events, short)
-
-
-@njit(cache=True, nogil=True)
-def collective_work(c: int, part_ptr: Int32s, part: Int32s, duration_us: Floats) -> float:
-    """How long a collective moves data: the longest of its parts."""
-    work = 0.0
-    for k in range(part_ptr[c], part_ptr[c + 1]):
-        work = max(work, duration_us[part[k]])
-    return work

@@ -9,13 +9,18 @@ for the start of an op took more than half of the time.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats
-from dpro_search.replay.kernels.fixed import collective_work, enqueue, enqueue_by_priority
+from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
 from dpro_search.replay.kernels.links import share_links
+from dpro_search.replay.kernels.rules import collective_work
+from dpro_search.replay.layout import Layout
+from dpro_search.replay.times import Filled
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
@@ -24,51 +29,19 @@ Bools = npt.NDArray[np.bool_]
 LATENCY_TAKES_MOST, TAKEN_MOST = 0.5, 0.95  # of a core: by the latency of one message, by all communication of its processes
 
 
-@njit(cache=True, nogil=True)
-def simulate_fluid(
-    duration_us: Floats,
-    device: Int32s,
-    key: Int32s,
-    priority: Int32s,
-    succ_ptr: Int32s,
-    succ_idx: Int32s,
-    needs: Int32s,
-    policy: Int8s,
-    slot_ptr: Int32s,
-    program: Int32s,
-    collective: Int32s,
-    part_ptr: Int32s,
-    part: Int32s,
-    kind: Int8s,
-    rank: Int32s,
-    flow_bytes: Floats,
-    link_ptr: Int32s,
-    link_idx: Int32s,
-    link_bytes_per_us: Floats,
-    slowdown: Floats,
-    servers: Int32s,
-    core: Int32s,
-    row: Int32s,
-    idle_us: Floats,
-    core_us: Floats,
-    finish_us: Floats,
-    idle_bytes_per_us: Floats,
-    core_us_per_byte: Floats,
-    latency_factors: Floats,
-    ready_us: Floats,
-    start_us: Floats,
-    end_us: Floats,
-    moved_us: Floats,
-    order: Int32s,
-) -> int:
-    """Replay n ops; arrays, results and the meaning of op n as in `fixed.simulate`.
+class Fluid(NamedTuple):
+    """What this replay knows beside the layout of n ops.
 
-    Parameters
+    Attributes
     ----------
+    kind
+        Of each op, [n].
     rank
         Of each device, [devices].
     flow_bytes
         Of each op, [n]; empty: there are no flows.
+    link_ptr, link_idx, link_bytes_per_us
+        The links that each op crosses, CSR, and the rate of each link.
     slowdown
         Factors by kind of the op and kind of the other, [kinds, kinds]; empty: there are none.
     servers
@@ -78,9 +51,44 @@ def simulate_fluid(
     row
         Where each op's `idle_us`, `core_us` and `finish_us` stand, [n]; empty: there are no shared cores.
     """
+
+    kind: Int8s
+    rank: Int32s
+    flow_bytes: Floats
+    link_ptr: Int32s
+    link_idx: Int32s
+    link_bytes_per_us: Floats
+    slowdown: Floats
+    servers: Int32s
+    core: Int32s
+    row: Int32s
+    idle_us: Floats
+    core_us: Floats
+    finish_us: Floats
+    idle_bytes_per_us: Floats
+    core_us_per_byte: Floats
+    latency_factors: Floats
+
+
+@njit(cache=True, nogil=True)
+def simulate_fluid(layout: Layout, fluid: Fluid, duration_us: Floats, filled: Filled) -> int:
+    """Replay n ops; the other arguments, the result and the meaning of op n are those of `fixed.simulate`."""
+    device, key, priority, policy, slot_ptr = layout.device, layout.key, layout.priority, layout.policy, layout.slot_ptr
+    succ_ptr, succ_idx, collective, part_ptr, part = (
+        layout.succ_ptr,
+        layout.succ_idx,
+        layout.collective,
+        layout.part_ptr,
+        layout.part,
+    )
+    (
+        kind, rank, flow_bytes, link_ptr, link_idx, link_bytes_per_us, slowdown, servers,
+        core, row, idle_us, core_us, finish_us, idle_bytes_per_us, core_us_per_byte, latency_factors,
+    ) = fluid  # fmt: skip
+    ready_us, start_us, end_us, moved_us, order = filled
     count, devices, collectives = len(duration_us), len(policy), len(moved_us)
-    waits = needs.copy()
-    slot = program.copy()
+    waits = layout.needs.copy()
+    slot = layout.program.copy()
     head = slot_ptr[:-1].copy()
     tail = slot_ptr[:-1].copy()
     serves = np.zeros(devices, np.int32)

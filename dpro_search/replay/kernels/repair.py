@@ -16,6 +16,7 @@ import numpy.typing as npt
 from numba import njit
 
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.replay.kernels.rules import collective_work, goes_first
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _FIFO, _UNBOUNDED = int(OrderPolicy.FIFO), int(OrderPolicy.UNBOUNDED)
@@ -94,7 +95,7 @@ def repair(
             op = part[part_ptr[collective[op]]]
             if dirty[op] != 0:
                 continue
-            _set_work(collective[op], duration_us, part_ptr, part, work_us)
+            work_us[collective[op]] = collective_work(collective[op], part_ptr, part, duration_us)
         lowest = min(lowest, op)
         block = _mark(op, dirty, blocks, block)
     for k in range(len(rewired)):
@@ -150,9 +151,9 @@ def repair(
             else:
                 left, right = before[op], behind[op]
             if how == _FIFO and (sweeps or ready != ready_us[op]):
-                while right >= 0 and _precedes(right, ready_us[right], op, ready, key):
+                while right >= 0 and goes_first(right, ready_us[right], op, ready, key):
                     left, right = right, behind[right]
-                while left >= 0 and _precedes(op, ready, left, ready_us[left], key):
+                while left >= 0 and goes_first(op, ready, left, ready_us[left], key):
                     left, right = before[left], left
             if sweeps or left != before[op]:
                 if not sweeps:  # out of the old place
@@ -225,15 +226,22 @@ def _post(
     if old_us != moved_us[c]:
         return
     latest[c] -= 1
-    if latest[c] > 0:
-        return
-    moved_us[c] = new_us
+    if latest[c] == 0:
+        start_us[op] = new_us
+        moved_us[c], latest[c] = _latest_start(c, part_ptr, part, start_us)
+
+
+@njit(cache=True, nogil=True)
+def _latest_start(c: int, part_ptr: Int32s, part: Int32s, start_us: Floats) -> tuple[float, int]:
+    """When the last part of a collective starts, and how many start then."""
+    moved, latest = -1.0, 0
     for k in range(part_ptr[c], part_ptr[c + 1]):
-        at = new_us if part[k] == op else start_us[part[k]]
-        if at > moved_us[c]:
-            moved_us[c], latest[c] = at, 0
-        if at == moved_us[c]:
-            latest[c] += 1
+        at = start_us[part[k]]
+        if at > moved:
+            moved, latest = at, 0
+        if at == moved:
+            latest += 1
+    return moved, latest
 
 
 @njit(cache=True, nogil=True)
@@ -242,21 +250,8 @@ def collective_state(
 ) -> None:
     """How long each collective moves data, and how many of its parts start last, both filled, [collectives]."""
     for c in range(len(work_us)):
-        _set_work(c, duration_us, part_ptr, part, work_us)
-        moved, latest[c] = -1.0, 0
-        for k in range(part_ptr[c], part_ptr[c + 1]):
-            if start_us[part[k]] > moved:
-                moved, latest[c] = start_us[part[k]], 0
-            if start_us[part[k]] == moved:
-                latest[c] += 1
-
-
-@njit(cache=True, nogil=True)
-def _set_work(c: int, duration_us: Floats, part_ptr: Int32s, part: Int32s, work_us: Floats) -> None:
-    """A collective moves data for the longest duration of its parts."""
-    work_us[c] = 0.0
-    for k in range(part_ptr[c], part_ptr[c + 1]):
-        work_us[c] = max(work_us[c], duration_us[part[k]])
+        work_us[c] = collective_work(c, part_ptr, part, duration_us)
+        _, latest[c] = _latest_start(c, part_ptr, part, start_us)
 
 
 @njit(cache=True, nogil=True)
@@ -308,7 +303,7 @@ def _sweep(
             if duration_us[op] == 0.0:
                 return op
             if left >= 0:
-                if how == _FIFO and _precedes(op, ready, left, ready_us[left], key):
+                if how == _FIFO and goes_first(op, ready, left, ready_us[left], key):
                     if parts or not _insert(
                         op,
                         ready,
@@ -356,7 +351,7 @@ def _insert(
     False, and nothing done, if an op before it needs one of them.
     """
     left, right = tail, -1
-    while left >= 0 and _precedes(op, ready, left, ready_us[left], key):
+    while left >= 0 and goes_first(op, ready, left, ready_us[left], key):
         for edge in range(succ_begin[left], succ_end[left]):
             if succ_idx[edge] < op:
                 return False
@@ -374,12 +369,6 @@ def _insert(
         end_us[right] = start_us[right] + duration_us[right]
         right = behind[right]
     return True
-
-
-@njit(cache=True, nogil=True)
-def _precedes(a: int, ready_a_us: float, b: int, ready_b_us: float, key: Int32s) -> bool:
-    """Whether a device serves op a before op b."""
-    return ready_a_us < ready_b_us or (ready_a_us == ready_b_us and key[a] < key[b])
 
 
 @njit(cache=True, nogil=True)

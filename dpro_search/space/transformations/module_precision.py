@@ -16,13 +16,13 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.learned.op_classes import kind_of
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
+from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
 from dpro_search.space.transformations.modules import ModuleTransformation, numbers_of, outermost, unknown_module
 from dpro_search.space.transformations.precision import Ratios
 
 _MOST_POINTS = 16
-_UNKNOWN_UNCERTAINTY = 0.5  # of the time of ops of a type that was never measured, which keep it
 _FIELD = "bfloat16_modules"
 NOT_RECORDED = (
     "the recording does not tell which ops of its modules would run in bfloat16: record the job again, with PyTorch 2.1 or later"
@@ -42,10 +42,11 @@ def change_of(lowered: LoweredOps, ratios: Ratios) -> ModuleChange:
     """The time of a module's ops in bfloat16, and of its casts, less their time in float32."""
     cast_us = lowered.casts * ratios.cast_us(lowered.cast_elements / max(lowered.casts, 1))
     added, uncertainties_us = {False: cast_us, True: cast_us}, defaultdict[str, float](float)
+    unmeasured = machine_constants().errors.unmeasured_ops
     for op in lowered.ops:
         found = ratios.ratio(op.type, op.us / op.calls)
         if found is None:
-            uncertainties_us[op.type] += 0.0 if kind_of(op.type) == "free" else _UNKNOWN_UNCERTAINTY * op.us
+            uncertainties_us[op.type] += 0.0 if kind_of(op.type) == "free" else unmeasured * op.us
             continue
         added[op.backward] += op.us * (found[0] - 1)
         uncertainties_us[op.type] += op.us * (found[2] - found[1]) / 2

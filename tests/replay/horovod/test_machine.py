@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 
+import batching_device
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import predictor
 
 from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
+from dpro_search.replay.iterations import DRAWS, iteration_times, sample_order
 from dpro_search.space.alike import alike
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
+from dpro_search.space.moves import contiguous_groups
+from dpro_search.space.plan import Plan
 
 FREE = {
     "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,
@@ -318,3 +324,42 @@ def test_a_post_is_logged_at_its_instant_though_it_is_no_event():
     begun = steps[steps[:, machine.LOG_RANK] == 0, machine.LOG_START]
     first = np.sort(posts[(posts[:, machine.LOG_RANK] == 0) & (posts[:, machine.LOG_UNIT] == 0), machine.LOG_START])
     np.testing.assert_allclose(first - begun, 500.0, atol=1e-6)  # nothing took the core from the first half of the step
+
+
+def twin(job, iterations):
+    """What the batching device makes of a job: fields of `IterationTimes`, and its number of events."""
+    rng = np.random.default_rng(0)
+    *found, events = batching_device.simulate(job, sample_order(rng, job.samples, iterations), rng.random(DRAWS))
+    return iteration_times(*found, job.class_of_rank), events
+
+
+@st.composite
+def all_costs(draw):
+    """Values for the terms of `CommCosts` that are 0 in most tests."""
+    names = "alpha_more_us", "dispatch_us", "collective_cpu_us", "cycle_cpu_us", "burst_us"
+    us = {name: draw(st.floats(0, 300)) for name in names}
+    per_byte = {name: draw(st.floats(0, 0.5)) for name in ("copy_in_us", "copy_out_us")}
+    drawn = {name: np.array(draw(st.lists(st.floats(1, 500), min_size=1, max_size=3))) for name in ("busy", "idle")}
+    negotiations = {f"negotiate_{name}_us": samples for name, samples in drawn.items()}
+    return us | per_byte | negotiations | {"poll_share": draw(st.sampled_from([0.0, 0.4]))}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.one_of(graphs(), jobs_with_ranks_alike().map(lambda case: folded(*case))), all_costs())
+def test_the_machine_has_the_times_of_a_graph_with_a_batching_device(case, costs):
+    case = replace(case, comm=replace(case.comm, **costs), ratio_from_bytes=np.array([0.0, 500.0]), ratio=np.array([1.5, 0.8]))
+    (expected, _), found = twin(case, 4), replay_horovod(case, iterations=4)
+    np.testing.assert_allclose(found.iterations_us, expected["iterations_us"], rtol=1e-9, atol=1e-4)
+    for row, other in zip(found.rank_breakdown_us, expected["rank_breakdown_us"], strict=True):
+        assert row == pytest.approx(other, rel=1e-9, abs=1e-4)
+
+
+PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan(tensor_groups=contiguous_groups(predictor().tensors, 4))]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("cluster", [None, ClusterSpec(cores=(0, 1, 0, 1), rate_bps=1e9)])
+def test_the_machine_has_the_times_of_a_batching_device_for_plans_of_the_sample(plan, cluster):
+    case = predictor().job(plan, cluster)
+    (expected, _), found = twin(case, 2), replay_horovod(case, iterations=2)
+    np.testing.assert_allclose(found.iterations_us, expected["iterations_us"], rtol=1e-12)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 
@@ -98,10 +99,9 @@ def import_trace(sources: Sequence[Path]) -> Trace:
             what = f"is {other.description}" if other else _nothing_known({path: heads[path]})
             raise InputError(f"{path}: {what}, but {chosen[0]} is {first.description}; import one job at a time")
     trace = first.read(sorted(chosen))
-    if not left:
-        return trace
-    dropped = dict(trace.meta.dropped) | {"files of another format or none": len(left)}
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped))
+    dropped = dict(trace.meta.dropped) | ({"files of another format or none": len(left)} if left else {})
+    warnings = (*trace.meta.warnings, *loss_warnings(trace.meta.dropped))
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped, warnings=warnings))
 
 
 def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:

@@ -109,7 +109,7 @@ def read(paths: Sequence[Path]) -> Trace:
     gpus: list[_Gpu] = []
     calls: list[list[_Item]] = []
     for number, path in enumerate(paths):
-        space = parse("XSpace", read_whole(path), path)
+        space = parse("XSpace", read_whole(path), path, dropped)
         origin_us = _origin_us(space)
         found = _gpus(space, number, origin_us, dropped)
         if not found:

@@ -197,4 +197,4 @@ def test_the_work_on_a_crafted_record_grows_as_its_length(tmp_path, text):
 def test_a_loss_is_a_warning_of_the_import_that_names_the_file(tmp_path):
     path = small_job().write(tmp_path / "trace.json")
     path.write_bytes(path.read_bytes().replace(b'"name": "gemm"', b'"name": gemm', 1))
-    assert import_trace([path]).meta.warnings == (f"1 damaged records of {tmp_path.name}/trace.json were left out",)
+    assert import_trace([path]).meta.warnings == (f"left out: 1 damaged records of {tmp_path.name}/trace.json",)

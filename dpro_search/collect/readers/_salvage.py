@@ -21,7 +21,7 @@ _SEPARATORS = b", \t\r\n"
 _DECODE = json.JSONDecoder(strict=False).raw_decode
 
 
-_LOSSES = ("damaged ", "records cut off ", "records after ", "spans that a lost ")  # how reasons begin that a person must know
+_LOSSES = ("damaged ", "records cut off ", "records after ", "spans that a lost ", "ranks without ", "copies of a rank")
 
 
 def shown(path: Path) -> str:
@@ -40,8 +40,8 @@ def cut_off(path: Path) -> str:
 
 
 def loss_warnings(dropped: Mapping[str, int]) -> list[str]:
-    """A sentence on each loss that comes from damage, of all that was left out."""
-    return [f"{number} {reason} were left out" for reason, number in dropped.items() if number and reason.startswith(_LOSSES)]
+    """Of all that was left out, what a person must know: losses from damage, and files that gave no rank."""
+    return [f"left out: {number} {reason}" for reason, number in dropped.items() if number and reason.startswith(_LOSSES)]
 
 
 class _HasPhase(Protocol):

@@ -124,6 +124,16 @@ class RankRecords:
     def __len__(self) -> int:
         return len(self.name)
 
+    def reduce(self) -> None:
+        """Give up what only `find_dependencies` needs, and bits that nothing needs: a job may have a thousand ranks."""
+        self.correlation = self.launch = np.zeros(0, np.int64)
+        self.annotation = np.zeros(0, np.bool_)
+        self.syncs = ()
+        for column, kind in (("name", np.int32), ("kind", np.int8), ("stream", np.int32), ("step", np.int32)):
+            values = getattr(self, column)
+            if not len(values) or max(-int(values.min()), int(values.max())) <= np.iinfo(kind).max:
+                setattr(self, column, values.astype(kind))
+
     @property
     def on_device(self) -> Bools:
         """Events that ran on a device's stream, [n]."""

@@ -25,8 +25,8 @@ _MOST_RANKS = 1 << 20
 def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[Any]]:
     """The arrays in a file of `numpy.savez` whose names fit, without running anything in it or unpacking others.
 
-    Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES` or than the memory allows; `OSError` if it cannot
-    be read.
+    Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES` or than the memory allows; `OSError` if it
+    cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,10 +26,6 @@ def _of_container() -> int:
 
 
 def _of_process() -> int:
-    if sys.platform == "win32":
-        return _UNKNOWN
-    import resource
-
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = re.search(r"VmSize:\s+(\d+) kB", _text(Path("/proc/self/status")))
     return most - int(used[1]) * 1024 if most != resource.RLIM_INFINITY and used else _UNKNOWN

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
@@ -140,8 +140,8 @@ def _files_from_pipes(sources: Sequence[Path]) -> Iterator[list[Path]]:
     if not pipes:
         yield list(sources)
         return
-    with TemporaryDirectory(prefix="dpro-search-import-", ignore_cleanup_errors=True) as folder:
-        copies = {pipe: Path(folder, f"pipe-{pipe.name}") for pipe in pipes}
+    with scratch_folder("import") as folder:
+        copies = {pipe: folder / f"pipe-{pipe.name}" for pipe in pipes}
         for pipe, copy in copies.items():
             with pipe.open("rb") as source, copy.open("wb") as target:
                 shutil.copyfileobj(source, target)

@@ -263,3 +263,10 @@ def test_collectives_run_one_at_a_time_and_their_transfers_overlap(setting):
     ]
     assert all(last_start <= first_end for _, last_start, first_end, _ in spans)
     assert all(last_end <= start for (*_, last_end), (start, *_) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("shape", ["[99999999, 99999999, 99999999]", "9" * 5000])
+def test_an_impossible_shape_is_a_size_that_is_not_known(tmp_path, shape):
+    path = written_timeline(tmp_path / "t.json")
+    path.write_text(path.read_text().replace('"[4, 5]"', f'"{shape}"'))
+    assert read_horovod_timeline(path).size_bytes.min() == -1

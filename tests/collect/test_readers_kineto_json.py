@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kineto_files import distributed, needs, small_job
+from kineto_files import MAIN, START, distributed, needs, small_job
 
 from dpro_search.collect.readers import kineto_json
 from dpro_search.collect.readers.importers import import_trace
@@ -198,3 +198,12 @@ def test_a_loss_is_a_warning_of_the_import_that_names_the_file(tmp_path):
     path = small_job().write(tmp_path / "trace.json")
     path.write_bytes(path.read_bytes().replace(b'"name": "gemm"', b'"name": gemm', 1))
     assert import_trace([path]).meta.warnings == (f"left out: 1 damaged records of {tmp_path.name}/trace.json",)
+
+
+def test_a_type_that_is_no_text_leaves_the_size_of_a_collective_unknown(tmp_path):
+    """A wrong byte in it was a traceback."""
+    profile = small_job()
+    profile.add("user_annotation", "nccl:all_reduce", START + 85, 20, MAIN, {"Input Dims": [[394, 2]], "Input type": ["Scalar"]})
+    path = profile.write(tmp_path / "trace.json")
+    path.write_bytes(path.read_bytes().replace(b"Scalar", b"Scal\xddr"))
+    assert len(read([path]).events) == 16

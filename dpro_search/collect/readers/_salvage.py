@@ -21,7 +21,15 @@ _SEPARATORS = b", \t\r\n"
 _DECODE = json.JSONDecoder(strict=False).raw_decode
 
 
-_LOSSES = ("damaged ", "records cut off ", "records after ", "spans that a lost ", "ranks without ", "copies of a rank")
+_LOSSES = (
+    "damaged ",
+    "records cut off ",
+    "records after ",
+    "spans that a lost ",
+    "ranks without ",
+    "copies of a rank",
+    "calls for no ",
+)
 
 
 def shown(path: Path) -> str:

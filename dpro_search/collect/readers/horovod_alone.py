@@ -118,7 +118,8 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
         if phase != Phase.WHOLE:
             run.rows.append(row)
         else:
-            run.end_us = end_us
+            run.end_us = end_us if end_us >= run.enqueue_us else None
+            dropped["ends before it starts"] += run.end_us is None
             del under_way[tensor]
     return sorted(runs, key=lambda run: run.enqueue_us)
 

@@ -1,12 +1,14 @@
 """Kineto profiles as traces: what the events are, and the steps of written and of real jobs."""
 
+import time
+
 import numpy as np
 import pytest
 from importer_kit import ImporterConformance, check_trace, shared_traces
-from kineto_files import START, STREAM, Profile, collective_job, distributed, small_job
+from kineto_files import MAIN, START, STREAM, Profile, collective_job, distributed, small_job
 
 from dpro_search.collect.readers.kineto import IMPORTER, read
-from dpro_search.collect.trace import EventKind
+from dpro_search.collect.trace import DependencyKind, EventKind
 
 
 class TestConformance(ImporterConformance):
@@ -83,3 +85,20 @@ def test_a_profile_without_a_device_has_the_steps_that_the_script_marked(tmp_pat
     trace = read([profile.write(tmp_path / "trace.json")])
     check_trace(trace)
     np.testing.assert_allclose(np.diff(trace.steps.end_us), 1000)
+
+
+def test_the_work_on_calls_of_one_id_and_on_many_steps_grows_as_the_file(tmp_path):
+    """It took as many rounds over all ops as calls share an id, and one over all events for each step."""
+    calls = 40_000
+    profile = Profile()
+    for number in range(calls):
+        profile.add("cuda_runtime", "cudaLaunchKernel", START + 10 * number, 5, MAIN, {"correlation": 1})
+        profile.add("kernel", "k", START + 10 * number - 2, 1, STREAM, {"correlation": 1, "stream": 7}, profile.device)
+        profile.step(number, START + 10 * number, 10)
+    begun_s = time.process_time()
+    trace = read([profile.write(tmp_path / "trace.json")])
+    assert time.process_time() - begun_s < 30  # 3 s; by rounds it was minutes
+    assert len(trace.steps) == calls
+    launched = trace.dependencies.kind == DependencyKind.LAUNCH
+    late_us = trace.events.start_us[trace.dependencies.target] - trace.events.start_us[trace.dependencies.source]
+    assert set(late_us[launched]) == {-2.0}

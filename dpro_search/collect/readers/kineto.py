@@ -368,15 +368,20 @@ def _steps(ranks: Sequence[RankRecords], offsets: Floats) -> Steps:
     columns: dict[str, list[Any]] = {name: [] for name in ("rank", "index", "start_us", "end_us")}
     for position, r in enumerate(ranks):
         previous_us = None
-        for number, start_us, end_us in zip(r.step_number.tolist(), r.step_start_us.tolist(), r.step_end_us.tolist(), strict=True):
-            mine = r.step == number
-            if not mine.any():
-                continue
-            device = mine & r.on_device
-            until_us = float(r.end_us[device].max()) if device.any() else end_us
+        order = np.argsort(r.step_number)
+        of_step = np.full(len(r), -1)  # place of each event's step among those of the rank
+        inside = np.flatnonzero(r.step >= 0)
+        of_step[inside] = order[np.searchsorted(r.step_number, r.step[inside], sorter=order)]
+        present = np.bincount(of_step[inside], minlength=len(order)) > 0
+        device_end_us = np.full(len(order), -np.inf)
+        device = np.flatnonzero(r.on_device & (of_step >= 0))
+        np.maximum.at(device_end_us, of_step[device], r.end_us[device])
+        for place in np.flatnonzero(present).tolist():
+            start_us, end_us = float(r.step_start_us[place]), float(r.step_end_us[place])
+            until_us = float(device_end_us[place]) if np.isfinite(device_end_us[place]) else end_us
             since_us = start_us if previous_us is None else previous_us
             columns["rank"].append(position)
-            columns["index"].append(number)
+            columns["index"].append(int(r.step_number[place]))
             columns["start_us"].append(min(since_us, until_us) - offsets[position])
             columns["end_us"].append(until_us - offsets[position])
             previous_us = until_us

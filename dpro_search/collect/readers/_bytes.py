@@ -13,6 +13,7 @@ from dpro_search.quantities import size_text
 
 MOST_TABLE_BYTES = 256 * 2**20  # of a measured table, unpacked: sixteen times the largest in the package
 PIECE = 4 << 20
+GZIP_TRAILER_BYTES = 8  # checksum and length: a damaged stream may be unpacked to them, with other content
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _STEP = 16 << 10  # compressed bytes that are read at a time

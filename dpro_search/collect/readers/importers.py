@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.readers._bytes import Unpacked
 from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
@@ -156,17 +156,12 @@ def _files_from_pipes(sources: Sequence[Path]) -> Iterator[list[Path]]:
 
 def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
     """The first bytes of a file, decompressed where it is gzip, as far as they can be; `InputError` if it cannot be opened."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(size)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if not raw.startswith(b"\x1f\x8b"):
-        return raw
-    try:
-        return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(raw, size)
-    except zlib.error:
-        return b""
+    head = b""
+    for piece in Unpacked(path, piece_bytes=size):
+        head += piece
+        if len(head) >= size:
+            break
+    return head[:size]
 
 
 def _files_of(folder: Path) -> list[Path]:

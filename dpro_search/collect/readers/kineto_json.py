@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from dpro_search.collect.readers._bytes import Unpacked
+from dpro_search.collect.readers._bytes import GZIP_TRAILER_BYTES, Unpacked
 from dpro_search.collect.readers._salvage import BETWEEN, Record, count_lost, cut_off, damaged, salvage, shown, whole_records
 from dpro_search.errors import TraceFormatError
 
@@ -66,7 +66,9 @@ class JsonRecords(Generic[Record]):
         for records in self._records(pieces):
             found += len(records)
             yield records
-        if unpacked.unread_bytes:
+        if 0 < unpacked.unread_bytes <= GZIP_TRAILER_BYTES:
+            self.dropped[f"damaged checksum of {shown(self._path)}: any of its records may be wrong"] += 1
+        elif unpacked.unread_bytes:
             lost = found * unpacked.unread_bytes // max(unpacked.read_bytes, 1)
             self.dropped[f"records after the damage of {shown(self._path)} (estimated)"] += max(lost, 1)
         elif unpacked.damage:

@@ -14,6 +14,8 @@ What stays unknown: regularity cannot distinguish an offset from a delay that on
 taken to be no larger than completions usually scatter: the residual that is reported is the sampling error (bootstrap over
 collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which does
 not shrink with the number of collectives. It is never wider than what causality leaves.
+
+More than 64 hosts are fitted one by one, in time and memory linear in the ranks (`_fit_many`).
 """
 
 from __future__ import annotations

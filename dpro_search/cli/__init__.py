@@ -77,6 +77,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         _close_quietly()
     except OSError as error:
         _fail(_os_error(error), 1)
+    except MemoryError:
+        _fail("not enough memory; free some, or give a smaller input", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

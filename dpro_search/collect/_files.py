@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ import msgspec
 
 from dpro_search.errors import InputError, MissingCapabilityError
 
+_OWNER = ".owner"
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding JSON raises: also for nesting without end
 
 
@@ -42,6 +44,34 @@ def written_folder(folder: Path) -> Iterator[Path]:
         raise MissingCapabilityError(f"{folder}: cannot be written ({error.strerror}); nothing was kept") from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder that is removed when the block ends; those of processes that were killed are removed first.
+
+    A folder is in use while the lock of a file in it is held: the system releases it when its process ends, however it does.
+    """
+    prefix = f"dpro-search-{purpose}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+        if _is_free(left):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name,
+        Path(name, f"{_OWNER}.new").open("wb") as owner,
+    ):
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Path(owner.name).rename(Path(name, _OWNER))  # under this name it is always locked
+        yield Path(name)
+
+
+def _is_free(owner: Path) -> bool:
+    try:
+        with owner.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, gone, or of another user
+        return False
+    return True
 
 
 def write_file(path: Path, data: bytes) -> None:

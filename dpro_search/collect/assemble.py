@@ -108,7 +108,7 @@ def assemble(raw: Path) -> Trace:
             clock=clock,
             allocator=allocator_report([rank.profile.memory for rank in found]),
             dropped=_dropped(found, timeline),
-            warnings=_warnings(found, timeline),
+            warnings=_warnings(found, timeline, events),
         ),
         names=tuple(names),
         events=events,
@@ -235,8 +235,8 @@ def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int
     return found | timeline_dropped(timeline)
 
 
-def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> tuple[str, ...]:
-    found = timeline_warnings(timeline)
+def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline, events: Events) -> tuple[str, ...]:
+    found = timeline_warnings(timeline, events)
     for number, rank in enumerate(ranks):
         unpaired = rank.profile.dropped.get("unpaired", 0)
         if unpaired:

@@ -14,10 +14,13 @@ What stays unknown: regularity cannot distinguish an offset from a delay that on
 taken to be no larger than completions usually scatter: the residual that is reported is the sampling error (bootstrap over
 collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which does
 not shrink with the number of collectives. It is never wider than what causality leaves.
+
+More than 64 hosts are fitted one by one, in time and memory linear in the ranks (`_fit_many`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +32,8 @@ _MIN_COLLECTIVES = 8  # fewer: only causality speaks
 _MOST_COLLECTIVES = 2000  # the regression takes at most so many, evenly spread: more add cost, not accuracy
 _VIOLATIONS = 0.005  # share of collectives that may contradict causality (mismatched or torn records)
 _HUBER = 1.345  # 95 % efficiency on normal noise (Huber 1964)
+_MOST_HOSTS = 64  # more are fitted one by one
+_MOST_ENTRIES = 1 << 22  # collectives x ranks x hosts, likewise
 _ROUNDS = 10
 _RESAMPLES = 200
 
@@ -82,12 +87,17 @@ def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
         raise InputError(
             "clocks of several hosts cannot be aligned without a collective that all ranks completed; record more steps"
         )
-    host = np.array([names.index(name) for name in hosts], dtype=np.int64)
+    number = {name: i for i, name in enumerate(names)}
+    host = np.array([number[name] for name in hosts], dtype=np.int64)
     # Epoch microseconds have no digits to spare: work relative to the first enqueue of each host's first rank.
-    origin = spans.enqueue_us[0, [hosts.index(name) for name in hosts]]
+    first_rank = np.unique(host, return_index=True)[1]
+    origin = spans.enqueue_us[0, first_rank[host]]
     enqueue, end = spans.enqueue_us - origin, spans.end_us - origin
-    highest = _causal_limits(enqueue, end, host, names)
-    theta, residual, method = _fit(enqueue, end, spans.family, host, highest)
+    if len(names) > _MOST_HOSTS or spans.enqueue_us.size * len(names) > _MOST_ENTRIES:
+        theta, residual, method = _fit_many(enqueue, end, host, names)
+    else:
+        highest = _causal_limits(enqueue, end, host, names)
+        theta, residual, method = _fit(enqueue, end, spans.family, host, highest)
     offset = theta[host] + origin - origin[0]
     return ClockReport(
         offset_us=tuple(float(value) for value in offset),
@@ -111,11 +121,16 @@ def _causal_limits(enqueue: Floats, end: Floats, host: Ints, names: list[str]) -
         limits = np.minimum(limits, limits[:, [via]] + limits[[via], :])
     loops = limits.diagonal()
     if loops.min() < 0:
-        raise InputError(
-            f"clocks of hosts {', '.join(name for name, loop in zip(names, loops, strict=True) if loop < 0)}: "
-            "collectives complete before they are enqueued, whatever the offset; are all recordings of the same run?"
-        )
+        raise _contradiction(name for name, loop in zip(names, loops, strict=True) if loop < 0)
     return limits
+
+
+def _contradiction(names: Iterable[str]) -> InputError:
+    shown = list(names)
+    return InputError(
+        f"clocks of hosts {', '.join(shown[:8])}{', ...' if len(shown) > 8 else ''}: "
+        "collectives complete before they are enqueued, whatever the offset; are all recordings of the same run?"
+    )
 
 
 def _fit(enqueue: Floats, end: Floats, family: Ints, host: Ints, highest: Floats) -> tuple[Floats, Floats, str]:
@@ -131,6 +146,49 @@ def _fit(enqueue: Floats, end: Floats, family: Ints, host: Ints, highest: Floats
     spread = np.array([_half_range(on_host[:, h] - on_host[:, 0], blur**-2) for h in range(len(theta))])
     residual = np.minimum(1.96 * sampling + spread, np.maximum(high - theta, theta - low))
     return theta, residual, "completion and clipped duration, Huber regression within causal bounds"
+
+
+def _fit_many(enqueue: Floats, end: Floats, host: Ints, names: list[str]) -> tuple[Floats, Floats, str]:
+    """As `_fit`, in time and memory linear in the ranks: each host is fitted to host 0 alone, by completions.
+
+    The equations from durations are left out: one a collective, they add little to as many completions as there are ranks.
+    Causality is met in rounds, against each collective's latest enqueue and first completion under the offsets of the round before.
+    """
+    some = np.linspace(0, len(end) - 1, min(len(end), _MOST_COLLECTIVES)).astype(np.int64)
+    allowed = int(_VIOLATIONS * len(end))
+    order = np.argsort(host, kind="stable")
+    starts = np.searchsorted(host[order], np.arange(len(names)))
+    first_end = np.minimum.reduceat(end[:, order], starts, axis=1)  # [m, H], as what follows
+    last_enqueue = np.maximum.reduceat(enqueue[:, order], starts, axis=1)
+    completion = np.add.reduceat(end[:, order], starts, axis=1) / np.bincount(host)
+    high = np.partition(first_end - last_enqueue[:, :1], allowed, axis=0)[allowed]
+    low = -np.partition(first_end[:, :1] - last_enqueue, allowed, axis=0)[allowed]
+    if (low > high).any():
+        raise _contradiction(names[h] for h in np.flatnonzero(low > high))
+    distance = (completion - completion[:, :1])[some]
+    theta = np.clip(np.median(distance, axis=0), low, high)
+    theta[0] = 0.0
+    blur = np.maximum((first_end - theta)[some].min(axis=1) - (last_enqueue - theta)[some].max(axis=1), 1.0)
+    if len(end) >= _MIN_COLLECTIVES:
+        for _ in range(_ROUNDS):
+            size = np.abs(distance - theta) / blur[:, None]
+            scale = np.maximum(1.4826 * np.median(size, axis=0), 1e-3)
+            weight = np.minimum(1.0, _HUBER * scale / np.maximum(size, 1e-9)) / (scale * blur[:, None]) ** 2
+            theta = (weight * distance).sum(axis=0) / weight.sum(axis=0)
+        times = np.random.default_rng(0).multinomial(len(some), np.full(len(some), 1.0 / len(some)), size=_RESAMPLES)
+        sampling = ((times @ (weight * distance)) / (times @ weight)).std(axis=0)
+        spread = np.array([_half_range(column, blur**-2) for column in distance.T])
+        half = np.minimum(1.96 * sampling + spread, np.maximum(high - theta, theta - low))
+    else:
+        half = np.maximum(high - theta, theta - low)
+    for _ in range(_ROUNDS):
+        latest, first = (last_enqueue - theta).max(axis=1), (first_end - theta).min(axis=1)
+        upper = np.partition(first_end - latest[:, None], allowed, axis=0)[allowed]
+        lower = -np.partition(first[:, None] - last_enqueue, allowed, axis=0)[allowed]
+        theta = np.where(lower <= upper, np.clip(theta, lower, upper), theta)
+        theta[0] = 0.0
+    half[0] = 0.0
+    return theta, half, "completion, Huber regression of each host, causal in rounds"
 
 
 def _half_range(values: Floats, weight: Floats) -> float:

@@ -44,8 +44,10 @@ def _with_groups(trace: Trace, numbers: Sequence[int] | None) -> Trace:
     whole &= (events.collective >= 0) & (events.group < 0)
     if not whole.any():
         return trace
-    collectives, place = np.unique(events.collective, return_inverse=True)
-    parts = np.unique(np.stack((place[whole], events.rank[whole])), axis=1)
+    parts_of = np.flatnonzero(events.collective >= 0)
+    collectives, place = np.unique(events.collective[parts_of], return_inverse=True)
+    grouped = whole[parts_of]
+    parts = np.unique(np.stack((place[grouped], events.rank[parts_of][grouped])), axis=1)
     seen, first = np.unique(parts[0], return_index=True)
     groups = {group: number for number, group in enumerate(trace.groups)}
     of_collective = np.full(len(collectives), -1, np.int32)
@@ -55,5 +57,6 @@ def _with_groups(trace: Trace, numbers: Sequence[int] | None) -> Trace:
             of_collective[collective] = groups.setdefault(ProcessGroup(ranks=ranks, size=len(ranks)), len(groups))
     if not (of_collective >= 0).any():
         return trace
-    column = np.where(events.group >= 0, events.group, of_collective[place])
+    column = events.group.copy()
+    column[parts_of] = np.where(column[parts_of] >= 0, column[parts_of], of_collective[place])
     return replace(trace, groups=tuple(groups), events=replace(events, group=column))

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
+from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.readers.horovod_timeline import KIND_OF_PHASE, HorovodTimeline, Phase
 from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo
 
@@ -112,12 +113,22 @@ def _idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> floa
     return idle.comm_cpu_ns / 1e3 / count if count else None
 
 
-def timeline_warnings(timeline: HorovodTimeline) -> list[str]:
-    """What a person should know of the timeline."""
-    return ["horovod_timeline.json is cut off; the last record was left out"] if timeline.truncated else []
+def timeline_warnings(timeline: HorovodTimeline, events: Events) -> list[str]:
+    """What a person should know of the timeline; `events` are those of the whole job, with their collectives."""
+    found = ["horovod_timeline.json is cut off; the last record was left out"] if timeline.truncated else []
+    found += loss_warnings(timeline.dropped)
+    mine = (events.kind == EventKind.COMM) & (events.rank == 0) & (events.step >= 0)
+    missing = mine & (events.collective < 0)
+    if missing.any():
+        steps, without = len(np.unique(events.step[mine])), len(np.unique(events.step[missing]))
+        found.append(
+            f"horovod_timeline.json lacks {missing.sum()} of the {mine.sum()} all-reduces of the profiled steps, in {without} of "
+            f"{steps} steps: was the job ended early, or the file cut?"
+        )
+    return found
 
 
 def timeline_dropped(timeline: HorovodTimeline) -> dict[str, int]:
     """What the timeline's reader left out, by reason."""
     found = {f"timeline {name.lower()}": count for name, count in timeline.skipped.items()}
-    return found | ({"timeline unfinished": timeline.unfinished} if timeline.unfinished else {})
+    return found | timeline.dropped | ({"timeline unfinished": timeline.unfinished} if timeline.unfinished else {})

@@ -183,7 +183,7 @@ def _trace(
             settings=job.settings,
             clock=clock,
             dropped={reason: count for reason, count in (dropped + Counter(timeline_dropped(timeline))).items() if count},
-            warnings=_warnings(found, timeline, symbol),
+            warnings=_warnings(found, timeline, events, symbol),
         ),
         names=tuple(names),
         events=events,
@@ -266,8 +266,8 @@ def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
     return replace(phases, step=np.array(moved, dtype=np.int64))
 
 
-def _warnings(found: list[_Rank], timeline: HorovodTimeline, symbol: Symbol | None) -> tuple[str, ...]:
-    warnings = timeline_warnings(timeline)
+def _warnings(found: list[_Rank], timeline: HorovodTimeline, events: Events, symbol: Symbol | None) -> tuple[str, ...]:
+    warnings = timeline_warnings(timeline, events)
     if symbol is None:
         return (*warnings, "no graph of the network: operators are known by type and order")
     ops = [op for rank in found for step in rank.steps for op in step.compute]

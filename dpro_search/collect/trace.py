@@ -8,6 +8,7 @@ the step. A trace of version 1 has some of that in names; they are read once, wh
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ class Trace(RecordedJob):
         except DAMAGED as error:
             raise TraceFormatError(f"{folder}/meta.json: {error}") from error
         try:
-            columns = read_columns(folder / "trace.npz")
+            columns = read_columns(folder / "trace.npz", _COLUMNS)
             strings = msgspec.json.decode(columns["strings"].tobytes(), type=_Strings)
             events = _events(columns)
             steps = Steps(**{f.name: widened(columns[f"steps.{f.name}"]) for f in fields(Steps)})
@@ -220,6 +221,14 @@ class _Strings(msgspec.Struct, frozen=True):
     shapes: tuple[Shapes, ...] = ()
 
 
+_COLUMNS = re.compile(
+    "strings|"
+    + "|".join(
+        rf"{table}\.(?:{'|'.join(f.name for f in fields(columns))})"
+        for table, columns in (("events", Events), ("steps", Steps), ("dependencies", Dependencies), ("modules", ModuleCalls))
+    )
+    + r"|graph\d+\.(?:input_ptr|input_idx|backward|input_port|input_type|workspace_bytes)"
+)
 _TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
@@ -11,25 +12,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect._memory import available_bytes
 from dpro_search.collect.trace_columns import Codes, CollectiveKind, DependencyKind, EventKind, NodeGraph, ProcessGroup, Role
 from dpro_search.collect.trace_values import RecordedJob
+from dpro_search.quantities import size_text
 
 MOST_BYTES = 16 * 2**30  # of a trace's columns, unpacked; a thousand times the bundled sample
+_MEMORY_SHARE = 1 / 3  # of the available memory: columns are widened and used in copies
 _MOST_RANKS = 1 << 20
 
 
-def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in a file of `numpy.savez`, without running anything in it.
+def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in a file of `numpy.savez` whose names fit, without running anything in it or unpacking others.
 
-    Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES`; `OSError` if it cannot be read.
+    Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES` or than the memory allows; `OSError` if it
+    cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        if total > MOST_BYTES:
-            raise ValueError(f"{total / 2**30:.0f} GiB when unpacked, more than the limit of {MOST_BYTES / 2**30:.0f} GiB")
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        names = [name for name in sizes if wanted.fullmatch(name)]
+        total, allowed = sum(sizes[name] for name in names), min(MOST_BYTES, int(available_bytes() * _MEMORY_SHARE))
+        if total > allowed:
+            raise ValueError(f"{size_text(total)} when unpacked, more than the {size_text(allowed)} that can be read here")
         with np.load(path, allow_pickle=False) as data:
-            return {key: data[key] for key in data.files}
+            return {name: data[name] for name in names}
     except OSError:
         raise
     except Exception as error:  # numpy lets through what its parsers raise: of zip, deflate, Python literals, tokens, types

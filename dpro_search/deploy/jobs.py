@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers._base import Launcher
@@ -113,12 +113,12 @@ class RecordedJob:
         JobError
             The job failed, took too long, ran too few steps, or its script does not follow the plan.
         """
-        with tempfile.TemporaryDirectory(prefix="dpro-search-plan-", ignore_cleanup_errors=True) as work:
-            report = Path(work) / "report"
+        with scratch_folder("plan") as work:
+            report = work / "report"
             report.mkdir()
             exported = None
             if plan != Plan():
-                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.targets), self.facts)
+                exported = export_plan(plan, work / "plan", targets_for(plan, self.targets), self.facts)
             spec = _with_env(self.spec, exported, report)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)

@@ -139,6 +139,11 @@ class _RankPart:
             timed = (events.kind == EventKind.OP) & (node_of_name[events.name] >= 0) & (events.end_us > events.start_us)
             ops = events.select(timed)
             node = node_of_name[ops.name]
+            if not self._is_main(node).any():
+                raise GraphError(
+                    f"rank {rank}, step {step}: no op ran that waits for no communication and that the executed graph names; "
+                    "are graph and profile of one job?"
+                )
             work = self._divided(ops, node, _returns(events, self.comm_node), shares[rank, step], begin)
             work = without_overhead(work, ops.end_us, self._is_main(node), profiler_us / max(len(node), 1))
             # From the last op to the next call the script runs.

@@ -15,7 +15,7 @@ from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._base import Table
 from dpro_search.quantities import percent_text, time_text
-from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.critical_path import REASONS, path_columns, path_shares
 from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.sensitivity import BandwidthScaled, Change, CommunicationScaled, ComputeScaled, Gain
 from dpro_search.replay.timeline import Timeline
@@ -46,11 +46,9 @@ def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
 
     An op counts over all replayed iterations.
     """
-    graph, path = timeline.graph, critical_path(timeline)
-    reasons: dict[int, Counter[str]] = {}
-    for step in path:
-        reasons.setdefault(step.op % len(graph), Counter())[step.reason.value] += 1
-    shares = path_shares(timeline, path).by_op
+    graph, path = timeline.graph, path_columns(timeline)
+    shares = path_shares(timeline).by_op
+    op_of_step = path.op % len(graph)
     total_us = sum(shares.values()) or 1.0
     return [
         {
@@ -58,7 +56,7 @@ def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
             "rank": int(graph.rank_of_op[op]),
             "kind": OpKind(graph.op_kind[op]).name,
             "share_pct": spent_us / total_us * 100,
-            "reason": reasons[op].most_common(1)[0][0],
+            "reason": REASONS[Counter(path.reason[op_of_step == op].tolist()).most_common(1)[0][0]].value,
         }
         for op, spent_us in list(shares.items())[:most]
     ]

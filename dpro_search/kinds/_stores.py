@@ -28,7 +28,7 @@ from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._terms import link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
-from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.critical_path import path_shares
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
@@ -311,7 +311,7 @@ def _longer(graph: ReplayGraph, job: KvstoreJob | BytepsJob, step: Floats) -> Fl
 def breakdown_us(timeline: Timeline) -> dict[str, float]:
     """An iteration by what its critical path does: compute of workers, communication that nothing hides, the servers' work."""
     found = {"compute": 0.0, "exposed_communication": 0.0, "server": 0.0}
-    for (_, kind), us in path_shares(timeline, critical_path(timeline)).by_rank_and_kind.items():
+    for (_, kind), us in path_shares(timeline).by_rank_and_kind.items():
         found[_PART_OF_KIND.get(kind, "server")] += us
     total = sum(found.values()) or 1.0
     return {part: us / total * timeline.iteration_us for part, us in found.items()}

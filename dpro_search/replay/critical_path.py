@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class Reason(enum.StrEnum):
     COLLECTIVE = "collective"  # the part in the step before was posted last
 
 
-_REASONS = tuple(Reason)
+REASONS = tuple(Reason)
 _START, _DEPENDENCY, _DEVICE, _COLLECTIVE = range(4)
 
 
@@ -66,13 +66,29 @@ class PathShares:
     by_op: Mapping[int, float]
 
 
+class PathColumns(NamedTuple):
+    """The fields of the steps of a path, [steps] each; `reason` numbers the members of `Reason`."""
+
+    op: Int32s
+    reason: npt.NDArray[np.int8]
+    start_us: Floats
+    end_us: Floats
+
+
 def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
     """The path in order of time. It begins at 0 and ends at the makespan, and each step begins, exactly, where the one before ends.
 
     Of several causes of one start, a dependency is preferred to the device, and the first in the graph to later ones.
     """
+    path = path_columns(timeline)
+    reasons = [REASONS[code] for code in path.reason.tolist()]
+    return tuple(map(PathStep, path.op.tolist(), path.start_us.tolist(), path.end_us.tolist(), reasons))
+
+
+def path_columns(timeline: Timeline) -> PathColumns:
+    """As `critical_path`, for graphs of many ops."""
     times, graph = timeline.times, timeline.graph
-    op, reason, begin_us, end_us = _walk(
+    found = _walk(
         int(times.end_us.argmax()),
         *times[1:4],
         executed(timeline).previous,
@@ -81,15 +97,14 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
         *carried_csr(timeline),
         _last_posted(timeline),
     )
-    reasons = [_REASONS[code] for code in reason.tolist()]
-    return tuple(map(PathStep, op.tolist(), begin_us.tolist(), end_us.tolist(), reasons))
+    return PathColumns(*found)
 
 
-def path_shares(timeline: Timeline, path: Sequence[PathStep]) -> PathShares:
-    """Who the time on a path belongs to."""
-    graph = timeline.graph
-    op = np.array([step.op for step in path], np.int64) % len(graph)
-    length_us = np.array([step.end_us - step.start_us for step in path])
+def path_shares(timeline: Timeline) -> PathShares:
+    """Who the time on the critical path belongs to."""
+    graph, path = timeline.graph, path_columns(timeline)
+    op = path.op.astype(np.int64) % len(graph)
+    length_us = path.end_us - path.start_us
     kinds = len(OpKind)
     group, group_us = _sums(graph.rank_of_op[op].astype(np.int64) * kinds + graph.op_kind[op], length_us)
     ops, ops_us = _sums(op, length_us)

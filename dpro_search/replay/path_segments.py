@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import PathStep, critical_path, path_shares
+from dpro_search.replay.critical_path import PathStep, critical_path, path_columns, path_shares
 from dpro_search.replay.timeline import Timeline
 
 COMPUTE, LATE_RANK, NEGOTIATION, COMMUNICATION = "compute", "late_rank", "negotiation", "communication"
@@ -73,13 +73,14 @@ def path_segments(timeline: Timeline) -> tuple[Segment, ...]:
 
 def path_totals(timeline: Timeline) -> tuple[Segment, ...]:
     """Time on the path by rank and kind of op, largest first."""
-    path = critical_path(timeline)
-    graph, ops = timeline.graph, len(timeline.graph)
-    first_us: dict[tuple[int, str], float] = {}
-    for step in path:
-        key = int(graph.rank_of_op[step.op % ops]), OpKind(graph.op_kind[step.op % ops]).name
-        first_us.setdefault(key, step.start_us)
-    shares = path_shares(timeline, path).by_rank_and_kind
+    graph, path = timeline.graph, path_columns(timeline)
+    op = path.op % len(graph)
+    keys, first = np.unique(graph.rank_of_op[op].astype(np.int64) * len(OpKind) + graph.op_kind[op], return_index=True)
+    first_us = {
+        (key // len(OpKind), OpKind(key % len(OpKind)).name): start_us
+        for key, start_us in zip(keys.tolist(), path.start_us[first].tolist(), strict=True)
+    }
+    shares = path_shares(timeline).by_rank_and_kind
     total_us = sum(shares.values()) or 1.0
     return tuple(
         Segment(

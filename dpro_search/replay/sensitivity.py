@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import critical_path, path_shares
+from dpro_search.replay.critical_path import path_shares
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import ReplayGraph
@@ -219,7 +219,7 @@ def is_compute(graph: ReplayGraph) -> Bools:
 def _questions(base: Timeline) -> Iterator[Change]:
     graph = base.graph
     compute, communication = is_compute(graph), is_communication(graph)
-    on_path_us = path_shares(base, critical_path(base)).by_op
+    on_path_us = path_shares(base).by_op
     ranks = _slowest_first(graph, compute, on_path_us)
     few = ranks if len(ranks) <= _MOST_RANKS else ranks[:_SLOWEST_RANKS]
     if compute.any():

@@ -1,5 +1,7 @@
 """Clocks of simulated jobs with known skews are recovered within what is reported."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,3 +133,48 @@ def test_collectives_of_two_runs_are_an_error_that_names_the_hosts():
 def test_the_same_spans_give_the_same_report():
     spans, _ = simulated(11, hosts(4), skew_us=1e3, jitter_us=50)
     assert align_clocks(spans, hosts(4)) == align_clocks(spans, hosts(4))
+
+
+class TestManyHosts:
+    """More hosts than are fitted together are fitted one by one."""
+
+    @pytest.mark.parametrize(("ranks", "per_host"), [(100, 1), (560, 8)])
+    def test_known_skews_lie_within_the_residual_in_nine_of_ten_cases(self, ranks, per_host):
+        names = tuple(f"host{rank // per_host:03}" for rank in range(ranks))
+        inside = []
+        for seed in range(5):
+            jitter_us, skew_us = 10.0 ** np.random.default_rng(seed).uniform((0.3, 0.5), (2.3, 6.5))
+            spans, offset = simulated(seed, names, skew_us, jitter_us)
+            report = align_clocks(spans, names)
+            inside += list((np.abs(np.array(report.offset_us) - offset) <= np.array(report.residual_us))[per_host:])
+            aligned = np.array(report.offset_us)
+            first_end, last_enqueue = (spans.end_us - aligned).min(axis=1), (spans.enqueue_us - aligned).max(axis=1)
+            assert (first_end >= last_enqueue - 1).all()
+        assert np.mean(inside) >= 0.9
+
+    def test_few_collectives_leave_what_causality_leaves(self):
+        spans, offset = simulated(3, hosts(100), 1e5, 30, collectives=3)
+        report = align_clocks(spans, hosts(100))
+        assert (np.abs(np.array(report.offset_us) - offset) <= np.array(report.residual_us)).all()
+
+    def test_collectives_of_two_runs_are_an_error_that_names_the_hosts(self):
+        spans, _ = simulated(0, hosts(100), 1e3, 30)
+        other, _ = simulated(1, hosts(100), 1e3, 30)
+        mixed = CommSpans(
+            enqueue_us=np.hstack([spans.enqueue_us[:, :60], other.enqueue_us[:, 60:]]),
+            end_us=np.hstack([spans.end_us[:, :60], other.end_us[:, 60:]]),
+            family=spans.family,
+        )
+        with pytest.raises(InputError, match=r"clocks of hosts host60, host61, .*, ...: collectives complete before"):
+            align_clocks(mixed, hosts(100))
+
+    def test_memory_grows_as_the_ranks(self):
+        def peak_bytes(ranks):
+            spans, _ = simulated(0, hosts(ranks), 1e3, 30, collectives=20)
+            tracemalloc.start()
+            align_clocks(spans, hosts(ranks))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return peak
+
+        assert peak_bytes(2000) < 5 * peak_bytes(500)

@@ -1,6 +1,8 @@
 """Formats are told by content; what is not known is said in one line."""
 
 import gzip
+import os
+import threading
 
 import pytest
 from importer_kit import check_trace
@@ -45,7 +47,49 @@ def test_a_folder_may_hold_other_files_which_are_counted(tmp_path):
     small_job().write(tmp_path / "trace.json")
     (tmp_path / "LICENSE").write_text("MIT")
     (tmp_path / ".hidden").write_text("x")
-    assert import_trace([tmp_path]).meta.dropped["files of another format or none"] == 1
+    trace = import_trace([tmp_path])
+    assert trace.meta.dropped["files of another format or none"] == 1
+    assert any(warning.endswith(f"were left out: {tmp_path / 'LICENSE'}") for warning in trace.meta.warnings)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8bx", b"not a profile"])
+@pytest.mark.parametrize("names", ["rank0.json rank1.json", "rank0/kineto.json rank1/kineto.json"])
+def test_a_damaged_rank_in_a_folder_does_not_make_a_smaller_job(tmp_path, names, content):
+    good, bad = (tmp_path / name for name in names.split())
+    for path in (good, bad):
+        path.parent.mkdir(exist_ok=True)
+        small_job().write(path)
+    bad.write_bytes(content)
+    assert message(tmp_path).startswith(f"{bad}: of no known format, empty or damaged, but named as {good.name} of the same job")
+
+
+def test_a_link_that_leads_nowhere_or_in_a_loop_is_an_error(tmp_path):
+    small_job().write(tmp_path / "rank0.json")
+    for target in ("gone.json", "rank1.json"):
+        (tmp_path / "rank1.json").symlink_to(tmp_path / target)
+        for sources in ([tmp_path], [tmp_path / "rank0.json", tmp_path / "rank1.json"]):
+            assert message(*sources).startswith(f"{tmp_path / 'rank1.json'}: cannot be read (")
+        (tmp_path / "rank1.json").unlink()
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path):
+    profile = small_job().write(tmp_path / "trace.json")
+    assert len(from_pipe(tmp_path, profile.read_bytes()).events) == len(import_trace([profile]).events)
+
+
+def test_a_pipe_of_no_format_is_named_as_the_user_named_it(tmp_path):
+    with pytest.raises(InputError, match=rf"^{tmp_path / 'pipe'}: of no known format"):
+        from_pipe(tmp_path, b"nothing")
+
+
+def from_pipe(folder, content):
+    os.mkfifo(folder / "pipe")
+    writer = threading.Thread(target=(folder / "pipe").write_bytes, args=(content,))
+    writer.start()
+    try:
+        return import_trace([folder / "pipe"])
+    finally:
+        writer.join()
 
 
 def test_a_file_that_was_named_must_be_of_the_job(tmp_path):

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from importer_kit import ImporterConformance, shared_traces
 
 from dpro_search.collect.readers import chakra
+from dpro_search.collect.readers._wire import Frames
 from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
@@ -140,7 +143,42 @@ def test_a_file_that_is_cut_off_keeps_its_whole_nodes(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     trace = chakra.read([path])
     assert len(trace.events) == 4
-    assert trace.meta.dropped == {"cut off": 1}
+    assert trace.meta.dropped == {f"records cut off at the end of {tmp_path.name}/a.et": 1}
+
+
+@given(at=st.integers(0, 10**6), value=st.integers(0, 255))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_wrong_byte_costs_the_node_that_it_is_in(tmp_path, at, value):
+    """Also one in a length, behind which nothing was found again."""
+    rows = [
+        node
+        for number in range(0, 60, 3)
+        for node in (host(number, "a", 10), device(number + 1, "b", 50), host(number + 2, "c", 5))
+    ]
+    path = written(tmp_path / "a.et", rows)
+    data = bytearray(path.read_bytes())
+    head = len(data) - sum(map(len, rows))
+    data[head + at % (len(data) - head)] = value
+    path.write_bytes(data)
+    trace = chakra.read([path])
+    assert len(rows) - len(trace.events) <= 2
+    if len(trace.events) < len(rows):
+        assert sum(trace.meta.dropped.values()) >= 1
+
+
+def test_a_file_of_zeros_is_looked_through_at_once(tmp_path):
+    path = written(tmp_path / "a.et", nodes())
+    path.write_bytes(path.read_bytes() + bytes(2**22) + b"".join(nodes()[:1]))
+    decoded = 0
+
+    def counted(data: bytes) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return MESSAGES["ChakraNode"].FromString(data)
+
+    frames = Frames(path.read_bytes(), counted, b"\x08\x12")
+    assert len(list(frames)) == 7  # the metadata look like a node
+    assert (decoded, frames.lost, frames.lost_bytes) == (8, 1, 2**22)  # the one behind the zeros twice
 
 
 def test_a_file_without_a_node(tmp_path):

@@ -150,19 +150,25 @@ def test_a_file_that_is_no_timeline_is_refused(tmp_path, content):
         read_horovod_timeline(tmp_path / "other.json")
 
 
-def test_damage_in_the_middle_is_an_error_with_its_line(tmp_path):
+@pytest.mark.parametrize("line", range(1, 40))
+def test_a_damaged_record_costs_its_tensors_spans_at_that_time(tmp_path, timeline, line):
     path = written_timeline(tmp_path / "t.json")
     lines = path.read_text().splitlines()
-    lines[11] = lines[11].replace('"ts"', "ts")
+    if '"ts"' not in lines[line % len(lines)]:
+        return
+    lines[line % len(lines)] = lines[line % len(lines)].replace('"ts"', "ts")
     path.write_text("\n".join(lines))
-    with pytest.raises(TraceFormatError, match=r"t\.json: line 12 "):
-        read_horovod_timeline(path)
+    found = read_horovod_timeline(path)
+    assert found.dropped[f"damaged records of {tmp_path.name}/t.json"] == 1
+    assert len(rows(timeline)) - len(rows(found)) <= 6
+    assert not found.truncated
 
 
-def test_an_end_without_a_beginning_is_an_error(tmp_path):
+def test_an_end_without_a_beginning_is_counted(tmp_path, timeline):
     path = written_timeline(tmp_path / "t.json", tail=',{"ph": "E", "ts": 7, "pid": 3}]')
-    with pytest.raises(TraceFormatError, match="process 3 ends at 7 us, but none began"):
-        read_horovod_timeline(path)
+    found = read_horovod_timeline(path)
+    assert rows(found) == rows(timeline)
+    assert found.dropped == {f"spans that a lost record leaves open in {tmp_path.name}/t.json": 1}
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -257,3 +263,10 @@ def test_collectives_run_one_at_a_time_and_their_transfers_overlap(setting):
     ]
     assert all(last_start <= first_end for _, last_start, first_end, _ in spans)
     assert all(last_end <= start for (*_, last_end), (start, *_) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("shape", ["[99999999, 99999999, 99999999]", "9" * 5000])
+def test_an_impossible_shape_is_a_size_that_is_not_known(tmp_path, shape):
+    path = written_timeline(tmp_path / "t.json")
+    path.write_text(path.read_text().replace('"[4, 5]"', f'"{shape}"'))
+    assert read_horovod_timeline(path).size_bytes.min() == -1

@@ -1,12 +1,14 @@
 """Kineto profiles as traces: what the events are, and the steps of written and of real jobs."""
 
+import time
+
 import numpy as np
 import pytest
 from importer_kit import ImporterConformance, check_trace, shared_traces
-from kineto_files import START, STREAM, Profile, collective_job, distributed, small_job
+from kineto_files import MAIN, START, STREAM, Profile, collective_job, distributed, small_job
 
 from dpro_search.collect.readers.kineto import IMPORTER, read
-from dpro_search.collect.trace import EventKind
+from dpro_search.collect.trace import DependencyKind, EventKind
 
 
 class TestConformance(ImporterConformance):
@@ -83,3 +85,30 @@ def test_a_profile_without_a_device_has_the_steps_that_the_script_marked(tmp_pat
     trace = read([profile.write(tmp_path / "trace.json")])
     check_trace(trace)
     np.testing.assert_allclose(np.diff(trace.steps.end_us), 1000)
+
+
+def test_calls_of_one_id_and_many_steps_take_no_more_work_than_others(tmp_path):
+    """It took as many rounds over all ops as calls share an id, and one over all events for each step: ten times as long."""
+    calls = 40_000
+
+    def read_in_cpu_s(one_id):
+        profile = Profile()
+        for number in range(calls):
+            ids = {"correlation": 1 if one_id else number + 1}
+            profile.add("cuda_runtime", "cudaLaunchKernel", START + 10 * number, 5, MAIN, ids)
+            profile.add("kernel", "k", START + 10 * number - 2, 1, STREAM, {**ids, "stream": 7}, profile.device)
+            if one_id or number == 0:
+                profile.step(number, START + 10 * number, 10 if one_id else 10 * calls)
+        path = profile.write(tmp_path / "trace.json")
+        begun_s = time.process_time()
+        trace = read([path])
+        took_s = time.process_time() - begun_s
+        launched = trace.dependencies.kind == DependencyKind.LAUNCH
+        late_us = trace.events.start_us[trace.dependencies.target] - trace.events.start_us[trace.dependencies.source]
+        assert set(late_us[launched]) == {-2.0}
+        return took_s, len(trace.steps)
+
+    usual_s, _ = read_in_cpu_s(one_id=False)
+    took_s, steps = read_in_cpu_s(one_id=True)
+    assert steps == calls
+    assert took_s < 5 * usual_s + 0.5

@@ -1,14 +1,22 @@
 """Kineto files in all spellings, in pieces, damaged and cut off."""
 
 import gzip
+from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
-from kineto_files import distributed, needs, small_job
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kineto_files import MAIN, START, distributed, needs, small_job
 
 from dpro_search.collect.readers import kineto_json
+from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import read
 from dpro_search.collect.readers.kineto_events import read_kineto_file
+from dpro_search.collect.readers.kineto_json import JsonRecords
+from dpro_search.collect.readers.kineto_notes import SpanRecord
 from dpro_search.collect.trace import DependencyKind
 from dpro_search.errors import InputError
 
@@ -72,7 +80,7 @@ def test_records_of_wrong_types_are_counted_and_left_out(tmp_path):
     profile.records.append({"ph": "X", "cat": "mystery", "name": "x", "ts": 1, "dur": 1})
     dropped = read([profile.write(tmp_path / "trace.json")]).meta.dropped
     expected = {
-        "damaged records": 1,
+        f"damaged records of {tmp_path.name}/trace.json": 1,
         "spans without a start or a duration": 1,
         "spans with an impossible start or duration": 1,
         "spans of category 'mystery'": 1,
@@ -86,7 +94,7 @@ def test_a_file_that_ends_in_the_middle_keeps_its_whole_records(tmp_path):
     (tmp_path / "trace.json").write_bytes(data[: int(len(data) * 0.7)])
     trace = read([tmp_path / "trace.json"])
     assert 5 < len(trace.events) < 15
-    assert trace.meta.dropped["records cut off at the end of the file"] == 1
+    assert trace.meta.dropped[f"records cut off at the end of {tmp_path.name}/trace.json"] == 1
 
 
 def test_a_compressed_file_that_ends_in_the_middle_keeps_what_can_be_unpacked(tmp_path):
@@ -103,7 +111,7 @@ def test_a_damaged_record_among_records_with_lists_costs_itself_only(tmp_path):
     (tmp_path / "trace.json").write_bytes(data)
     trace = read([tmp_path / "trace.json"])
     assert len(trace.events) == 14
-    assert trace.meta.dropped["damaged records"] == 1
+    assert trace.meta.dropped[f"damaged records of {tmp_path.name}/trace.json"] == 1
 
 
 def test_a_long_text_that_is_no_list_of_records_is_given_up(tmp_path, monkeypatch):
@@ -111,3 +119,99 @@ def test_a_long_text_that_is_no_list_of_records_is_given_up(tmp_path, monkeypatc
     (tmp_path / "trace.json").write_bytes(b'{"schemaVersion": 1, "traceEvents": [' + b'"cat": "kernel" ' * 5000)
     with pytest.raises(InputError, match=r"has no events \(left out: "):
         read([tmp_path / "trace.json"])
+
+
+def records_lost(path: Path, data: bytes, whole: int) -> int:
+    path.write_bytes(data)
+    found = read_kineto_file(path)
+    lost = whole - len(found)
+    counted = sum(number for reason, number in found.dropped.items() if reason != "device copies of annotations")
+    assert counted >= lost
+    return lost
+
+
+@given(at=st.integers(0, 10**6), value=st.integers(0, 255))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_wrong_byte_costs_the_record_that_it_is_in(tmp_path, at, value):
+    path = small_job(steps=20).write(tmp_path / "trace.json", header=distributed(3, 8))
+    data, whole = path.read_bytes(), len(read_kineto_file(path))
+    first, last = data.index(b'"traceEvents"') + 20, data.rindex(b"]")
+    at = first + at % (last - first)
+    assert records_lost(path, data[:at] + bytes([value]) + data[at + 1 :], whole) <= 2
+
+
+@pytest.mark.parametrize(
+    "mark", ['{"ph": "X", "cat": "cpu_op"', '}, {"ph": "X", "cat": "cuda_runtime"', '"ph": "X", "cat": "cpu_op"']
+)
+@pytest.mark.parametrize("wrong", ["x", "]", "[", "{", "}", '"', "\\", "\0"])
+def test_a_wrong_brace_comma_or_quote_costs_its_record(tmp_path, mark, wrong):
+    """Marks of the text between two records: it looked like one record to the end of the file, or like the end of the list."""
+    path = small_job(steps=20).write(tmp_path / "trace.json")
+    data, whole = path.read_bytes(), len(read_kineto_file(path))
+    for shift in range(3):
+        at = data.index(mark.encode(), len(data) // 3) + shift
+        assert records_lost(path, data[:at] + wrong.encode() + data[at + 1 :], whole) <= 2
+
+
+def test_a_damaged_name_of_the_list_costs_the_fields_beside_it_only(tmp_path):
+    path = small_job().write(tmp_path / "trace.json")
+    path.write_bytes(path.read_bytes().replace(b'"traceEvents"', b'"traceEvent\x07"'))
+    assert len(read_kineto_file(path)) == len(read_kineto_file(small_job().write(tmp_path / "whole.json")))
+
+
+def test_a_wrong_byte_in_a_compressed_file_keeps_what_came_before_and_estimates_the_rest(tmp_path):
+    path = small_job(steps=300).write(tmp_path / "trace.json")
+    whole = len(read_kineto_file(path))
+    data = path.read_bytes()
+    first, second = gzip.compress(data[: len(data) // 2]), gzip.compress(data[len(data) // 2 :])
+    path.write_bytes(first + second[:10] + b"\x07" + second[11:])  # no such type of block
+    found = read_kineto_file(path)
+    estimated = found.dropped[f"records after the damage of {tmp_path.name}/trace.json (estimated)"]
+    assert len(found) == pytest.approx(whole / 2, rel=0.1)
+    assert estimated == pytest.approx(whole * 6 / 5 / 2, rel=0.2)  # of all records, of which 5 of 6 are spans that are used
+
+
+def test_a_compressed_file_whose_checksum_does_not_match_is_told(tmp_path):
+    """A wrong byte in it often unpacks to other text without an error."""
+    packed = bytearray(gzip.compress(small_job().write(tmp_path / "trace.json").read_bytes()))
+    packed[-6] ^= 1
+    (tmp_path / "trace.json").write_bytes(packed)
+    (warning,) = import_trace([tmp_path / "trace.json"]).meta.warnings
+    assert warning == f"left out: 1 damaged checksum of {tmp_path.name}/trace.json: any of its records may be wrong"
+
+
+@pytest.mark.parametrize("text", ['{"a":[', '{"a":[{},', '{"a":[{},{"b":', '{"},{"', '}],"a":[{}', '{"ph":"X","args":[{"ph":1},'])
+def test_the_work_on_a_crafted_record_grows_as_its_length(tmp_path, text):
+    """Text that looks like the beginning or the end of a record at every place."""
+    path = tmp_path / "trace.json"
+
+    def decoded_bytes(repeated: int) -> int:
+        path.write_bytes(b'{"schemaVersion": 1, "traceEvents": [{"ph": "M"}, ' + text.encode() * repeated)
+        records = JsonRecords(path, SpanRecord)
+        work = 0
+
+        def counted(data: bytes) -> list[SpanRecord]:
+            nonlocal work
+            work += len(data)
+            return msgspec.json.decode(data, type=list[SpanRecord])
+
+        records._decoder = SimpleNamespace(decode=counted)
+        list(records)
+        return work
+
+    assert decoded_bytes(8000) < 60 * len(text) * 8000
+
+
+def test_a_loss_is_a_warning_of_the_import_that_names_the_file(tmp_path):
+    path = small_job().write(tmp_path / "trace.json")
+    path.write_bytes(path.read_bytes().replace(b'"name": "gemm"', b'"name": gemm', 1))
+    assert import_trace([path]).meta.warnings == (f"left out: 1 damaged records of {tmp_path.name}/trace.json",)
+
+
+def test_a_type_that_is_no_text_leaves_the_size_of_a_collective_unknown(tmp_path):
+    """A wrong byte in it was a traceback."""
+    profile = small_job()
+    profile.add("user_annotation", "nccl:all_reduce", START + 85, 20, MAIN, {"Input Dims": [[394, 2]], "Input type": ["Scalar"]})
+    path = profile.write(tmp_path / "trace.json")
+    path.write_bytes(path.read_bytes().replace(b"Scalar", b"Scal\xddr"))
+    assert len(read([path]).events) == 16

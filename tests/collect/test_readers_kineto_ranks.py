@@ -1,6 +1,7 @@
 """Profiles of several ranks: which files are whose, collectives that belong together, and clocks."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -83,6 +84,30 @@ def test_large_files_are_read_in_processes_with_the_same_result(tmp_path, monkey
     trace = read(paths)
     assert trace.meta == expected.meta
     np.testing.assert_array_equal(trace.events.start_us, expected.events.start_us)
+
+
+def test_hundreds_of_ranks_take_memory_that_grows_as_their_number(tmp_path):
+    """The clocks of 800 ranks took memory and time with the square and the cube of the ranks."""
+
+    def peak_bytes(ranks):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        shifts_us = np.random.default_rng(0).uniform(-1e6, 1e6, ranks)
+        for rank in range(ranks):
+            job = collective_job(rank % 2, shift_us=float(shifts_us[rank]))
+            job.write(folder / f"rank{rank}.json", header=distributed(rank, ranks))
+        tracemalloc.start()
+        trace = read(sorted(folder.iterdir()))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        check_trace(trace)
+        assert trace.meta.ranks == ranks
+        assert len(np.unique(trace.events.collective)) == 11
+        offset_us = np.array(trace.meta.clock.offset_us) - (shifts_us - shifts_us[0])
+        assert (np.abs(offset_us) <= np.array(trace.meta.clock.residual_us) + 1).all()
+        return peak
+
+    assert peak_bytes(280) < 6 * peak_bytes(70)
 
 
 def test_missing_ranks_are_told(tmp_path):

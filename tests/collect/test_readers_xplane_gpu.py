@@ -70,6 +70,7 @@ def of_kind(trace: Trace, kind: EventKind, rank: int = 0) -> list[tuple[str, int
 
 class TestXPlaneGpu(ImporterConformance):
     importer = xplane_gpu.IMPORTER
+    ranks_are_seen = False
 
     @pytest.fixture
     def files(self, tmp_path):

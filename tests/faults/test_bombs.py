@@ -1,15 +1,24 @@
 """Small files that unpack to more than the memory holds: one line of error, and nothing of them is kept."""
 
 import gzip
+import shutil
+import subprocess
+import sys
+import tracemalloc
+import zipfile
 import zlib
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from dpro_search.cli import main
 from dpro_search.collect.clusters.table import TableHeader
 from dpro_search.collect.communication.table import KIND, TABLE_VERSION
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
 from tests.faults.processes import SEARCH, fails_in_one_line, shown
 
@@ -78,3 +87,65 @@ def test_what_is_never_compressed_is_not_unpacked(name, options, all_reduces, tm
     error = fails_in_one_line(2, *SEARCH, 5, *options, folder, "--out", tmp_path / "run")
     assert str(folder / name) in error
     assert shown(tmp_path) == ["given"]
+
+
+HEADS = {
+    "kineto": b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel"},',
+    "mxnet": b'{"traceEvents": [{"ph": "B", "cat": "MXNET_C_API"},',
+    "byteps": b'{"traceEvents": [{"ph": "X", "name": "Comm.a", "cat": "Comm"},',
+    "horovod": b'[{"ph": "M", "name": "process_name", "args": {"start_time_since_epoch_in_micros": 1}},',
+    "chakra": b"\x08\n\x060.0.01\x05\x08\x01\x12\x01a",
+    "xplane": b"\x0a\x10\x12\x0b/device:GPU:0",
+    "runmetadata": b"\x0a\x20\x0a\x1e\x0a\x0b/device:CPU",
+    "straggler-analysis": b"PAR1",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_import_unpacks_no_more_than_a_traces_ratio(name, tmp_path):
+    file = bomb(tmp_path / "trace.gz", HEADS[name])
+    with pytest.raises(TraceFormatError, match=rf"{file}: unpacks to more than 100 times its size, as no trace does"):
+        import_trace([file])
+
+
+def test_a_file_that_the_memory_does_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "xplane.pb"
+    path.write_bytes(bytes(10 * 2**20))
+    monkeypatch.setattr("dpro_search.collect.readers._bytes.available_bytes", lambda: 32 * 2**20)
+    with pytest.raises(TraceFormatError, match=r"xplane.pb: larger than the 4.0 MiB that can be read with the memory"):
+        read_whole(path)
+
+
+def test_the_limit_of_the_process_is_that_of_the_memory():
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31));"
+    code += "from dpro_search.collect._memory import available_bytes; print(available_bytes())"
+    found = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 0 < found < 2**31
+
+
+def test_a_trace_with_a_column_that_no_trace_has_is_read_without_it(tmp_path):
+    """An unused column of 2 GB took 2 GB."""
+    shutil.copytree(sample_trace_path(), tmp_path / "trace")
+    with zipfile.ZipFile(tmp_path / "trace" / "trace.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("events.unused.npy", b"what no reader of arrays takes")
+        with archive.open("unused.npy", "w", force_zip64=True) as entry:
+            for _ in range(512):
+                entry.write(bytes(2**20))
+    tracemalloc.start()
+    Trace.load(tmp_path / "trace")
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 256 * 2**20
+
+
+def test_lack_of_memory_is_one_line(monkeypatch, capsys):
+    def fail(verb):
+        raise MemoryError
+
+    monkeypatch.setattr("dpro_search.cli._command_of", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert (ended.value.code, capsys.readouterr().err) == (
+        1,
+        "dpro-search: error: not enough memory; free some, or give a smaller input\n",
+    )

@@ -98,3 +98,11 @@ def test_a_gradient_that_was_not_communicated_is_named():
 def test_a_step_that_was_not_profiled_is_refused():
     with pytest.raises(GraphError, match="none of the requested steps"):
         build_graph(sample(), (0,))
+
+
+def test_names_that_no_node_of_the_graph_has_are_refused():
+    trace = sample()
+    nodes = {name for graph in trace.graphs for name in graph.name}
+    names = tuple(f"other {name}" if name in nodes else name for name in trace.names)
+    with pytest.raises(GraphError, match=r"^rank 0, step \d+: no op ran that waits for no communication"):
+        build_graph(replace(trace, names=names))

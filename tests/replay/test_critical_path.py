@@ -123,7 +123,7 @@ def test_an_iteration_that_waits_for_the_one_before_continues_its_path():
 
 def test_shares_sum_to_the_makespan_largest_first():
     timeline = timeline_of(data_parallel(forward_us=(10.0, 30.0)))
-    shares = path_shares(timeline, critical_path(timeline))
+    shares = path_shares(timeline)
     assert list(shares.by_rank_and_kind.items()) == [
         ((0, "COMM"), 40.0),
         ((1, "FORWARD"), 30.0),
@@ -136,7 +136,7 @@ def test_shares_sum_to_the_makespan_largest_first():
 @many
 @given(timelines())
 def test_shares_are_all_of_the_path(timeline):
-    shares = path_shares(timeline, critical_path(timeline))
+    shares = path_shares(timeline)
     assert sum(shares.by_op.values()) == pytest.approx(timeline.makespan_us)
     assert sum(shares.by_rank_and_kind.values()) == pytest.approx(timeline.makespan_us)
     assert {kind for _, kind in shares.by_rank_and_kind} <= {kind.name for kind in OpKind}

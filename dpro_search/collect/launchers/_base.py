@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from dpro_search.collect._files import require_new, write_file
+from dpro_search.collect._files import require_new, scratch_folder, write_file
 from dpro_search.collect.assembly import JobFile, RankFile
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
@@ -205,5 +204,5 @@ def raw_folder(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return
-    with tempfile.TemporaryDirectory(prefix="dpro-search-raw-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    with scratch_folder("raw") as folder:
+        yield folder

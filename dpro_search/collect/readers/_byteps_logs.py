@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.readers._salvage import cut_off, damaged
 
 _HEADER = re.compile(rb"role=(\w+), id=(\d{1,9})\s")
 _MESSAGE = re.compile(rb"(\d{1,17}) (True|False) (True|False) (True|False) (\d{1,18}) (\d{1,9}) (\d{1,9})")
@@ -64,7 +65,8 @@ def is_server_log(head: bytes) -> bool:
 
 def read_message_log(path: Path, dropped: Counter[str]) -> MessageLog | None:
     """The messages of one process; lines that are none are counted. None if the first line is damaged."""
-    data, _ = read_available(path)
+    data, damage = read_available(path)
+    dropped[cut_off(path)] += bool(damage)
     header = _HEADER.match(data)
     if header is None:
         return None
@@ -72,7 +74,7 @@ def read_message_log(path: Path, dropped: Counter[str]) -> MessageLog | None:
     for line in data[header.end() :].splitlines():
         found = _MESSAGE.fullmatch(line.strip())
         if found is None:
-            dropped["message log: damaged line"] += bool(line.strip())
+            dropped[damaged(path)] += bool(line.strip())
             continue
         time_us, is_start, is_push, is_request, key, sender, receiver = found.groups()
         lane = Lane(is_push == b"True", is_request == b"True", int(key), int(sender), int(receiver))
@@ -82,13 +84,14 @@ def read_message_log(path: Path, dropped: Counter[str]) -> MessageLog | None:
 
 def read_server_log(path: Path, dropped: Counter[str]) -> list[ServerOp]:
     """The operations of one server, by start; what does not pair up is counted."""
-    data, _ = read_available(path)
+    data, damage = read_available(path)
+    dropped[cut_off(path)] += bool(damage)
     since: dict[tuple[bytes, ...], int] = {}
     ops = []
     for line in data.splitlines():
         found = _SERVER_OP.fullmatch(line.strip())
         if found is None:
-            dropped["server log: damaged line"] += bool(line.strip())
+            dropped[damaged(path)] += bool(line.strip())
             continue
         time_us, edge, *what = found.groups()
         if edge == b"start":

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
 import msgspec
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.readers._salvage import Decode, Record, count_lost, cut_off, damaged, salvage, whole_records
 from dpro_search.errors import TraceFormatError
 
-_Event = TypeVar("_Event")
-_MOST_DAMAGES = 1000  # a file with more damaged places is given up
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
-class _Object(msgspec.Struct, Generic[_Event]):
-    traceEvents: list[_Event]  # noqa: N815 (the format's name)
+class _Object(msgspec.Struct, Generic[Record]):
+    traceEvents: list[Record]  # noqa: N815 (the format's name)
 
 
-def chrome_events(path: Path, kind: type[_Event]) -> tuple[list[_Event], Counter[str]]:
+def chrome_events(path: Path, kind: type[Record]) -> tuple[list[Record], Counter[str]]:
     """Events of a file (gzip or not): an object with ``traceEvents``, or a bare list.
 
     Parameters
     ----------
     kind
-        A msgspec structure of the fields that the reader needs.
+        A msgspec structure of the fields that the reader needs, ``ph`` among them.
 
     Returns
     -------
@@ -40,48 +41,45 @@ def chrome_events(path: Path, kind: type[_Event]) -> tuple[list[_Event], Counter
     TraceFormatError
         It holds no list of events.
     """
-    data, cut = read_available(path)
+    data, damage = read_available(path)
     dropped: Counter[str] = Counter()
-    if not cut:
+    if not damage:
         try:
             if data.lstrip()[:1] == b"[":
                 return msgspec.json.decode(data, type=list[kind]), dropped  # type: ignore[valid-type]
             return msgspec.json.decode(data, type=_Object[kind]).traceEvents, dropped  # type: ignore[valid-type]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DAMAGED:
             pass  # read one by one below, so that one bad event does not cost the others
-    text = data.decode("utf-8", "replace")
-    key = text.find('"traceEvents"')
-    first = text.find("[", max(key, 0))
-    if first < 0 or (key < 0 and text[:first].strip()):
+    first = _LIST.search(data) or re.match(rb"\s*\[", data)
+    if first is None:
         raise TraceFormatError(f"{path}: no list of trace events in it; record or copy the file again")
-    return _one_by_one(text, first + 1, kind, dropped), dropped
+    return events_of_damaged(data[first.end() :], list_decoder(kind), path, dropped), dropped
 
 
-def _one_by_one(text: str, position: int, kind: type[_Event], dropped: Counter[str]) -> list[_Event]:
-    decode = json.JSONDecoder().raw_decode
-    events: list[_Event] = []
-    while True:
-        between = position
-        while position < len(text) and text[position] in ", \t\r\n":
-            position += 1
-        if position == len(text):
-            return events  # without a closing bracket, as files of killed jobs are
-        if text[position] == "]":
-            return events
+def list_decoder(kind: type[Record]) -> Decode[Record]:
+    """Decodes the events in a text that stands in a list; None if it is no JSON of them."""
+    decoder: msgspec.json.Decoder[list[Record]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+
+    def decode(text: bytes) -> list[Record] | None:
         try:
-            if text[position] != "{":
-                raise ValueError("not an event")
-            found, position = decode(text, position)
-        except (ValueError, RecursionError):
-            position = text.find("{", max(position, between) + 1)
-            if position < 0:
-                dropped["cut off"] += 1
-                return events
-            dropped["damaged"] += 1
-            if dropped["damaged"] > _MOST_DAMAGES:
-                return events
-            continue
-        try:
-            events.append(msgspec.convert(found, kind))
-        except (msgspec.MsgspecError, OverflowError):
-            dropped["wrong type"] += 1
+            return decoder.decode(b"[" + text + b"]")
+        except DAMAGED:
+            return None
+
+    return decode
+
+
+def events_of_damaged(text: bytes, decode: Decode[Record], path: Path, dropped: Counter[str]) -> list[Record]:
+    """Events of a list from its bracket on; what is lost is added to `dropped`. A killed job's list has no end."""
+    found = salvage(text, decode)
+    tail = whole_records(found.rest, decode)
+    lost = found.lost + tail.lost
+    rest = tail.rest.strip(b", \t\r\n")
+    closing = rest.find(b"]")
+    if closing >= 0 and b'"ph"' in rest[:closing]:
+        lost += count_lost(rest[:closing])
+    elif closing < 0 and rest:
+        dropped[cut_off(path)] += count_lost(rest)
+    if lost:
+        dropped[damaged(path)] += lost
+    return found.records + tail.records

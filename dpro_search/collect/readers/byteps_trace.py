@@ -32,6 +32,7 @@ from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.readers._mxnet_files import COMM, read_profile
 from dpro_search.collect.readers._rows import clocks_checked, steps_by_repetition
+from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.importers import Importer, read_head
 from dpro_search.collect.trace import ClockReport, Trace
 from dpro_search.errors import InputError, TraceFormatError
@@ -78,6 +79,8 @@ def read(paths: Sequence[Path]) -> Trace:
     dropped: Counter[str] = Counter()
     heads = {path: read_head(path) for path in paths}
     workers = [read_worker(path, dropped) for path in paths if not companion(heads[path], path)]
+    for worker in workers:
+        dropped[f"ranks without a push-pull: {shown(worker.path)}"] += not worker.totals
     workers = [worker for worker in workers if worker.totals]
     if not workers:
         raise TraceFormatError(f"{paths[0]}: no push-pull of BytePS in it; record with BYTEPS_TRACE_ON=1")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from google.protobuf.message import DecodeError
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers._salvage import cut_off, damaged
+from dpro_search.collect.readers._wire import Frames, varint
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import MESSAGES, text
 from dpro_search.collect.recorded_names import collective_kind_of
@@ -43,6 +45,7 @@ _COMM_TYPES = {  # by `comm_type` (et_def.proto, CollectiveCommType)
     9: CollectiveKind.BARRIER,
 }
 _RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
+_FIRST = b"\x08\x12"  # bytes with which a node begins: the field of its number or of its name
 _LONGEST_US = 1e15
 _VALUES = ("double_val", "int32_val", "int64_val", "uint32_val", "uint64_val", "bool_val", "string_val")
 
@@ -95,18 +98,18 @@ class _Node:
 
 def recognise(head: bytes, path: Path) -> bool:
     """Whether a file that begins with `head` holds metadata of Chakra and then a node."""
-    found = _varint(head, 0)
+    found = varint(head, 0)
     if found is None or not 0 < found[0] <= len(head) - found[1]:
         return False
     end = sum(found)
     place = found[1]
     while place < end:  # only the fields 1 and 2, which fill the message exactly
-        length = _varint(head, place + 1) if head[place] in (0x0A, 0x12) else None
+        length = varint(head, place + 1) if head[place] in (0x0A, 0x12) else None
         if length is None:
             return False
         place = length[1] + length[0]
-    node = _varint(head, end)
-    return place == end and node is not None and head[node[1] : node[1] + 1] in (b"\x08", b"\x12")
+    node = varint(head, end)
+    return place == end and node is not None and node[1] < len(head) and head[node[1]] in _FIRST
 
 
 def read(paths: Sequence[Path]) -> Trace:
@@ -172,47 +175,18 @@ def read(paths: Sequence[Path]) -> Trace:
     return described(trace)
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int] | None:
-    """A varint and where it ends; None if there is none."""
-    value = shift = 0
-    while place < len(data) and shift < 35:
-        value |= (data[place] & 0x7F) << shift
-        place += 1
-        if data[place - 1] < 0x80:
-            return value, place
-        shift += 7
-    return None
-
-
 def _ranks(paths: Sequence[Path]) -> list[Path]:
     """The files in the order of the ranks."""
     named = {int(found[1]): path for path in paths if (found := _RANK.search(path.name))}
     return [named[rank] for rank in sorted(named)] if len(named) == len(paths) else list(paths)
 
 
-def _messages(path: Path, dropped: Counter[str]) -> Iterator[bytes]:
-    data, cut = read_available(path)
-    place = 0
-    while place < len(data):
-        length = _varint(data, place)
-        if length is None or length[1] + length[0] > len(data):
-            cut = True
-            break
-        place = sum(length)
-        yield data[length[1] : place]
-    dropped["cut off"] += cut
-
-
 def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
+    data, damage = read_available(path)
+    head = varint(data, 0)
+    frames = Frames(data[sum(head) if head else 0 :], _decoded, _FIRST)
     found: dict[int, _Node] = {}
-    for position, data in enumerate(_messages(path, dropped)):
-        if position == 0:
-            continue  # metadata
-        try:
-            node = MESSAGES["ChakraNode"].FromString(data)
-        except DecodeError:
-            dropped["damaged nodes"] += 1
-            continue
+    for node in frames:
         if node.id in found:
             dropped["nodes of one id"] += 1
         elif not (node.start_time_micros < _LONGEST_US and node.duration_micros < _LONGEST_US):
@@ -228,7 +202,16 @@ def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
                 start_us=float(node.start_time_micros),
                 length_us=float(node.duration_micros),
             )
+    dropped[cut_off(path)] += bool(damage) or frames.cut
+    dropped[damaged(path)] += frames.lost
     return list(found.values())
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return MESSAGES["ChakraNode"].FromString(data)
+    except DecodeError:
+        return None
 
 
 def _value(attribute: Any) -> Any:

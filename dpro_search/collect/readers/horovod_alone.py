@@ -57,13 +57,14 @@ def read(paths: Sequence[Path]) -> Trace:
     InputError
         The file cannot be read, or there are several.
     TraceFormatError
-        Damaged elsewhere than at its end, or without an all-reduce.
+        Without an all-reduce.
     """
     if len(paths) != 1:
         raise InputError(f"{paths[0]} and {len(paths) - 1} more: a job has one Horovod timeline; import one at a time")
     timeline = read_horovod_timeline(paths[0])
     dropped = Counter({f"timeline {name.lower()}": count for name, count in timeline.skipped.items()})
     dropped["timeline unfinished"] = timeline.unfinished
+    dropped.update(timeline.dropped)
     runs = _runs(timeline, dropped)
     if not runs:
         raise TraceFormatError(f"{paths[0]}: the timeline holds no all-reduce; record some training steps")
@@ -117,7 +118,8 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
         if phase != Phase.WHOLE:
             run.rows.append(row)
         else:
-            run.end_us = end_us
+            run.end_us = end_us if end_us >= run.enqueue_us else None
+            dropped["ends before it starts"] += run.end_us is None
             del under_way[tensor]
     return sorted(runs, key=lambda run: run.enqueue_us)
 
@@ -148,9 +150,14 @@ def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path:
     found = []
     if timeline.truncated:
         found.append(f"{path.name} is cut off; the last record was left out")
-    outside = sum(run.step < 0 for run in runs)
-    if outside:
-        found.append(f"{outside} all-reduces at the end belong to a step that is not whole")
+    partial = [run for run in runs if run.step < 0]
+    if partial:
+        whole = len({run.tensor for run in runs})
+        done = sum(run.end_us is not None for run in partial)
+        found.append(
+            f"{path.name} ends in step {steps}: {whole - done} of its {whole} all-reduces are missing or not completed, and the "
+            f"{len(partial)} that began are in no step; how many steps followed is not in the file"
+        )
     if not steps:
         found.append("no whole step")
     if not timeline.ranks:

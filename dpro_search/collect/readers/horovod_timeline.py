@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 import math
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.readers._chrome import events_of_damaged, list_decoder
+from dpro_search.collect.readers._salvage import cut_off, shown
 from dpro_search.collect.trace import EventKind, Floats, Ints
 from dpro_search.errors import TraceFormatError
 
@@ -26,6 +29,8 @@ _ITEM_BYTES = {
     "uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
 }  # fmt: skip
+_OUTERMOST = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")  # spans that lie in no other
+_LARGEST_BYTES = 2**50
 _RANK_DIGITS = 5  # longer numbers are damaged
 
 
@@ -80,6 +85,8 @@ class HorovodTimeline:
         Number of spans of other operations (BROADCAST, INIT_FUSION_BUFFER...), by name; they are not among the rows.
     truncated
         The file ends in the middle of a record, which was left out. One that only lacks its closing bracket is not truncated.
+    dropped
+        Records that were lost because the file is damaged, and spans that are not known without them, by reason.
     ranks
         Ranks whose requests the coordinator noted: all of the job's in a whole file; 0 where it noted none.
     """
@@ -95,6 +102,7 @@ class HorovodTimeline:
     unfinished: int
     skipped: dict[str, int]
     truncated: bool
+    dropped: dict[str, int] = field(default_factory=dict)
     ranks: int = 0
 
     @property
@@ -111,11 +119,12 @@ def read_horovod_timeline(path: Path) -> HorovodTimeline:
     InputError
         The file cannot be read.
     TraceFormatError
-        Not a timeline of Horovod, or damaged elsewhere than at its end.
+        Not a timeline of Horovod.
     """
-    data, cut = read_available(path)
-    records, truncated = _records(data, path)
-    return _Reader(path).read(records, truncated or cut)
+    data, damage = read_available(path)
+    dropped: Counter[str] = Counter()
+    records = _records(data, path, dropped)
+    return _Reader(path, dropped).read(records, truncated=bool(damage) or bool(dropped[cut_off(path)]))
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -126,54 +135,22 @@ class _Record(msgspec.Struct, gc=False):
     args: dict[str, str | int | float] | None = None
 
 
-_DECODER = msgspec.json.Decoder(list[_Record])
-
-
-def _records(data: bytes, path: Path) -> tuple[list[_Record], bool]:
-    """All whole records, and whether a part of one was left out."""
+def _records(data: bytes, path: Path, dropped: Counter[str]) -> list[_Record]:
+    """All whole records; what is lost is added to `dropped`."""
     data = data.strip()
     if not data.startswith(b"["):
         raise TraceFormatError(f"{path}: not a Horovod timeline (expected a JSON list of events, beginning with '[')")
-    try:
-        return _DECODER.decode(data), False
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _records_of_killed_job(data[1:], path)
-
-
-def _records_of_killed_job(data: bytes, path: Path) -> tuple[list[_Record], bool]:
-    """Line by line, for the end is missing or damaged; every line but the last must be whole."""
-    records: list[_Record] = []
-    lines = data.splitlines()
-    for number, line in enumerate(lines, start=1):
-        text = line.strip().rstrip(b"], \t")
-        try:
-            records += _DECODER.decode(b"[" + text + b"]")
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            if number < len(lines):
-                raise TraceFormatError(f"{path}: line {number} is not a list of timeline events ({error})") from error
-            return records + _whole_prefix(text, path, number), True
-    return records, False
-
-
-def _whole_prefix(text: bytes, path: Path, number: int) -> list[_Record]:
-    """The records before the one in which the text ends. A record nests at most once, so few of its braces end no record."""
-    end = len(text)
-    for _ in range(8):
-        end = text.rfind(b"}", 0, end)
-        if end < 0:
-            return []
-        try:
-            return _DECODER.decode(b"[" + text[: end + 1] + b"]")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-    raise TraceFormatError(f"{path}: line {number} is not a list of timeline events; the file is damaged")
+    decode = list_decoder(_Record)
+    records = decode(data[1:].rstrip(b"], \t\r\n"))
+    return events_of_damaged(data[1:], decode, path, dropped) if records is None else records
 
 
 class _Reader:
     """Matches B and E of every process with a stack, and makes a row of each phase when it ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dropped: Counter[str]) -> None:
         self._path = path
+        self._dropped = dropped
         self._names: dict[int, str] = {}
         self._index: dict[int, int] = {}  # process -> tensor, in the order of first rows
         self._shapes: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -192,15 +169,15 @@ class _Reader:
         for record in records:
             if record.ph == "B":
                 stack = stacks.setdefault(record.pid, [])
+                if stack and record.name in _OUTERMOST:  # an end before it was lost
+                    self._lose(record.pid, stack)
                 stack.append(record)
                 self._begin(record, stack)
             elif record.ph == "E":
                 stack = stacks.get(record.pid, [])
-                if not stack:
-                    raise TraceFormatError(
-                        f"{self._path}: a span of process {record.pid} ends at {record.ts:g} us, but none began; "
-                        "the file is damaged"
-                    )
+                if not self._fits(stack, record):
+                    self._lose(record.pid, stack)
+                    continue
                 self._end(stack.pop(), record, stack)
             elif record.ph == "X" and len(record.name) <= _RANK_DIGITS and record.name.isdecimal():
                 self._ranks = max(self._ranks, int(record.name) + 1)
@@ -216,6 +193,19 @@ class _Reader:
                 "expected the file that HOROVOD_TIMELINE names"
             )
         return self._result(origin_us * 1000, sum(map(len, stacks.values())), truncated)
+
+    def _fits(self, stack: list[_Record], record: _Record) -> bool:
+        """Whether an end closes the last beginning: only the end of the whole all-reduce has dtype and shape."""
+        whole = record.args is not None and "dtype" in record.args
+        if self._dropped and len(stack) == 1 and stack[0].name == "ALLREDUCE":
+            return whole
+        return bool(stack) and (not whole or len(stack) == 1)
+
+    def _lose(self, pid: int, stack: list[_Record]) -> None:
+        """Give up the spans under way of a process one of whose records was lost."""
+        self._dropped[f"spans that a lost record leaves open in {shown(self._path)}"] += max(len(stack), 1)
+        stack.clear()
+        self._run.pop(pid, None)
 
     def _begin(self, record: _Record, stack: list[_Record]) -> None:
         if len(stack) == 1 and record.name == "NEGOTIATE_ALLREDUCE":
@@ -246,8 +236,10 @@ class _Reader:
             self._row(pid, Phase.WHOLE, begun.ts, record.ts)
             del self._run[pid]
             if record.args is not None:
-                shape = tuple(int(number) for number in re.findall(r"\d+", str(record.args.get("shape", ""))))
-                self._shapes[pid] = str(record.args.get("dtype", "")), shape
+                shape = tuple(int(number) for number in re.findall(r"\d{1,18}", str(record.args.get("shape", ""))))
+                dtype = str(record.args.get("dtype", ""))
+                if dtype in _ITEM_BYTES or pid not in self._shapes:
+                    self._shapes[pid] = dtype, shape
         elif len(stack) == 1 and stack[0].name == "ALLREDUCE" and (phase := _phase(begun.name)) is not None:
             self._row(pid, phase, begun.ts, record.ts)
             self._transfer_ended |= phase is Phase.TRANSFER
@@ -274,19 +266,22 @@ class _Reader:
             unfinished=unfinished,
             skipped=self._skipped,
             truncated=truncated,
+            dropped=dict(self._dropped),
             ranks=self._ranks,
         )
 
     def _tensor(self, pid: int) -> TimelineTensor:
         name = self._names.get(pid)
         if name is None:
-            raise TraceFormatError(f"{self._path}: process {pid} has events but no name; the file is damaged")
+            self._dropped[f"damaged names of tensors in {shown(self._path)}"] += 1
+            name = f"unnamed tensor of process {pid}"
         if pid not in self._shapes:
             return TimelineTensor(name=name)
         dtype, shape = self._shapes[pid]
         if dtype not in _ITEM_BYTES:
             raise TraceFormatError(f"{self._path}: tensor '{name}' has the unknown dtype '{dtype}'")
-        return TimelineTensor(name=name, dtype=dtype, shape=shape, size_bytes=math.prod(shape) * _ITEM_BYTES[dtype])
+        size_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
+        return TimelineTensor(name=name, dtype=dtype, shape=shape, size_bytes=size_bytes if size_bytes < _LARGEST_BYTES else -1)
 
 
 class _Run:

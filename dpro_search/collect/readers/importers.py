@@ -6,23 +6,32 @@ conformance kit in ``tests/collect/importer_kit.py``. Modules are imported when 
 
 Of the sources, folders are searched for files. The first format that owns a file reads it together with all others that it owns and
 with its companions (files that are useless alone: a symbol graph, a server's log). What is left of a folder (a licence, a note) is
-counted as dropped; a file that was named and belongs to no format, or to another one, is an error.
+counted as dropped, with a warning. It is an error if its name is that of a file that is read, but for its number: then it is a
+rank's, and damaged. A file that the user named and that belongs to no format, or to another one, is an error.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
+from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.readers._bytes import Unpacked
+from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import InputError
+from dpro_search.errors import DproSearchError, InputError
 
 HEAD_BYTES = 1 << 16
+
+_NUMBER = re.compile(r"\d+")
 
 IMPORTERS = (
     "dpro_search.collect.readers.kineto",
@@ -81,6 +90,11 @@ def import_trace(sources: Sequence[Path]) -> Trace:
     TraceFormatError
         A file is damaged beyond what its format can leave out.
     """
+    with _files_from_pipes(sources) as files:
+        return _import(files)
+
+
+def _import(sources: Sequence[Path]) -> Trace:
     named = [source for source in sources if not source.is_dir()]
     found = _distinct([*named, *(path for source in sources if source.is_dir() for path in _files_of(source))])
     heads = {path: read_head(path) for path in found}
@@ -91,38 +105,72 @@ def import_trace(sources: Sequence[Path]) -> Trace:
         shown = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
         raise InputError(f"{shown}: {_nothing_known(heads)}; looked for {'; '.join(i.description for i in known)}")
     chosen = [path for path, importer in owner.items() if importer is first or first.companion(heads[path], path)]
-    left = [path for path in found if path not in chosen]
+    left = [path for path in found if path not in set(chosen)]
     for path in left:
         if path in named:
             other = owner[path]
             what = f"is {other.description}" if other else _nothing_known({path: heads[path]})
             raise InputError(f"{path}: {what}, but {chosen[0]} is {first.description}; import one job at a time")
+    _require_all_ranks({path for path in left if owner[path] is None}, chosen)
     trace = first.read(sorted(chosen))
-    if not left:
-        return trace
-    dropped = dict(trace.meta.dropped) | {"files of another format or none": len(left)}
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped))
+    dropped = dict(trace.meta.dropped) | ({"files of another format or none": len(left)} if left else {})
+    warnings = [*trace.meta.warnings, *loss_warnings(trace.meta.dropped)]
+    if left:
+        names = ", ".join(str(path) for path in left[:3]) + (", ..." if len(left) > 3 else "")
+        warnings.append(f"{len(left)} files are not {first.description} and were left out: {names}")
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped, warnings=tuple(warnings)))
+
+
+def _require_all_ranks(unknown: Collection[Path], chosen: Sequence[Path]) -> None:
+    """Raise `InputError` for a file of no format whose name differs from that of a chosen one in its number only."""
+    ranks = {_NUMBER.sub("#", str(path)): path for path in chosen}
+    for path in sorted(unknown):
+        other = ranks.get(_NUMBER.sub("#", str(path)))
+        if other is not None:
+            raise InputError(
+                f"{path}: of no known format, empty or damaged, but named as {other.name} of the same job; "
+                "record or copy it again, or remove it to import the job without it"
+            )
+
+
+@contextmanager
+def _files_from_pipes(sources: Sequence[Path]) -> Iterator[list[Path]]:
+    """The sources, of which those that can be read once only, such as ``<(zcat x.gz)``, are copied to files."""
+    pipes = [source for source in sources if source.is_fifo()]
+    if not pipes:
+        yield list(sources)
+        return
+    with scratch_folder("import") as folder:
+        copies = {pipe: folder / f"pipe-{pipe.name}" for pipe in pipes}
+        for pipe, copy in copies.items():
+            with pipe.open("rb") as source, copy.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        try:
+            yield [copies.get(source, source) for source in sources]
+        except DproSearchError as error:
+            message = str(error)
+            for pipe, copy in copies.items():
+                message = message.replace(str(copy), str(pipe))
+            raise type(error)(message) from error
 
 
 def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
     """The first bytes of a file, decompressed where it is gzip, as far as they can be; `InputError` if it cannot be opened."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(size)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if not raw.startswith(b"\x1f\x8b"):
-        return raw
-    try:
-        return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(raw, size)
-    except zlib.error:
-        return b""
+    head = b""
+    for piece in Unpacked(path, piece_bytes=size):
+        head += piece
+        if len(head) >= size:
+            break
+    return head[:size]
 
 
 def _files_of(folder: Path) -> list[Path]:
     """Files of a folder and its subfolders, without hidden ones."""
     files = sorted(
-        p for p in folder.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)
+        path
+        for path in folder.rglob("*")
+        if (path.is_file() or (path.is_symlink() and not path.exists()))  # a link that leads nowhere is an error, not a rank less
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not files:
         raise InputError(f"{folder}: the folder has no files")
@@ -131,7 +179,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
     """Without those that lead to a file that came before."""
-    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]  # Path.resolve refuses loops
 
 
 def _owner(head: bytes, path: Path, known: Sequence[Importer]) -> Importer | None:

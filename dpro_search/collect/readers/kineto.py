@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -74,7 +74,7 @@ def read(paths: Sequence[Path]) -> Trace:
     TraceFormatError
         A file is no Kineto profile or holds no event.
     """
-    ranks, dropped = _distinct_ranks(paths, list(_read_files(paths)))
+    ranks, dropped = _distinct_ranks(paths, _sharing(_read_files(paths)))
     for r, _ in ranks:
         dropped += r.dropped
     records = [r for r, _ in ranks]
@@ -85,10 +85,10 @@ def read(paths: Sequence[Path]) -> Trace:
         warnings += [f"rank {_shown(r, position)}: {text}" for text in r.warnings]
     warnings += _missing_ranks(records)
     offsets = np.array(clock.offset_us) - [(r.origin_ns - records[0].origin_ns) / 1e3 for r in records]
-    names, events, dependencies = _joined(ranks, matches, offsets)
     about, tables = _descriptions(records)
     tensors, tensor = _tensors(records, matches)
-    info = records[0]
+    steps = _steps(records, offsets)
+    names, events, dependencies = _joined(ranks, matches, offsets)
     trace = Trace(
         meta=TraceMeta(
             framework="pytorch",
@@ -99,13 +99,13 @@ def read(paths: Sequence[Path]) -> Trace:
             format="kineto",
             clock=clock,
             versions={"files": str(len(paths))},
-            machine=info.host,
+            machine=records[0].host,
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),
         ),
         names=names,
         events=Events(**events, **about, tensor=tensor),
-        steps=_steps(records, offsets),
+        steps=steps,
         tensors=tensors,
         graphs=(),
         graph_of_rank=(-1,) * len(records),
@@ -138,9 +138,22 @@ def _read_file(path: Path) -> list[_Rank]:
         if number:
             r.dropped.clear()  # counted for the file
         found.append((r, find_dependencies(r)))
+        r.reduce()
     if len(found) > 1:
         for number, (r, _) in enumerate(found):
             r.rank = number
+    return found
+
+
+def _sharing(files: Iterable[list[_Rank]]) -> list[list[_Rank]]:
+    """The ranks of all files; names and shapes that are equal, as those of most ranks are, take their memory once."""
+    known: dict[Any, Any] = {}
+    found = []
+    for ranks in files:
+        for r, _ in ranks:
+            r.names = tuple(known.setdefault(name, name) for name in r.names)
+            r.shape_table = tuple(known.setdefault(shapes, shapes) for shapes in r.shape_table)
+        found.append(ranks)
     return found
 
 
@@ -262,38 +275,35 @@ def _missing_ranks(ranks: Sequence[RankRecords]) -> list[str]:
 def _joined(
     ranks: Sequence[_Rank], matches: Sequence[Match], offsets: Floats
 ) -> tuple[tuple[str, ...], dict[str, Any], Dependencies]:
-    """Names, columns and dependencies of all ranks; ranks are numbered by their place."""
+    """Names, columns and dependencies of all ranks; ranks are numbered by their place. Their own columns are given up."""
     table: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {}
-    needs: dict[str, list[Ints]] = {"source": [], "target": [], "kind": []}
-    first = 0
-    collective = [np.full(len(r), -1, np.int64) for r, _ in ranks]
+    lengths = [len(r) for r, _ in ranks]
+    first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    events: dict[str, Any] = {"rank": np.repeat(np.arange(len(ranks)), lengths)}
+    events["collective"] = np.full(first[-1], -1, np.int64)
     for number, match in enumerate(matches):
         for position, event in match.event.items():
-            collective[position][event] = number
-    for position, (r, dependencies) in enumerate(ranks):
+            events["collective"][first[position] + event] = number
+    for position, (r, _) in enumerate(ranks):
         used = np.unique(r.name)
         renumbered = np.zeros(len(r.names), np.int64)
         renumbered[used] = [table.setdefault(r.names[i], len(table)) for i in used.tolist()]
-        of_rank = {
-            "name": renumbered[r.name],
-            "kind": r.kind,
-            "rank": np.full(len(r), position, np.int64),
-            "stream": r.stream,
-            "start_us": r.start_us - offsets[position],
-            "end_us": r.end_us - offsets[position],
-            "step": r.step,
-            "collective": collective[position],
-            "size_bytes": r.size_bytes,
-        }
-        for name, values in of_rank.items():
-            columns.setdefault(name, []).append(values)
-        needs["source"].append(dependencies.source + first)
-        needs["target"].append(dependencies.target + first)
-        needs["kind"].append(dependencies.kind)
-        first += len(r)
-    events = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return tuple(table), events, Dependencies(**{name: np.concatenate(parts) for name, parts in needs.items()})
+        r.name = renumbered[r.name].astype(np.int32)
+        r.start_us = r.start_us - offsets[position]
+        r.end_us = r.end_us - offsets[position]
+    for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes"):
+        events[name] = np.empty(first[-1], np.float64 if name.endswith("_us") else np.int64)
+        for position, (r, _) in enumerate(ranks):
+            events[name][first[position] : first[position + 1]] = getattr(r, name)
+            setattr(r, name, None)
+    needs = [needs for _, needs in ranks]
+    moved = [np.int64(first[position]) for position in range(len(ranks))]
+    dependencies = Dependencies(
+        source=np.concatenate([each.source + by for each, by in zip(needs, moved, strict=True)]),
+        target=np.concatenate([each.target + by for each, by in zip(needs, moved, strict=True)]),
+        kind=np.concatenate([each.kind for each in needs]),
+    )
+    return tuple(table), events, dependencies
 
 
 def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -358,15 +368,20 @@ def _steps(ranks: Sequence[RankRecords], offsets: Floats) -> Steps:
     columns: dict[str, list[Any]] = {name: [] for name in ("rank", "index", "start_us", "end_us")}
     for position, r in enumerate(ranks):
         previous_us = None
-        for number, start_us, end_us in zip(r.step_number.tolist(), r.step_start_us.tolist(), r.step_end_us.tolist(), strict=True):
-            mine = r.step == number
-            if not mine.any():
-                continue
-            device = mine & r.on_device
-            until_us = float(r.end_us[device].max()) if device.any() else end_us
+        order = np.argsort(r.step_number)
+        of_step = np.full(len(r), -1)  # place of each event's step among those of the rank
+        inside = np.flatnonzero(r.step >= 0)
+        of_step[inside] = order[np.searchsorted(r.step_number, r.step[inside], sorter=order)]
+        present = np.bincount(of_step[inside], minlength=len(order)) > 0
+        device_end_us = np.full(len(order), -np.inf)
+        device = np.flatnonzero(r.on_device & (of_step >= 0))
+        np.maximum.at(device_end_us, of_step[device], r.end_us[device])
+        for place in np.flatnonzero(present).tolist():
+            start_us, end_us = float(r.step_start_us[place]), float(r.step_end_us[place])
+            until_us = float(device_end_us[place]) if np.isfinite(device_end_us[place]) else end_us
             since_us = start_us if previous_us is None else previous_us
             columns["rank"].append(position)
-            columns["index"].append(number)
+            columns["index"].append(int(r.step_number[place]))
             columns["start_us"].append(min(since_us, until_us) - offsets[position])
             columns["end_us"].append(until_us - offsets[position])
             previous_us = until_us

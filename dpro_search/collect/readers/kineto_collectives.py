@@ -15,6 +15,8 @@ from dpro_search.collect.readers.kineto_rank import Collective, RankRecords
 from dpro_search.collect.trace import ClockReport, Floats
 from dpro_search.errors import InputError
 
+_MOST_PAIRED = 32  # ranks of a group
+
 _Key = tuple[Any, ...]
 
 
@@ -115,23 +117,28 @@ def _aligned_by_ways(
     shared: dict[tuple[int, int], list[Match]] = defaultdict(list)
     for match in matches:
         members = sorted(match.event)
-        for a in members:
+        bases = members if len(members) <= _MOST_PAIRED else members[:1]  # of large groups, pairs with the first connect all
+        for a in bases:
             for b in members:
                 if a < b:
                     shared[a, b].append(match)
     offset, residual = {0: 0.0}, {0: 0.0}
     method = ""
-    for pair in sorted(shared, key=lambda pair: -len(shared[pair])) * len(ranks):
-        known = [rank for rank in pair if rank in offset]
-        if len(known) != 1:
-            continue
-        base, new = known[0], pair[1] if known[0] == pair[0] else pair[0]
-        try:
-            report = align_clocks(_spans(ranks, shared[pair], (base, new), origin_us), ("known", "new"))
-        except InputError:
-            continue
-        offset[new], residual[new] = offset[base] + report.offset_us[1], residual[base] + report.residual_us[1]
-        method = report.method
+    ways = sorted(shared, key=lambda pair: -len(shared[pair]))
+    before = 0
+    while len(offset) > before:  # the ranks that became known may lead to others
+        before = len(offset)
+        for pair in ways:
+            known = [rank for rank in pair if rank in offset]
+            if len(known) != 1:
+                continue
+            base, new = known[0], pair[1] if known[0] == pair[0] else pair[0]
+            try:
+                report = align_clocks(_spans(ranks, shared[pair], (base, new), origin_us), ("known", "new"))
+            except InputError:
+                continue
+            offset[new], residual[new] = offset[base] + report.offset_us[1], residual[base] + report.residual_us[1]
+            method = report.method
     lost = [position for position in range(len(ranks)) if position not in offset]
     if lost:
         names = ", ".join(str(ranks[p].rank if ranks[p].rank is not None else p) for p in lost[:8])

@@ -7,30 +7,32 @@ repaired where profilers are known to err (NaN, unescaped backslashes, bytes tha
 
 from __future__ import annotations
 
+import itertools
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic
 
 import msgspec
 
-from dpro_search.errors import InputError, TraceFormatError
+from dpro_search.collect.readers._bytes import GZIP_TRAILER_BYTES, Unpacked
+from dpro_search.collect.readers._salvage import BETWEEN, Record, count_lost, cut_off, damaged, salvage, shown, whole_records
+from dpro_search.errors import TraceFormatError
 
 _PIECE = 4 << 20
-_TRIES = 16  # places to cut a piece at before it is read record by record
+_TRIES = 4  # places to cut a piece at before it is read record by record
 _MOST_HEADER = 64 << 20
 _LONGEST_RECORD = 1 << 20
-_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_RECORD = re.compile(rb'\[\s*(?=\{[^{}\[\]]{0,500}?"ph"\s*:)')
+_LONGEST_MARK = 1000  # of what the two look for
 _NOT_JSON_NUMBER = re.compile(rb"(?<=[:,\[\s])[-+]?(?:nan|NaN|NAN|inf|Infinity|INF)(?=[\s,\]}])")
 _BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')  # with the escape that it begins, if it is one
+_CLOSED = re.compile(rb'\s*\]\s*(?:,\s*"|\}|$)')
 _END_OF_LIST = re.compile(rb'\}\s*\]\s*(?:,\s*"|\}|$)')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class JsonRecords(Generic[Record]):
@@ -58,7 +60,21 @@ class JsonRecords(Generic[Record]):
         self.dropped: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[list[Record]]:
-        pieces = self._content()
+        unpacked = Unpacked(self._path, piece_bytes=_PIECE)
+        pieces = iter(unpacked)
+        found = 0
+        for records in self._records(pieces):
+            found += len(records)
+            yield records
+        if 0 < unpacked.unread_bytes <= GZIP_TRAILER_BYTES:
+            self.dropped[f"damaged checksum of {shown(self._path)}: any of its records may be wrong"] += 1
+        elif unpacked.unread_bytes:
+            lost = found * unpacked.unread_bytes // max(unpacked.read_bytes, 1)
+            self.dropped[f"records after the damage of {shown(self._path)} (estimated)"] += max(lost, 1)
+        elif unpacked.damage:
+            self.dropped[cut_off(self._path)] += 1
+
+    def _records(self, pieces: Iterator[bytes]) -> Iterator[list[Record]]:
         buffer = self._find_list(pieces)
         more = True
         while more:
@@ -73,51 +89,23 @@ class JsonRecords(Generic[Record]):
                 self._read_tail(buffer, pieces)
                 return
 
-    def _content(self) -> Iterator[bytes]:
-        """The file's bytes, decompressed, as far as they can be read."""
-        try:
-            with self._path.open("rb") as file:
-                raw = file.read(_PIECE)
-                if raw.startswith(b"\x1f\x8b"):
-                    yield from self._decompressed(raw, file)
-                    return
-                while raw:
-                    yield raw
-                    raw = file.read(_PIECE)
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be read ({error.strerror or error})") from error
-
-    def _decompressed(self, raw: bytes, file: BinaryIO) -> Iterator[bytes]:
-        """Pieces of limited size, however well a file is compressed; gzip files may be concatenated."""
-        stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        while raw:
-            try:
-                yield stream.decompress(raw, _PIECE)
-            except zlib.error:
-                self.dropped["damaged end of the compressed file"] += 1
-                return
-            raw = stream.unconsumed_tail
-            if stream.eof:
-                raw = stream.unused_data or file.read(_PIECE)
-                if not raw.startswith(b"\x1f\x8b"):
-                    return  # the end, or padding
-                stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-            raw = raw or file.read(_PIECE)
-        self.dropped["missing end of the compressed file"] += 1
-
     def _find_list(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the list of records; returns what was read of it."""
-        buffer = b""
+        text = bytearray()
         for piece in pieces:
-            buffer += piece
-            text = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
+            searched = max(len(text) - _LONGEST_MARK, 0)
+            text += piece if text else piece.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
-                return text[1:]
-            found = _LIST.search(text)
+                return bytes(text[1:])
+            found = _LIST.search(text, searched)
             if found:
-                self.header |= _fields(text[: found.start()].rstrip(b", \t\r\n") + b"}")
-                return text[found.end() :]
-            if len(buffer) > _MOST_HEADER or (text and not text.startswith(b"{")):
+                self._read_fields(bytes(text[: found.start()]).rstrip(b", \t\r\n") + b"}")
+                return bytes(text[found.end() :])
+            found = _FIRST_RECORD.search(text, searched)
+            if found:  # the list's name is damaged
+                self._read_fields(bytes(text[: found.start()]).rpartition(b",")[0] + b"}")
+                return bytes(text[found.end() :])
+            if len(text) > _MOST_HEADER or (text and not text.startswith(b"{")):
                 break
         raise TraceFormatError(
             f"{self._path}: not a Kineto profile (expected a JSON list of records, or an object with traceEvents)"
@@ -125,7 +113,7 @@ class JsonRecords(Generic[Record]):
 
     def _take(self, buffer: bytes, last: bool) -> tuple[list[Record], bytes, bool]:
         """The whole records of a buffer, the rest of it, and whether the list ended: the rest is then what follows it."""
-        cuts = [match.start() + 1 for match in _BETWEEN.finditer(buffer, max(0, len(buffer) - (1 << 16)))][::-1][:_TRIES]
+        cuts = [match.start() + 1 for match in BETWEEN.finditer(buffer, max(0, len(buffer) - (1 << 16)))][::-1][:_TRIES]
         if last:
             cuts.insert(0, len(buffer))
         elif not cuts:
@@ -140,36 +128,49 @@ class JsonRecords(Generic[Record]):
                 if end:  # the list's own bracket came before the one that was added
                     at = int(end[1]) - 2  # msgspec counts one beyond, and the bracket before
                     whole = self._decoded(buffer[:at].rstrip().removesuffix(b"]"))
-                    if whole is not None:
+                    if whole is not None and _may_end(buffer[at:], last):
                         return whole, buffer[at:], True
                 continue
-            if last and cut != len(buffer):
-                self.dropped["records cut off at the end of the file"] += 1
-            return records, buffer[cut:].lstrip(b", \t\r\n"), False
+            rest = buffer[cut:].lstrip(b", \t\r\n")
+            if not (last and rest):
+                return records, rest, False
+            more, rest, ended = self._end(rest)
+            return records + more, rest, ended
         return self._salvage(buffer, last)
 
     def _salvage(self, buffer: bytes, last: bool) -> tuple[list[Record], bytes, bool]:
         """As `_take`, record by record, after mending; what cannot be decoded is counted. The last record may go on after it."""
-        rest = b""
-        if last:
-            buffer, rest = _before_bracket(buffer)
-        ends = [match.start() + 1 for match in _BETWEEN.finditer(buffer)]
-        if not ends and not last:  # nothing like a record in all of it
-            self.dropped["damaged records"] += 1
-            return [], b"", False
-        start = 0
-        found: list[Record] = []
-        for end in [*ends, len(buffer)] if last else ends:
-            text = buffer[start:end].lstrip(b", \t\r\n")
-            records = self._decoded(text)
-            if records is None and end < len(buffer) and not _balanced(text) and end - start < _LONGEST_RECORD:
-                continue  # the braces were inside a record
-            start = end
-            if records is not None:
-                found += records
-            elif text:
-                self.dropped["damaged records"] += 1
-        return found, rest if last else buffer[start:].lstrip(b", \t\r\n"), last
+        found = salvage(buffer, self._decoded)
+        self._count(found.lost)
+        if not last and len(found.rest) < _LONGEST_RECORD:
+            return found.records, found.rest, False
+        more, rest, ended = self._end(found.rest, last)
+        return found.records + more, rest, ended
+
+    def _end(self, text: bytes, last: bool = True) -> tuple[list[Record], bytes, bool]:
+        """As `_take`, of what follows the last record that was whole with those around it."""
+        records = self._decoded(text)
+        if records is not None:
+            return records, b"", False
+        found = whole_records(text, self._decoded)
+        self._count(found.lost)
+        records, rest = found.records, found.rest
+        if records and _CLOSED.match(rest):
+            return records, rest.lstrip().removeprefix(b"]"), True
+        closed = _before_bracket(rest)
+        if closed is not None:
+            self._count(count_lost(closed[0]))
+            return records, closed[1], True
+        if rest.strip(b", \t\r\n"):
+            if last:
+                self.dropped[cut_off(self._path)] += count_lost(rest)
+            else:
+                self._count(count_lost(rest))
+        return records, b"", False
+
+    def _count(self, lost: int) -> None:
+        if lost:
+            self.dropped[damaged(self._path)] += lost
 
     def _decoded(self, text: bytes) -> list[Record] | None:
         for candidate in (text, _mended(text)):
@@ -181,11 +182,22 @@ class JsonRecords(Generic[Record]):
 
     def _read_tail(self, buffer: bytes, pieces: Iterator[bytes]) -> None:
         """Fields that follow the list."""
+        parts = [buffer]
         for piece in pieces:
-            buffer += piece
-            if len(buffer) > _MOST_HEADER:
+            parts.append(piece)
+            if sum(map(len, parts)) > _MOST_HEADER:
                 return
-        self.header |= _fields(b"{" + buffer.strip().lstrip(b"],").strip().removesuffix(b"}") + b"}")
+        self._read_fields(b"{" + b"".join(parts).strip().lstrip(b"],").strip().removesuffix(b"}") + b"}")
+
+    def _read_fields(self, text: bytes) -> None:
+        """Fields beside the records: nothing depends on them alone."""
+        for candidate in (text, _mended(text)):
+            try:
+                self.header |= msgspec.json.decode(candidate, type=dict[str, Any])
+            except _NOT_JSON:
+                continue
+            return
+        self.dropped[f"damaged fields beside the records of {shown(self._path)}"] += 1
 
 
 def _mended(text: bytes) -> bytes:
@@ -196,18 +208,20 @@ def _mended(text: bytes) -> bytes:
     return _NOT_JSON_NUMBER.sub(b"null", text)
 
 
-def _balanced(text: bytes) -> bool:
-    return text.count(b"{") == text.count(b"}")
+def _may_end(rest: bytes, last: bool) -> bool:
+    """Whether a list may end before a text: a damaged comma between two records looks like its bracket."""
+    rest = rest.strip(b", \t\r\n")
+    return not rest.startswith(b"{") if rest else last
 
 
-def _before_bracket(text: bytes) -> tuple[bytes, bytes]:
+def _before_bracket(text: bytes) -> tuple[bytes, bytes] | None:
     """The end of a list of records, and what follows the list's bracket: fields of the file, or nothing."""
-    for end in _END_OF_LIST.finditer(text):
+    for end in itertools.islice(_END_OF_LIST.finditer(text), _TRIES):
         rest = text[end.start() + 1 :].lstrip().removeprefix(b"]")
         fields = rest.strip().removeprefix(b",")
         if fields in (b"", b"}") or _is_json(b"{" + fields):
             return text[: end.start() + 1], rest
-    return text.strip().removesuffix(b"]"), b""
+    return None
 
 
 def _is_json(text: bytes) -> bool:
@@ -216,13 +230,3 @@ def _is_json(text: bytes) -> bool:
     except _NOT_JSON:
         return False
     return True
-
-
-def _fields(text: bytes) -> dict[str, Any]:
-    """Header fields; none where they cannot be read, for nothing depends on them alone."""
-    for candidate in (text, _mended(text)):
-        try:
-            return msgspec.json.decode(candidate, type=dict[str, Any])
-        except _NOT_JSON:
-            continue
-    return {}

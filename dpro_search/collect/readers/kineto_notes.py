@@ -92,7 +92,7 @@ def _ranks(value: str | list[int] | None) -> tuple[int, ...] | None:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value, type=list[int])
-        except msgspec.DecodeError:
+        except DAMAGED:
             return None
     return tuple(value) if value else None
 
@@ -102,7 +102,7 @@ def _note_of_inputs(args: RecordArgs, name: str) -> Note:
     try:
         dims = msgspec.json.decode(args.input_dims, type=list[Any])
         types = msgspec.json.decode(args.input_types, type=list[Any]) if len(args.input_types) else []
-    except msgspec.DecodeError:
+    except DAMAGED:
         dims, types = [], []
     shape = dims[0] if dims else None
     while isinstance(shape, list) and shape and isinstance(shape[0], list):

@@ -124,6 +124,16 @@ class RankRecords:
     def __len__(self) -> int:
         return len(self.name)
 
+    def reduce(self) -> None:
+        """Give up what only `find_dependencies` needs, and bits that nothing needs: a job may have a thousand ranks."""
+        self.correlation = self.launch = np.zeros(0, np.int64)
+        self.annotation = np.zeros(0, np.bool_)
+        self.syncs = ()
+        for column, kind in (("name", np.int32), ("kind", np.int8), ("stream", np.int32), ("step", np.int32)):
+            values = getattr(self, column)
+            if not len(values) or max(-int(values.min()), int(values.max())) <= np.iinfo(kind).max:
+                setattr(self, column, values.astype(kind))
+
     @property
     def on_device(self) -> Bools:
         """Events that ran on a device's stream, [n]."""
@@ -284,23 +294,30 @@ def _find_launches(r: RankRecords) -> None:
     calls = np.flatnonzero(np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)) & (r.correlation > 0))
     ops = np.flatnonzero(r.on_device & (r.correlation > 0))
     if len(calls) and len(ops):
-        order = np.lexsort((r.start_us[calls], r.correlation[calls]))
-        calls = calls[order]
+        calls = calls[np.lexsort((r.start_us[calls], r.correlation[calls]))]
         ids = r.correlation[calls]
         first = np.searchsorted(ids, r.correlation[ops], side="left")
         after = np.searchsorted(ids, r.correlation[ops], side="right")
-        at = after - 1
-        late = np.ones(len(ops), np.bool_)
-        while late.any():  # as many rounds as calls share an id
-            late = (at > first) & (r.start_us[calls[np.maximum(at, 0)]] > r.start_us[ops] + CLOCK_SLACK_US)
-            at = at - late
-        found = after > first
-        found[found] = r.start_us[calls[at[found]]] <= r.start_us[ops[found]] + CLOCK_SLACK_US
+        at = _last_before(ids, r.start_us[calls], r.correlation[ops], r.start_us[ops] + CLOCK_SLACK_US)
+        found = at >= first
         r.launch[ops[found]] = calls[at[found]]
         wrong = int((~found & (after > first)).sum())
         if wrong:
             r.warnings.append(f"{wrong} device ops begin before the call of their correlation id: their launches are unknown")
     _launches_without_ids(r)
+
+
+def _last_before(ids: Ints, start_us: Floats, wanted: Ints, until_us: Floats) -> Ints:
+    """Of each wanted id, the last call that began by an instant, else the last of a lower id, or -1.
+
+    The calls are sorted by id and start.
+    """
+    is_wanted = np.repeat((False, True), (len(ids), len(wanted)))
+    order = np.lexsort((is_wanted, np.concatenate((start_us, until_us)), np.concatenate((ids, wanted))))
+    last = np.cumsum(~is_wanted[order]) - 1
+    found = np.empty(len(order), np.int64)
+    found[order] = last
+    return found[len(ids) :]
 
 
 def _launches_without_ids(r: RankRecords) -> None:

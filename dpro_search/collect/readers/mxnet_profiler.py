@@ -24,6 +24,7 @@ from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, 
 from dpro_search.collect.readers._mxnet_parameters import identified_by_order, identified_by_size
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
+from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.importers import Importer, read_head
 from dpro_search.collect.recorded_names import role_in_mxnet
 from dpro_search.collect.trace import (
@@ -75,6 +76,8 @@ def read(paths: Sequence[Path]) -> Trace:
     dropped: Counter[str] = Counter()
     graphs = [path for path in paths if is_symbol(read_head(path))]
     profiles = [read_profile(path, dropped) for path in paths if path not in graphs]
+    for profile in profiles:
+        dropped[f"ranks without an operator: {shown(profile.path)}"] += not profile.ops
     profiles = [profile for profile in profiles if profile.ops]
     if not profiles:
         raise TraceFormatError(f"{paths[0]}: no operator of MXNet in it; record with profile_all=True, aggregate_stats=True")

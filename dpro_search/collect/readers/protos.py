@@ -8,12 +8,15 @@ Only the listed fields are decoded; the others (constants' values, most attribut
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from dpro_search.collect.readers._salvage import damaged
+from dpro_search.collect.readers._wire import lenient
 from dpro_search.errors import TraceFormatError
 
 # message -> fields as "name number type"; "*" marks a repeated field, a capitalised type is another message of the table.
@@ -86,6 +89,7 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
     ),
 }
 
+_MOST_LOST = 0.1  # of a file's bytes: with more, a whole container of records is damaged, and the file is refused
 _PACKAGE = "dpro_search.protos"
 
 
@@ -111,12 +115,32 @@ def _build() -> dict[str, Any]:
 MESSAGES = _build()
 
 
-def parse(message: str, data: bytes, where: Path) -> Any:
-    """Decode one message; raises `TraceFormatError` naming the file `where` if the bytes are none or are cut off."""
+def parse(message: str, data: bytes, where: Path, dropped: Counter[str] | None = None) -> Any:
+    """Decode one message of a file.
+
+    Parameters
+    ----------
+    where
+        The file, for errors.
+    dropped
+        Counts the parts that cannot be decoded; None: there may be none.
+
+    Raises
+    ------
+    TraceFormatError
+        The bytes are no such message, are cut off, or more than a part of them is damaged.
+    """
     try:
         return MESSAGES[message].FromString(data)
     except DecodeError as error:
-        raise TraceFormatError(f"{where}: not a whole {message} protobuf; record or copy the file again") from error
+        refusal = TraceFormatError(f"{where}: not a whole {message} protobuf; record or copy the file again")
+        if dropped is None:
+            raise refusal from error
+    found, lost, lost_bytes = lenient(MESSAGES[message], data)
+    if lost_bytes > len(data) * _MOST_LOST:
+        raise refusal
+    dropped[damaged(where)] += lost
+    return found
 
 
 def text(value: str | bytes) -> str:

@@ -87,7 +87,7 @@ def read(paths: Sequence[Path]) -> Trace:
         A file is no `RunMetadata`, or holds no executed node.
     """
     dropped: Counter[str] = Counter()
-    metadata = [parse("RunMetadata", read_whole(path), path) for path in paths]
+    metadata = [parse("RunMetadata", read_whole(path), path, dropped) for path in paths]
     ranks = [_nodes(found, dropped) for found in metadata]
     for path, nodes in zip(paths, ranks, strict=True):
         if not nodes:

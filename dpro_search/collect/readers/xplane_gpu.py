@@ -28,6 +28,7 @@ from dpro_search.errors import TraceFormatError
 FORMAT = "xplane-gpu"
 
 _GPU = re.compile(r"/device:GPU:(\d{1,6})$")
+_KNOWN_PLANE = re.compile(r"/host:|/device:CUSTOM:|#|Task Environment$")  # that may have events of no GPU
 _PLANE = re.compile(rb"/(host|device):|Task Environment")
 _DERIVED = re.compile(r"XLA|Steps|TensorFlow|Framework|Source|Launch Stats|Scope", re.IGNORECASE)  # lines made from others
 _COMM = re.compile(r"nccl|rccl|all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute", re.IGNORECASE)
@@ -109,7 +110,7 @@ def read(paths: Sequence[Path]) -> Trace:
     gpus: list[_Gpu] = []
     calls: list[list[_Item]] = []
     for number, path in enumerate(paths):
-        space = parse("XSpace", read_whole(path), path)
+        space = parse("XSpace", read_whole(path), path, dropped)
         origin_us = _origin_us(space)
         found = _gpus(space, number, origin_us, dropped)
         if not found:
@@ -202,6 +203,8 @@ def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> lis
     for plane in space.planes:
         number = _GPU.match(text(plane.name))
         if number is None:
+            if any(len(line.events) for line in plane.lines) and not _KNOWN_PLANE.match(text(plane.name)):
+                dropped[f"ranks without a number: events of plane '{text(plane.name):.40}'"] += 1
             continue
         items = [item for of_line in _items(plane, origin_us, wanted, dropped).values() for item in of_line]
         if items:

@@ -1,0 +1,149 @@
+"""Records of a damaged list of JSON objects: a wrong byte costs the record that it is in, in time linear in the text.
+
+The text is cut where one object ends and the next begins. A part that is a record alone is kept. What lies between two records is
+tried as one record (its own lists of objects were cut), else searched for whole records, with a limit on the work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+
+_MARK = re.compile(rb'"ph"\s*:')  # every record has one
+_MOST_WORK = 8  # times the length of a damaged part
+_SEPARATORS = b", \t\r\n"
+_DECODE = json.JSONDecoder(strict=False).raw_decode
+
+
+_LOSSES = (
+    "damaged ",
+    "records cut off ",
+    "records after ",
+    "spans that a lost ",
+    "ranks without ",
+    "copies of a rank",
+    "calls for no ",
+)
+
+
+def shown(path: Path) -> str:
+    """A file in a reason for a loss: its name and folder, for every rank may have a folder with the same names."""
+    return "/".join(path.parts[-2:])
+
+
+def damaged(path: Path) -> str:
+    """The reason for the loss of records of a file."""
+    return f"damaged records of {shown(path)}"
+
+
+def cut_off(path: Path) -> str:
+    """The reason for the loss of records at the end of a file."""
+    return f"records cut off at the end of {shown(path)}"
+
+
+def loss_warnings(dropped: Mapping[str, int]) -> list[str]:
+    """Of all that was left out, what a person must know: losses from damage, and files that gave no rank."""
+    return [f"left out: {number} {reason}" for reason, number in dropped.items() if number and reason.startswith(_LOSSES)]
+
+
+class _HasPhase(Protocol):
+    @property
+    def ph(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=_HasPhase)
+Decode = Callable[[bytes], list[Record] | None]
+
+
+@dataclass
+class Salvaged(Generic[Record]):
+    """What could be read.
+
+    Attributes
+    ----------
+    records
+        In the order of the text.
+    lost
+        Number of records that were left out, as far as they can be counted: at least 1 for each damaged part.
+    rest
+        What follows the last whole record.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    lost: int = 0
+    rest: bytes = b""
+
+
+def salvage(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
+    """The records of a list that is no JSON as a whole.
+
+    Parameters
+    ----------
+    text
+        From within the list; it may end anywhere.
+    decode
+        The records in a text, None if it is no list of records.
+    """
+    found: Salvaged[Record] = Salvaged()
+    start = damaged = 0
+    for end in [*(match.start() + 1 for match in BETWEEN.finditer(text)), len(text)]:
+        records = decode(text[start:end].strip(_SEPARATORS))
+        if records and records[0].ph:
+            if damaged < start:
+                _add_damaged(found, text[damaged:start], decode)
+            found.records += records
+            damaged = end
+        start = end
+    found.rest = text[damaged:].lstrip(_SEPARATORS)
+    return found
+
+
+def whole_records(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
+    """The whole records in a text that has anything between them."""
+    found: Salvaged[Record] = Salvaged()
+    characters = text.decode("latin-1")  # as many as bytes
+    work = _MOST_WORK * len(text)
+    after = unread = 0  # where the last record ended; bytes before it that belong to none
+    start = characters.find("{")
+    while start >= 0 and work > 0:
+        try:
+            value, end = _DECODE(characters, start)
+        except json.JSONDecodeError as error:
+            work -= error.pos - start + 1
+            start = characters.find("{", start + 1)
+            continue
+        except (ValueError, RecursionError):  # numbers or nesting without end
+            break
+        work -= end - start
+        records = decode(text[start:end]) if isinstance(value, dict) and value.get("ph") else None
+        if records:
+            found.records += records
+            unread += len(text[after:start].strip(_SEPARATORS))
+            after = end
+            start = end - 1
+        start = characters.find("{", start + 1)
+    found.lost = max(len(_MARK.findall(text, 0, after)) - len(found.records), int(unread > 0))
+    found.rest = text[after:]
+    return found
+
+
+def count_lost(text: bytes) -> int:
+    """How many records a damaged text held: at least 1."""
+    return max(len(_MARK.findall(text)), 1)
+
+
+def _add_damaged(found: Salvaged[Record], text: bytes, decode: Decode[Record]) -> None:
+    """What lies between two whole records."""
+    text = text.strip(_SEPARATORS)
+    records = decode(text)
+    if records is None:
+        part = whole_records(text, decode)
+        records = part.records
+        found.lost += part.lost + (count_lost(part.rest) if part.rest.strip(_SEPARATORS) else 0)
+    found.records += records

@@ -76,13 +76,14 @@ class Run:
         warmup: int = 5,
         timeout_s: float | None = None,
         trace: str | Path | None = None,
+        run_recorded_command: bool = False,
     ) -> RealRuns:
         """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 
         Parameters
         ----------
         command
-            The training command of one rank; empty: the recorded one.
+            The training command of one rank; empty: the recorded one, which needs `run_recorded_command`.
         top
             Number of plans.
         rounds, most_rounds, warmup
@@ -92,11 +93,13 @@ class Run:
             Time limit of a run; None: an hour, and for a plan five times the recorded setting's time, at least 300.
         trace
             Path of the recording, if it has moved.
+        run_recorded_command
+            Run the command that the trace names, with your permissions: only for a trace that you trust.
 
         Raises
         ------
         InputError
-            The job cannot be started here, or cannot follow a plan.
+            The job cannot be started here, cannot follow a plan, or its command comes from the trace and may not run.
         JobError
             The recorded setting or every plan failed, or the script follows none of the plans.
         """
@@ -114,6 +117,7 @@ class Run:
             most_rounds=most_rounds,
             warmup=warmup,
             timeout_s=timeout_s,
+            run_recorded_command=run_recorded_command,
         )
         facts = msgspec.to_builtins(found)
         return RealRuns(

@@ -88,6 +88,7 @@ def _real_runs(trace: Trace) -> Iterator[Check]:
     command = shlex.join(meta.command)
     command = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
     would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {meta.framework}: {command}"
+    would += " (give the command after '--', or --run-recorded-command)"
     yield Check(
         name="validate",
         ok=not problems,

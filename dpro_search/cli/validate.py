@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 def validate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="The training command (default: the recorded one).")
+        list[str] | None,
+        typer.Argument(metavar="-- CMD...", help="The training command (the recorded one: --run-recorded-command)."),
     ] = None,
+    run_recorded_command: Annotated[
+        bool, typer.Option("--run-recorded-command", help="Run the command that the trace names: only for a trace that you trust.")
+    ] = False,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many of the best plans to run.")] = 3,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
@@ -52,10 +56,12 @@ def validate(
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
+    import shlex
+
     import msgspec
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import microseconds, print_json, stderr_console
+    from dpro_search.cli._output import microseconds, print_json, say, stderr_console
     from dpro_search.collect.trace import Trace
     from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
@@ -70,6 +76,8 @@ def validate(
 
     recording = Trace.load(trace or Path(read_run(run).trace))
     job = recorded_job(recording, command or ())
+    if job.command_from_trace and run_recorded_command:
+        say(console, f"running the command of the trace: {shlex.join(job.spec.command)}")
     with console.status(f"rounds of up to {top + 2} runs"):
         validation, calibration = validate_run(
             run,
@@ -81,6 +89,7 @@ def validate(
             most_rounds=most_rounds,
             warmup=warmup,
             timeout_s=timeout,
+            run_recorded_command=run_recorded_command,
             on_run=show,
         )
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,7 @@ def validate_run(
     most_rounds: int | None = None,
     warmup: int = 5,
     timeout_s: float | None = None,
+    run_recorded_command: bool = False,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
@@ -141,16 +143,23 @@ def validate_run(
         The searched trace, and the job that runs again.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
+    run_recorded_command
+        Whether a command that comes from the trace may run.
     rounds, most_rounds, warmup, timeout_s, on_run
         Of `validate.validate`.
 
     Raises
     ------
     InputError
-        `run` is no finished search.
+        `run` is no finished search, or the command comes from the trace and may not run.
     JobError
         The recorded setting or every plan failed, or the script follows none of the plans.
     """
+    if job.command_from_trace and not run_recorded_command:
+        raise InputError(
+            f"the command comes from the trace, and would run with your permissions: {shlex.join(job.spec.command)}; "
+            "if you trust it, add --run-recorded-command (run_recorded_command=True); if not, give your own after '--'"
+        )
     result = SearchResult.load(run)
     earlier = calibration_of(read_run(run), run)
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]

@@ -190,6 +190,11 @@ class Launcher(ABC):
         """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for an invalid setting."""
         return job
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        """Variables that a trace may set when its job runs again; a trace names others at will, and they stay unset."""
+        return frozenset()
+
     def hosts_needed(self, spec: JobSpec) -> int:
         """How many hosts all processes have together."""
         return spec.hosts

@@ -32,6 +32,10 @@ class HorovodLauncher(Launcher):
 
     comm: str = "horovod"
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        return frozenset({_CONTROLLER, EXACT_GROUPS})
+
     def controller(self, spec: JobSpec) -> str:
         """What the job's ranks negotiate over: gloo or mpi."""
         name = spec.env.get(_CONTROLLER, os.environ.get(_CONTROLLER, "gloo")).lower()

@@ -48,11 +48,13 @@ class Run:
         """Predicted iteration time of the recorded setting over that of the best plan."""
         return self.result.plans[0].speedup
 
-    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
-        """Write the files that a real job needs to follow a plan (0: the best) into the new folder `out`.
+    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int | None = None) -> ExportedFiles:
+        """Write the files that a real job needs to follow a plan into the new folder `out`.
 
         Parameters
         ----------
+        plan
+            Its number; None: the one that `validate` proved fastest, else the best (0).
         targets
             Targets, like "horovod" or "xla"; empty: those of the job that the plan needs.
 

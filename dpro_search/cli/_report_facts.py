@@ -70,7 +70,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
     trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
-    validation = _validation(run / "validation.json", gathered, dict(named))
+    validation = _validation(run, gathered, dict(named))
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
     return gathered.facts(
@@ -180,17 +180,14 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
     return found
 
 
-def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
+def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
     """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
     from dpro_search.deploy.validate import Validation
 
-    if not path.is_file():
+    validation = Validation.load(run)
+    if validation is None:
         return None
-    try:
-        validation = msgspec.json.decode(path.read_bytes(), type=Validation)
-    except (OSError, *DAMAGED, InputError) as error:
-        raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = msgspec.to_builtins(validation)
     for key in ("plans", "refused", "failed"):

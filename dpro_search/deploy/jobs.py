@@ -26,7 +26,8 @@ _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
 _KNOB_VALUE = re.compile(r"[\w.+-]*", re.ASCII)  # numbers and names
 _IN_JOB = Path(__file__).with_name("in_job")
 _USES = {
-    "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches",
+    "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches; with Keras fit, "
+    "groups=planned_groups(model.trainable_variables) of hvd.DistributedOptimizer",
     "xla.py": "planned_step behind the step's tf.function",
     "ddp.py": "planned_ddp in place of DistributedDataParallel",
     "fsdp.py": "planned_fsdp after fully_shard",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,17 +13,19 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
-from dpro_search.deploy.targets import targets_for, targets_named
+from dpro_search.deploy.targets import parts_of, targets_for, targets_named
 from dpro_search.deploy.validate import Validation, typical_us, validate
-from dpro_search.errors import DproSearchError, InputError, JobError
+from dpro_search.errors import InputError, JobError
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import calibration_of
 from dpro_search.search.run_folder import read_run
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
 
 
@@ -38,50 +39,6 @@ class DeployedKind(Protocol):
         """Facts with which an export checks a plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenPlan:
-    """A plan, its predictions and its recording.
-
-    Attributes
-    ----------
-    trace
-        The recording; None without one.
-    expected
-        Predictions of the plan and of the recorded setting, if it comes from a search.
-    """
-
-    plan: Plan
-    trace: Trace | None = None
-    expected: tuple[Prediction, Prediction] | None = None
-
-
-def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
-    """A plan's file, or plan `number` (None: the best) of a run folder.
-
-    Raises
-    ------
-    InputError
-        There is no such plan, or `number` is given for a file.
-    """
-    if not source.is_dir():
-        if number is not None:
-            raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
-        return ChosenPlan(plan=Plan.load(source))
-    path = source / "plans" / f"plan-{number or 0}.json"
-    if not path.is_file():
-        known = len(list((source / "plans").glob("plan-*.json")))
-        raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
-    plan = Plan.load(path)
-    trace: Trace | None = None
-    expected: tuple[Prediction, Prediction] | None = None
-    with contextlib.suppress(DproSearchError):  # a folder of plans alone
-        result = SearchResult.load(source)
-        expected = next(((ranked.prediction, result.baseline) for ranked in result.plans if ranked.plan == plan), None)
-    with contextlib.suppress(DproSearchError):  # the trace has moved
-        trace = Trace.load(Path(read_run(source).trace))
-    return ChosenPlan(plan=plan, trace=trace, expected=expected)
-
-
 def export_from(
     source: Path,
     out: Path,
@@ -90,6 +47,7 @@ def export_from(
     *,
     targets: Sequence[str] = (),
     number: int | None = None,
+    environment_only: bool = False,
 ) -> ExportedFiles:
     """Write the files that a real job needs to follow a plan.
 
@@ -101,24 +59,86 @@ def export_from(
         Finds the kind of the recorded job.
     targets
         Names of targets; empty: those of the job that the plan needs.
+    number
+        Of a run's plan; None: the one that `validate` proved, else the best.
+    environment_only
+        Only plans that need no change of the script.
 
     Raises
     ------
     InputError
         There is no such plan, `out` exists, or the targets cannot express the plan.
     """
-    chosen = chosen_plan(source, number)
-    facts: JobFacts | None = None
-    available: tuple[Target, ...] = ()
-    if chosen.trace is not None:
-        kind = kind_of(chosen.trace)
-        available = kind.targets_of(chosen.trace.meta.framework)
-        facts = kind.facts(chosen.trace) if available else None
-    if targets:
-        wanted = targets_named(targets, known)
+    if source.is_dir():
+        run = PlansOfRun(source)
+        to = _Destination.of(run.trace, known, kind_of, targets)
+        chosen = _chosen(run, to, number, environment_only)
+    elif number is not None:
+        raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
     else:
-        wanted = targets_for(chosen.plan, available) if available else targets_for(chosen.plan, known, known[0])
-    return export_plan(chosen.plan, out, wanted, facts, chosen.expected, known)
+        to, chosen = _Destination.of(None, known, kind_of, targets), ChosenPlan(plan=Plan.load(source))
+        if environment_only and to.changes_script(chosen.plan):
+            raise InputError(f"{source}: {describe(chosen.plan)} needs a change of the script; leave out --environment-only")
+    exported = export_plan(chosen.plan, out, to.targets(chosen.plan), to.facts, chosen.expected, known, chosen.about)
+    return replace(exported, number=chosen.number)
+
+
+def _chosen(run: PlansOfRun, to: _Destination, number: int | None, environment_only: bool) -> ChosenPlan:
+    """The plan of a run to export, with a note on another one that needs no change of the script."""
+    if environment_only and number is not None:
+        raise InputError(f"--environment-only chooses the plan: leave out --plan {number}")
+    best = run.chosen(run.preferred[0] if number is None else number)
+    if not to.changes_script(best.plan):
+        return best
+    others = (other for other in run.preferred if run.faster(other) and not to.changes_script(run.plans[other]))
+    other = next(others, None)
+    if environment_only and other is None:
+        raise InputError(f"{run.folder}: every plan that is faster needs a change of the script; leave out --environment-only")
+    if other is None:
+        return best
+    if environment_only:
+        return run.chosen(other)
+    note = f"Plan {other} ({describe(run.plans[other])}) needs no change of the script: `--environment-only` exports it."
+    return replace(best, notes=(*best.notes, note))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Destination:
+    """The job that plans are exported for: its targets (empty: not known), and those that were named."""
+
+    known: Sequence[Target]
+    available: Sequence[Target] = ()
+    named: Sequence[Target] = ()
+    facts: JobFacts | None = None
+
+    @staticmethod
+    def of(
+        trace: Trace | None, known: Sequence[Target], kind_of: Callable[[Trace], DeployedKind], names: Sequence[str]
+    ) -> _Destination:
+        named = targets_named(names, known)
+        kind = None if trace is None else kind_of(trace)
+        available = () if trace is None or kind is None else kind.targets_of(trace.meta.framework)
+        if trace is None or kind is None or not available:
+            return _Destination(known=known, named=named)
+        foreign = [target for target in named if target not in available]
+        if foreign:
+            job, able = f"{trace.meta.framework} with {trace.meta.comm}", ", ".join(map(str, available))
+            raise InputError(f"--target {foreign[0]}: the recorded job is {job}, whose plans are followed by {able}")
+        return _Destination(known=known, available=available, named=named, facts=kind.facts(trace))
+
+    def targets(self, plan: Plan) -> tuple[Target, ...]:
+        """Those that follow a plan; raises `InputError` if they cannot."""
+        if self.named:
+            return tuple(self.named)
+        return targets_for(plan, self.available) if self.available else targets_for(plan, self.known, self.known[0])
+
+    def changes_script(self, plan: Plan) -> bool:
+        """Whether the job's script must change for a plan; also where nothing follows it."""
+        try:
+            parts = parts_of(plan, self.targets(plan), self.facts, self.known)
+        except InputError:
+            return True
+        return any(part.changes_script for part in parts.values())
 
 
 def validate_run(

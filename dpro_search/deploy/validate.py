@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
@@ -123,6 +125,17 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
     failed: tuple[FailedPlan, ...] = ()
+
+    @staticmethod
+    def load(run: Path) -> Validation | None:
+        """What a run folder has, None if nothing was measured; raises `InputError` if the file is damaged."""
+        path = run / "validation.json"
+        if not path.is_file():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Validation)
+        except (OSError, *DAMAGED, InputError) as error:
+            raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
 
     @property
     def changed_pct(self) -> float | None:

@@ -57,11 +57,13 @@ def validate(
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
     import shlex
+    from dataclasses import replace
 
     import msgspec
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, say, stderr_console
+    from dpro_search.cli._progress import JobProgress, RunClock
     from dpro_search.collect.trace import Trace
     from dpro_search.deploy.of_run import validate_run
     from dpro_search.errors import JobError
@@ -74,24 +76,37 @@ def validate(
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
+    at, clock = "before the first run", RunClock()
+
+    def begin(name: str, done: int, total: int) -> None:
+        nonlocal at
+        at = f"in run {done + 1} of {total}"
+        progress.begin(f"run {done + 1} of {total}, {name}", left_s=clock.left_s(done, total))
+
     recording = Trace.load(trace or Path(read_run(run).trace))
-    job = recorded_job(recording, command or ())
+    progress = JobProgress(console)
+    job = replace(recorded_job(recording, command or ()), watch=progress.show)
     if job.command_from_trace and run_recorded_command:
         say(console, f"running the command of the trace: {shlex.join(job.spec.command)}")
-    with console.status(f"rounds of up to {top + 2} runs"):
-        validation, calibration = validate_run(
-            run,
-            recording,
-            job,
-            searchable_job_of(recording).space.job.values,
-            top=top,
-            rounds=rounds,
-            most_rounds=most_rounds,
-            warmup=warmup,
-            timeout_s=timeout,
-            run_recorded_command=run_recorded_command,
-            on_run=show,
-        )
+    try:
+        with progress:
+            validation, calibration = validate_run(
+                run,
+                recording,
+                job,
+                searchable_job_of(recording).space.job.values,
+                top=top,
+                rounds=rounds,
+                most_rounds=most_rounds,
+                warmup=warmup,
+                timeout_s=timeout,
+                run_recorded_command=run_recorded_command,
+                on_start=begin,
+                on_run=show,
+            )
+    except KeyboardInterrupt:
+        earlier = "; validation.json of an earlier call is unchanged" if (run / "validation.json").is_file() else ""
+        raise KeyboardInterrupt(f"interrupted {at}: the job was ended, and its measurements are not kept{earlier}") from None
     if as_json:
         print_json(msgspec.to_builtins(validation))
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ import msgspec
 
 from dpro_search.errors import InputError, MissingCapabilityError
 
+_LOCK, _NEW_S = ".lock", 10.0  # a file that is newer may be about to be locked
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding JSON raises: also for nesting without end
 
 
@@ -42,6 +45,30 @@ def written_folder(folder: Path) -> Iterator[Path]:
         raise MissingCapabilityError(f"{folder}: cannot be written ({error.strerror}); nothing was kept") from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, removed when the block ends; first, those of this prefix that killed processes left are removed.
+
+    A folder is in use while its file ``.lock`` is locked. The kernel unlocks it when the owner ends, whatever ends it.
+    """
+    _remove_abandoned(prefix)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name,
+        (Path(name) / _LOCK).open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def _remove_abandoned(prefix: str) -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_LOCK}"):
+        with suppress(OSError), path.open("r+") as lock:  # OSError: it is locked, or somebody else's
+            owner, changed_s = os.fstat(lock.fileno()).st_uid, os.fstat(lock.fileno()).st_mtime
+            if owner == os.geteuid() and time.time() - changed_s > _NEW_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.watch import Watch
 from dpro_search.collect.launchers._base import Launcher
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace, TraceMeta
@@ -59,6 +60,8 @@ class RecordedJob:
         The links of its hosts, and whether it has hosts of its own.
     command_from_trace
         Whether the command is the one that the trace names.
+    watch
+        Called now and then while the job runs.
     """
 
     launcher: Launcher
@@ -68,6 +71,7 @@ class RecordedJob:
     rate_bps: float | None
     shaped: bool
     command_from_trace: bool = False
+    watch: Watch | None = None
 
     @staticmethod
     def of(
@@ -120,17 +124,22 @@ class RecordedJob:
         JobError
             The job failed, took too long, ran too few steps, or its script does not follow the plan.
         """
-        with tempfile.TemporaryDirectory(prefix="dpro-search-plan-", ignore_cleanup_errors=True) as work:
-            report = Path(work) / "report"
+        with scratch_folder("dpro-search-plan-") as work:
+            report = work / "report"
             report.mkdir()
             exported = None
             if plan != Plan():
-                exported = export_plan(plan, Path(work) / "plan", targets_for(plan, self.targets), self.facts)
+                exported = export_plan(plan, work / "plan", targets_for(plan, self.targets), self.facts)
             spec = _with_env(self.spec, exported, report)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)
             times = self.launcher.time(
-                spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, expected_groups=plan.tensor_groups
+                spec,
+                rate_bps=self.rate_bps,
+                shaped=self.shaped,
+                warmup=warmup,
+                expected_groups=plan.tensor_groups,
+                watch=self.watch,
             )
             _require_followed(exported, report)
             return Run(times=times, losses=read_losses(report))

@@ -153,6 +153,7 @@ def validate_run(
     warmup: int = 5,
     timeout_s: float | None = None,
     run_recorded_command: bool = False,
+    on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
@@ -165,7 +166,7 @@ def validate_run(
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     run_recorded_command
         Whether a command that comes from the trace may run.
-    rounds, most_rounds, warmup, timeout_s, on_run
+    rounds, most_rounds, warmup, timeout_s, on_start, on_run
         Of `validate.validate`.
 
     Raises
@@ -193,6 +194,7 @@ def validate_run(
         most_rounds=most_rounds,
         warmup=warmup,
         timeout_s=timeout_s,
+        on_start=on_start,
         on_run=on_run,
     )
     recorded = recording.iterations_us()

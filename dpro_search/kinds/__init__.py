@@ -119,7 +119,7 @@ def assemble_raw(raw: Path) -> Trace:
     found = raw_format(raw)
     for launcher in launchers():
         if launcher.format == found:
-            return launcher.assemble(raw)
+            return launcher.trace_of(raw)
     raise InputError(f"{raw}/job.json: raw files of '{found}'; known are {', '.join(each.format for each in launchers())}")
 
 

@@ -125,7 +125,8 @@ def test_a_slower_plan_is_no_answer(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("result.json", b"iteration_us"), ("validation.json", b"noise_pct"), ("plans/plan-0.json", b"tensor_groups")]
+    ("name", "where"),
+    [("result.json", b"iteration_us"), ("validation.json", b"noise_pct"), ("plans/plan-0.json", b"tensor_groups")],
 )
 def test_one_damaged_byte_is_said(name, where, run):
     path = validated(run) / name

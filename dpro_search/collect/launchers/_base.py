@@ -15,22 +15,26 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from dpro_search.collect._files import require_new, write_file
-from dpro_search.collect.assembly import JobFile, RankFile
+from dpro_search.collect._files import require_new, scratch_folder, write_file
+from dpro_search.collect.assembly import JobFile, RankFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
+from dpro_search.collect.launch.watch import Watch, watched
+from dpro_search.collect.machine_load import LoadMeter, load_warning
 from dpro_search.collect.step_times import Schedule, StepTimes, step_times
 from dpro_search.collect.this_machine import machine
 from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace_meta import MachineLoad
+
+_LOAD = "load.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,7 @@ class Launcher(ABC):
         shaped: bool = False,
         schedule: Schedule | None = None,
         keep_raw: Path | None = None,
+        watch: Watch | None = None,
     ) -> Trace:
         """Run a job with the hooks on and write its trace to the new folder `out`.
 
@@ -107,6 +112,8 @@ class Launcher(ABC):
             Give the ranks hosts of their own with links of `rate_bps` bits a second (None: not limited); needs root.
         keep_raw
             Where to leave the raw files as well.
+        watch
+            Called now and then while the job runs.
 
         Raises
         ------
@@ -130,10 +137,24 @@ class Launcher(ABC):
         self.require(spec)
         with raw_folder(keep_raw) as raw:
             write_file(raw / "job.json", msgspec.json.encode(job))
-            self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
-            trace = self.assemble(raw)
+            meter = LoadMeter()
+            with watched(raw, watch):
+                self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
+            if (load := meter.read()) is not None:
+                write_file(raw / _LOAD, msgspec.json.encode(load))
+            trace = self.trace_of(raw)
             trace.save(out)
             return trace
+
+    def trace_of(self, raw: Path) -> Trace:
+        """The trace of a recorded job from its raw folder, with the machine's load; errors are those of `assemble`."""
+        trace = self.assemble(raw)
+        if not (raw / _LOAD).is_file():
+            return trace
+        load = read_json(raw / _LOAD, MachineLoad, "no load was measured")
+        warning = load_warning(load)
+        warnings = (*trace.meta.warnings, *([warning] if warning else []))
+        return replace(trace, meta=msgspec.structs.replace(trace.meta, load=load, warnings=warnings))
 
     def time(
         self,
@@ -143,12 +164,13 @@ class Launcher(ABC):
         shaped: bool = False,
         warmup: int = 5,
         expected_groups: tuple[tuple[str, ...], ...] | None = None,
+        watch: Watch | None = None,
     ) -> StepTimes:
         """Run a job and measure its steps; the hooks only read the clock.
 
         Parameters
         ----------
-        rate_bps, shaped
+        rate_bps, shaped, watch
             As in `record`.
         warmup
             Steps that are left out.
@@ -164,7 +186,8 @@ class Launcher(ABC):
         """
         self.require(spec)
         with raw_folder(None) as raw:
-            self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
+            with watched(raw, watch):
+                self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
             hooks = [self.read_hook(raw / f"rank{rank}") for rank in range(spec.ranks)]
             if expected_groups:
                 self.require_groups(hooks[0], expected_groups)
@@ -236,5 +259,5 @@ def raw_folder(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return
-    with tempfile.TemporaryDirectory(prefix="dpro-search-raw-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    with scratch_folder("dpro-search-raw-") as folder:
+        yield folder

@@ -100,6 +100,8 @@ class _Gathered:
         self.trace = Trace.load(folder)
         self.job: Job = job_of(self.trace)
         self.notes: list[str] = list(self.trace.meta.warnings)
+        if (doubt := self.job.recording_doubt) is not None:
+            self.notes.append(doubt)
         self.provenance = _provenance(folder, self.trace)
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:

@@ -79,7 +79,7 @@ def replay(
     """
     from rich.progress import Progress
 
-    from dpro_search.cli._output import stderr_console
+    from dpro_search.cli._output import stderr_console, warn
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import PlanOptions
@@ -103,6 +103,7 @@ def replay(
             on_sample=lambda: bar.advance(task),
         )
         facts = replay_facts(recorded, request)
+    warn(facts["recording_doubt"])
     _print(facts, as_json)
 
 

@@ -144,7 +144,7 @@ def run(
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
-    from dpro_search.cli._output import print_json, stderr_console, stdout_console
+    from dpro_search.cli._output import print_json, stderr_console, stdout_console, warn
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import PlanOptions, kind_of, searchable_job_of
@@ -164,7 +164,9 @@ def run(
         all_reduce_model=all_reduce_model,
     )
     recording = Trace.load(folder)
-    job, _ = searchable_job_of(recording, options).under(Scenario().on(cluster))
+    recorded = searchable_job_of(recording, options)
+    warn(doubt := recorded.recording_doubt)
+    job, _ = recorded.under(Scenario().on(cluster))
     named = options.named | ({} if cluster is None else {"cluster": cluster})
     request = SearchRequest.of(folder, job, named, calibrate)
     if request.note and not quiet:
@@ -190,7 +192,10 @@ def run(
         )
     servers, calibration = kind_of(recording).servers(recording), job.calibration
     if as_json:
-        print_json(result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts})
+        print_json(
+            result_facts(result, servers)
+            | {"calibration": None if calibration is None else calibration.facts, "recording_doubt": doubt}
+        )
     else:
         print_result(stdout_console(), result, servers, calibration)
     if result.stopped == "interrupted":

@@ -62,7 +62,7 @@ def validate(
     import msgspec
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import microseconds, print_json, say, stderr_console
+    from dpro_search.cli._output import microseconds, print_json, say, stderr_console, warn
     from dpro_search.cli._progress import JobProgress, RunClock
     from dpro_search.collect.trace import Trace
     from dpro_search.deploy.of_run import validate_run
@@ -85,6 +85,8 @@ def validate(
 
     recording = Trace.load(trace or Path(read_run(run).trace))
     progress = JobProgress(console)
+    recorded = searchable_job_of(recording)
+    warn(doubt := recorded.recording_doubt)
     job = replace(recorded_job(recording, command or ()), watch=progress.show)
     if job.command_from_trace and run_recorded_command:
         say(console, f"running the command of the trace: {shlex.join(job.spec.command)}")
@@ -94,7 +96,7 @@ def validate(
                 run,
                 recording,
                 job,
-                searchable_job_of(recording).space.job.values,
+                recorded.space.job.values,
                 top=top,
                 rounds=rounds,
                 most_rounds=most_rounds,
@@ -108,7 +110,7 @@ def validate(
         earlier = "; validation.json of an earlier call is unchanged" if (run / "validation.json").is_file() else ""
         raise KeyboardInterrupt(f"interrupted {at}: the job was ended, and its measurements are not kept{earlier}") from None
     if as_json:
-        print_json(msgspec.to_builtins(validation))
+        print_json(msgspec.to_builtins(validation) | {"recording_doubt": doubt})
     else:
         _print(run, validation, calibration)
 

@@ -38,6 +38,9 @@ class DeployedKind(Protocol):
     def facts(self, trace: Trace) -> JobFacts:
         """Facts with which an export checks a plan."""
 
+    def recording_doubt(self, trace: Trace) -> str | None:
+        """Why predictions from a recording are not to be trusted; None: they are."""
+
 
 def export_from(
     source: Path,
@@ -79,6 +82,8 @@ def export_from(
         to, chosen = _Destination.of(None, known, kind_of, targets), ChosenPlan(plan=Plan.load(source))
         if environment_only and to.changes_script(chosen.plan):
             raise InputError(f"{source}: {describe(chosen.plan)} needs a change of the script; leave out --environment-only")
+    if to.doubt is not None:  # nothing is promised
+        chosen = replace(chosen, expected=None, notes=(*chosen.notes, f"Warning: {to.doubt}."))
     exported = export_plan(chosen.plan, out, to.targets(chosen.plan), to.facts, chosen.expected, known, chosen.about)
     return replace(exported, number=chosen.number)
 
@@ -104,12 +109,13 @@ def _chosen(run: PlansOfRun, to: _Destination, number: int | None, environment_o
 
 @dataclass(frozen=True, kw_only=True)
 class _Destination:
-    """The job that plans are exported for: its targets (empty: not known), and those that were named."""
+    """The job that plans are exported for: its targets (empty: not known), those that were named, doubt about its recording."""
 
     known: Sequence[Target]
     available: Sequence[Target] = ()
     named: Sequence[Target] = ()
     facts: JobFacts | None = None
+    doubt: str | None = None
 
     @staticmethod
     def of(
@@ -120,11 +126,12 @@ class _Destination:
         available = () if trace is None or kind is None else kind.targets_of(trace.meta.framework)
         if trace is None or kind is None or not available:
             return _Destination(known=known, named=named)
+        doubt = kind.recording_doubt(trace)
         foreign = [target for target in named if target not in available]
         if foreign:
             job, able = f"{trace.meta.framework} with {trace.meta.comm}", ", ".join(map(str, available))
             raise InputError(f"--target {foreign[0]}: the recorded job is {job}, whose plans are followed by {able}")
-        return _Destination(known=known, available=available, named=named, facts=kind.facts(trace))
+        return _Destination(known=known, available=available, named=named, facts=kind.facts(trace), doubt=doubt)
 
     def targets(self, plan: Plan) -> tuple[Target, ...]:
         """Those that follow a plan; raises `InputError` if they cannot."""

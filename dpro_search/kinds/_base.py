@@ -29,7 +29,7 @@ from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Servers, Target
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.graph.measured import measured_iteration_us, recording_doubt
 from dpro_search.kinds._names import registered
 from dpro_search.machine import VARIABLE, Calibration
 from dpro_search.space.cluster import ClusterSpec
@@ -231,6 +231,11 @@ class Job(ABC):
         """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
         return measured_iteration_us(self.trace)
 
+    @property
+    def recording_doubt(self) -> str | None:
+        """Why predictions from the recording are not to be trusted, where its own replay is far from what was measured; or None."""
+        return recording_doubt(self.predict(Plan()).iteration_us, self.measured_iteration_us)
+
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
         job: Job = self
@@ -398,6 +403,10 @@ class Kind(ABC):
     def facts(self, trace: Trace) -> DeployedFacts:
         """What an export can check a plan against."""
         return replace(DeployedFacts.of(trace), servers=self.servers(trace))
+
+    def recording_doubt(self, trace: Trace) -> str | None:
+        """`Job.recording_doubt` of a recording."""
+        return self.job(trace, PlanOptions()).recording_doubt
 
 
 def refuse_compute(options: PlanOptions, trace: Trace) -> None:

@@ -81,6 +81,7 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     job = job_of(trace)
+    doubt = job.recording_doubt
     scenario = scenario_of(job, request)
     job, plan = job.under(scenario)
     job = job.allowing(plan, request.options)
@@ -89,6 +90,7 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
         facts = _compared(found)
     else:
         facts = _predicted(job, plan, request.changed)
+    facts["recording_doubt"] = doubt
     facts["unplaced"] = dict(job.unplaced)
     if scenario.cluster.machines is not None:
         facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": list(job.left_out(scenario.cluster))}

@@ -34,7 +34,9 @@ def say(console: Console, sentence: str, style: str = "") -> None:
 def warn(sentence: str | None) -> None:
     """Print a warning on stderr; nothing for None."""
     if sentence is not None:
-        say(stderr_console(), f"warning: {sentence}", "yellow")
+        from rich.text import Text
+
+        stderr_console().print(Text(visible(f"warning: {sentence}"), "yellow"), soft_wrap=True)
 
 
 def stdout_console() -> Console:

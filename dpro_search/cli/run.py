@@ -165,7 +165,7 @@ def run(
     )
     recording = Trace.load(folder)
     recorded = searchable_job_of(recording, options)
-    warn(doubt := recorded.recording_doubt)
+    doubt = recorded.recording_doubt
     job, _ = recorded.under(Scenario().on(cluster))
     named = options.named | ({} if cluster is None else {"cluster": cluster})
     request = SearchRequest.of(folder, job, named, calibrate)
@@ -190,6 +190,7 @@ def run(
             until_settled=until_settled,
             quantile=quantile,
         )
+    warn(doubt)
     servers, calibration = kind_of(recording).servers(recording), job.calibration
     if as_json:
         print_json(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpro_search.collect._files import what_is
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.validate import MeasuredPlan, Validation
 from dpro_search.errors import DproSearchError, InputError
@@ -156,8 +157,7 @@ def _number(path: Path) -> int:
 
 
 def _no_plans(source: Path) -> str:
-    if (source / "meta.json").is_file():
-        return f"{source}: a trace has no plans; search them with 'dpro-search run {source} --out RUN', and export RUN"
     if (source / "run.json").is_file():
         return f"{source}: the search has not ended, and left no plans; continue it with 'dpro-search run --out {source}'"
-    return f"{source}: neither the folder of a search nor a plan's JSON file; make one with 'dpro-search run'"
+    what = what_is(source)
+    return f"{source}: {what}, not the folder of a search; search with 'dpro-search run TRACE --out RUN', then export RUN"

@@ -199,9 +199,11 @@ class Job(ABC):
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
         found, limit = self._predict(plan), self.memory_limit_bytes
-        if limit is None or found.peak_memory_bytes is None or found.peak_memory_bytes <= limit:
+        peak = found.peak_memory_bytes
+        if limit is None or (peak is not None and peak <= limit):
             return found
-        reason = f"needs {found.peak_memory_bytes / 2**20:.0f} MiB, and may have {limit / 2**20:.0f}"
+        needed = "an amount of memory that is not known" if peak is None else f"{peak / 2**20:.0f} MiB"
+        reason = f"needs {needed}, and may have {limit / 2**20:.0f}"
         return msgspec.structs.replace(found, infeasible=reason)
 
     @abstractmethod
@@ -409,13 +411,16 @@ class Kind(ABC):
         return self.job(trace, PlanOptions()).recording_doubt
 
 
-def refuse_compute(options: PlanOptions, trace: Trace) -> None:
-    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have."""
+def refuse_compute(options: PlanOptions, trace: Trace, fields: Sequence[str] = ()) -> None:
+    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have.
+
+    `fields`: what their plans change instead.
+    """
     refuse_algorithms(options, trace)
     if options.compute:
         raise InputError(
             "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
-            f"trace ({trace.meta.format}) is of neither"
+            f"trace ({trace.meta.format}) is of neither" + (f"; its plans change {', '.join(fields)}" if fields else "")
         )
 
 

@@ -24,7 +24,7 @@ from typing import IO, Annotated
 
 import msgspec
 
-from dpro_search.collect._files import DAMAGED, write_file
+from dpro_search.collect._files import DAMAGED, what_is, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan, Prediction
@@ -204,6 +204,8 @@ def read_run(folder: Path) -> RunInfo:
         if version != RUN_VERSION:
             raise InputError(f"{path}: version {version} of run folders, this program reads {RUN_VERSION}; update dpro-search")
         return msgspec.json.decode(raw, type=RunInfo)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{folder}: not the folder of a search, but {what_is(folder)}; make one with 'dpro-search run'") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
     except DAMAGED as error:
@@ -244,6 +246,8 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
         raise InputError(f"{path}: damaged ({error}); choose another --out") from error
     except OSError as error:
         raise _unwritable(folder, error) from error
+    if earlier.trace_digest != info.trace_digest:
+        raise InputError(f"{folder}: a search of another trace ({earlier.trace}); give that TRACE or choose another --out")
     for field, option in _IDENTITY.items():
         theirs, ours = getattr(earlier, field), getattr(info, field)
         if theirs != ours:
@@ -257,7 +261,6 @@ _IDENTITY = {
     "version": "",
     "sampler": "give the same --sampler or ",
     "seed": "give the same --seed or ",
-    "trace_digest": "give the same TRACE or ",
     "storage": "give the same --storage or ",
     "options": "give the same options or ",
 }

@@ -152,8 +152,8 @@ def test_a_recording_that_is_gone_is_said(run):
 
 def test_a_trace_is_not_a_run(tmp_path):
     (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(InputError, match="search them with 'dpro-search run"):
+    with pytest.raises(InputError, match="a trace, not the folder of a search; search with 'dpro-search run"):
         exported(tmp_path)
     (tmp_path / "meta.json").unlink()
-    with pytest.raises(InputError, match="neither the folder of a search nor a plan"):
+    with pytest.raises(InputError, match="an empty folder, not the folder of a search"):
         exported(tmp_path)

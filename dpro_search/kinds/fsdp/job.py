@@ -38,5 +38,5 @@ class Fsdp(ProgramJob[FsdpPredictor]):
 
 def fsdp_job(trace: Trace, options: PlanOptions) -> Fsdp:
     """A recorded fully sharded job; raises `InputError` for options that it does not have."""
-    refuse_compute(options, trace)
+    refuse_compute(options, trace, Fsdp.askable)
     return Fsdp(FsdpPredictor.from_trace(trace), trace)

@@ -75,7 +75,7 @@ class JobProgress(AbstractContextManager["JobProgress"]):
     def _line(self, state: JobState) -> str:
         parts = [self._name]
         if state.steps is not None:
-            parts.append(f"step {state.steps}" + (f" of at least {self._steps}" if self._steps else ""))
+            parts.append(f"step {state.steps}" + (f" ({self._steps} needed)" if self._steps else ""))
         if (left_s := self._left(state)) is not None:
             parts.append(_left(left_s))
         return ", ".join(parts) + (f" | {shortened(visible(state.last_line), _LONGEST_LINE)}" if state.last_line else "")

@@ -89,7 +89,7 @@ def collect(
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     try:
         with JobProgress(stderr_console()) as progress:
-            progress.begin(f"recording {ranks} ranks of {Path(command[0]).name}", steps=schedule.steps)
+            progress.begin(f"recording {ranks} ranks", steps=schedule.steps)
             trace = launcher.record(
                 spec,
                 out,

@@ -26,8 +26,8 @@ def recording_doubt(predicted_us: float, measured_us: float | None) -> str | Non
         return None
     return (
         f"the recording cannot be trusted: its own setting is replayed with {time_text(predicted_us)} and was measured with "
-        f"{time_text(measured_us)} ({error_pct:+.1f} %), and predictions from it are no better; the machine was probably busy: "
-        "record the job again"
+        f"{time_text(measured_us)} ({error_pct:+.1f} %), and predictions from it are no better; the machine was busy, or the "
+        "step waits for what is not recorded, like input data: record the job again"
     )
 
 

@@ -27,13 +27,13 @@ def test_a_file_gets_a_line_at_the_start_and_every_half_minute():
     lines = shown(*map(state, (1, 10, 31, 40, 62)), steps=40).splitlines()
     assert lines == [
         "recording 2 ranks",
-        "31 s: recording 2 ranks, step 10 of at least 40, about 93 s left | loss 3.0",
-        "62 s: recording 2 ranks, step 10 of at least 40, about 3 min left | loss 3.0",
+        "31 s: recording 2 ranks, step 10 (40 needed), about 93 s left | loss 3.0",
+        "62 s: recording 2 ranks, step 10 (40 needed), about 3 min left | loss 3.0",
     ]
 
 
 def test_a_terminal_gets_one_live_line():
-    assert " recording 2 ranks, step 20 of at least 40, about 5 s left | loss 3.0" in shown(
+    assert " recording 2 ranks, step 20 (40 needed), about 5 s left | loss 3.0" in shown(
         state(5, steps=20), terminal=True, steps=40
     )
 
@@ -42,7 +42,7 @@ def test_a_terminal_gets_one_live_line():
     ("state", "begun", "line"),
     [
         (state(31, steps=None, line=""), {}, "recording 2 ranks"),
-        (state(31, steps=50), {"steps": 40}, "recording 2 ranks, step 50 of at least 40 | loss 3.0"),
+        (state(31, steps=50), {"steps": 40}, "recording 2 ranks, step 50 (40 needed) | loss 3.0"),
         (state(31, steps=None, line="\x1b[2Jx"), {"left_s": 331.0}, "recording 2 ranks, about 5 min left | \\u{1b}[2Jx"),
     ],
 )

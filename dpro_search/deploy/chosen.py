@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpro_search._text import visible
 from dpro_search.collect._files import what_is
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.validate import MeasuredPlan, Validation
@@ -43,9 +44,9 @@ class ChosenPlan:
     def about(self) -> tuple[str, ...]:
         """Which plan it is and what is known of it, a sentence each."""
         if self.number is None:
-            return self.notes
+            return tuple(map(visible, self.notes))
         known = f"`validate` measured {self.measured}" if self.measured else "not measured yet: `dpro-search validate` does"
-        return (f"This is plan {self.number} ({describe(self.plan)}): {known}.", *self.notes)
+        return tuple(map(visible, (f"This is plan {self.number} ({describe(self.plan)}): {known}.", *self.notes)))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_a_gain_within_the_noise_is_no_proof(run):
     "refuted",
     [
         {"plans": (measured(GROUPED, 0.9),)},
-        {"failed": (FailedPlan(plan=GROUPED, predicted_us=8e4, reason="no memory", runs=0, measured_us=None),)},
+        {"failed": (FailedPlan(plan=GROUPED, predicted_us=8e4, reason="no \x1b[2Jmemory", runs=0, measured_us=None),)},
         {
             "refused": (
                 RefusedPlan(
@@ -97,6 +97,7 @@ def test_a_refuted_plan_is_not_taken_unless_it_is_named(refuted, run):
     assert exported(validated(run, **refuted))[0] == CYCLE
     plan, usage = exported_by_number(run, 0)
     assert plan == GROUPED
+    assert "\x1b" not in usage, "a terminal's escape from a file"
     assert "This is plan 0" in usage
 
 

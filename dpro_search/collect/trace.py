@@ -124,7 +124,7 @@ class Trace(RecordedJob):
         for name in ("meta.json", "trace.npz"):
             if not (folder / name).is_file():
                 what = what_is(folder)
-                missing = f"{name} is missing" if what == "a trace" else f"but {what}"
+                missing = f"{name} is missing" if what in ("a trace", "another folder") else f"but {what}"
                 raise InputError(f"{folder}: not a trace folder, {missing}; make one with 'dpro-search collect' or 'import'")
         raw = (folder / "meta.json").read_bytes()
         try:

@@ -45,11 +45,13 @@ class Run:
         """Predicted iteration time of the recorded setting over that of the best plan."""
         return self.result.plans[0].speedup
 
-    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
-        """Write the files that a real job needs to follow a plan (0: the best) into the new folder `out`.
+    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int | None = None) -> ExportedFiles:
+        """Write the files that a real job needs to follow a plan into the new folder `out`.
 
         Parameters
         ----------
+        plan
+            Its number; None: the one that `validate` proved fastest, else the best (0).
         targets
             Targets, like "horovod" or "xla"; empty: those of the job that the plan needs.
 
@@ -73,13 +75,14 @@ class Run:
         warmup: int = 5,
         timeout_s: float | None = None,
         trace: str | Path | None = None,
+        run_recorded_command: bool = False,
     ) -> RealRuns:
         """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 
         Parameters
         ----------
         command
-            The training command of one rank; empty: the recorded one.
+            The training command of one rank; empty: the recorded one, which needs `run_recorded_command`.
         top
             Number of plans.
         rounds, most_rounds, warmup
@@ -89,25 +92,25 @@ class Run:
             Time limit of a run; None: an hour, and for a plan five times the recorded setting's time, at least 300.
         trace
             Path of the recording, if it has moved.
+        run_recorded_command
+            Run the command that the trace names, with your permissions: only for a trace that you trust.
 
         Raises
         ------
         InputError
-            The job cannot be started here, or cannot follow a plan.
+            The job cannot be started here, cannot follow a plan, or its command comes from the trace and may not run.
         JobError
             The recorded setting or every plan failed, or the script follows none of the plans.
         """
-        from dpro_search.kinds._real_runs import validated
+        from dpro_search.kinds._real_runs import real_runs
 
-        found, _ = validated(
-            self.folder,
-            None if trace is None else Path(trace),
-            command,
+        found, _ = real_runs(self.folder, None if trace is None else Path(trace), command).validate(
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,
             warmup=warmup,
             timeout_s=timeout_s,
+            run_recorded_command=run_recorded_command,
         )
         facts = by_setting(found)
         return RealRuns(

@@ -319,7 +319,7 @@ def load(folder: str | Path | None = None) -> Recording:
     2
     >>> load("nowhere")
     Traceback (most recent call last):
-    dpro_search.errors.InputError: nowhere: not a trace folder, meta.json is missing; make one with 'dpro-search collect'
+    dpro_search.errors.InputError: nowhere: not a trace folder, but no such file or folder; make one with 'dpro-search collect'...
     """
     path = sample_trace_path() if folder is None else Path(folder)
     return Recording(folder=path, source=load_source(path))

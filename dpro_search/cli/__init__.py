@@ -31,17 +31,18 @@ class Verb:
 
     module: str
     help: str
+    runs_command: bool = False  # the words behind "--"
 
 
 VERBS = {
-    "collect": Verb("dpro_search.cli.collect", "Run a training job with recording hooks and write a trace."),
+    "collect": Verb("dpro_search.cli.collect", "Run a training job with recording hooks and write a trace.", runs_command=True),
     "import": Verb("dpro_search.cli.import_", "Convert the raw files of a recorded job to a trace."),
     "replay": Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
     "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
     "fit": Verb("dpro_search.cli.fit", "Train cost models, or measure their training data."),
     "run": Verb("dpro_search.cli.run", "Search the fastest plans for a trace."),
     "export": Verb("dpro_search.cli.export", "Write the files that a real job needs to follow a plan."),
-    "validate": Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions."),
+    "validate": Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions.", True),
     "report": Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
     "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to install what is missing."),
 }
@@ -70,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except DproSearchError as error:
         _fail(str(error), error.exit_code)
     except _ClickError as error:
-        _fail(f"{error.format_message().rstrip('.')}; see '{_help_of(verb)}'", 2)
+        _fail(f"{error.format_message().rstrip('.')}; {_dashes(verb, args)}see '{_help_of(verb)}'", 2)
     except (_InterruptedError, KeyboardInterrupt, typer.Abort) as error:
         _fail(str(error) or "interrupted", 1)
     except BrokenPipeError:
@@ -143,6 +144,12 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def _dashes(verb: str, args: Sequence[str]) -> str:
+    """What may be wrong if an option is unknown that belongs to the training command."""
+    command = verb in VERBS and VERBS[verb].runs_command and "--" not in args
+    return "the training command and its options follow '--', like '-- python train.py --epochs 3'; " if command else ""
 
 
 def _help_of(verb: str) -> str:

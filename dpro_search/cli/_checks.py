@@ -36,6 +36,7 @@ _EXTRAS = {  # optional packages: the extra that installs them, and their use
 _REPORT_TIMEOUT_S = 120
 _HOST_TOOLS = ("ip", "tc", "unshare", "mount", "taskset", "setpriv")
 _MIN_FREE_BYTES = 2 * 2**30
+_MOST_LOAD = 0.2  # of the cores
 _MAX_CLOCK_READ_NS = 1000.0
 
 
@@ -61,6 +62,7 @@ def check_machine() -> Iterator[Check]:
         yield _extra(name, extra, use)
     yield _shaped_hosts()
     yield _cores()
+    yield _load()
     yield _disk()
     yield _clock()
 
@@ -158,6 +160,16 @@ def _shaped_hosts() -> Check:
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0))
     return Check(name="cores", ok=cores >= 2, detail=f"{cores} usable", fix="allow this process one core for each rank to record")
+
+
+def _load() -> Check:
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return Check(
+        name="load",
+        ok=busy <= _MOST_LOAD * cores,
+        detail=f"{busy:.1f} processes ran at a time in the last minute, on {cores} cores",
+        fix="record and validate when nothing else runs: other work makes steps longer",
+    )
 
 
 def _disk() -> Check:

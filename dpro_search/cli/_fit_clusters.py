@@ -16,7 +16,7 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from dpro_search.collect.clusters.bundled import bundled_table_path
     from dpro_search.collect.clusters.table import read_table
     from dpro_search.costmodel.learned.model_file import FusionModel
-    from dpro_search.errors import InputError
+    from dpro_search.errors import InputError, JobError
 
     for source in sources:
         if source.is_dir():
@@ -28,6 +28,8 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
             stderr_console().print(f"warning: {source}: {count} lines left out: {reason}", style="yellow")
     with stderr_console().status("training"):
         model = FusionModel.train(tables)
+    if (refusal := model.info.refusal) is not None:
+        raise JobError(f"no model was written: {refusal}")
     model.save(out)
     if as_json:
         print_json({"model": str(out), "models": [_facts(model)]})

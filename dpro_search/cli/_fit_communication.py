@@ -28,20 +28,30 @@ def are_of_communication(sources: Sequence[Path]) -> bool:
 
 
 def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Train the model of communication on traces and tables, and print its scores."""
+    """Train the model of communication on traces and tables, and print its scores.
+
+    Raises `JobError` for series with a large error, which are not in the model.
+    """
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect._files import require_new
     from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.errors import JobError
 
     require_new(out)
     series = [one for source in sources for one in _series(source)]
     with stderr_console().status("training"):
         model = CommunicationModel.train(series, [source.name for source in sources])
-    model.save(out)
+    useful = model.useful()
+    written = out if useful.info.series else None
+    if written is not None:
+        useful.save(written)
     if as_json:
-        print_json({"model": str(out), "models": [_facts(one) for one in model.info.series]})
+        print_json({"model": written and str(written), "models": [_facts(one) for one in model.info.series]})
     else:
-        _print_scores(model, out)
+        _print_scores(model, written)
+    refusals = [one.refusal for one in model.info.series if one.refusal is not None]
+    if refusals:
+        raise JobError(f"{'left out of the model' if written else 'no model was written'}: {'; '.join(refusals)}")
 
 
 def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> CommRequest:
@@ -120,12 +130,13 @@ def _facts(series: SeriesInfo) -> dict[str, Any]:
         "coverage": series.coverage,
         "formula_mape_pct": series.formula_mape_pct,
         "spread_pct": series.spread_pct,
+        "useful": series.refusal is None,
         "sizes": series.sizes,
         "cost": series.cost,
     }
 
 
-def _print_scores(model: CommunicationModel, out: Path) -> None:
+def _print_scores(model: CommunicationModel, out: Path | None) -> None:
     from rich.table import Table
 
     from dpro_search.cli._output import percent, stdout_console
@@ -148,4 +159,5 @@ def _print_scores(model: CommunicationModel, out: Path) -> None:
             share(one.spread_pct),
         )
     stdout_console().print(table)
-    print(f"model: {out}")
+    if out is not None:
+        print(f"model: {out}")

@@ -14,7 +14,7 @@ from dpro_search.quantities import time_text as microseconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["microseconds", "percent", "print_json", "print_table", "say", "size", "stderr_console", "stdout_console"]
+__all__ = ["microseconds", "percent", "print_json", "print_table", "say", "size", "stderr_console", "stdout_console", "warn"]
 
 
 def print_json(value: Any) -> None:
@@ -29,6 +29,14 @@ def say(console: Console, sentence: str, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(visible(sentence), style))
+
+
+def warn(sentence: str | None) -> None:
+    """Print a warning on stderr; nothing for None."""
+    if sentence is not None:
+        from rich.text import Text
+
+        stderr_console().print(Text(visible(f"warning: {sentence}"), "yellow"), soft_wrap=True)
 
 
 def stdout_console() -> Console:

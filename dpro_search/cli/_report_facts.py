@@ -74,7 +74,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
     trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
-    validation = _validation(run / "validation.json", gathered, dict(named))
+    validation = _validation(run, gathered, dict(named))
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
     return gathered.facts(
@@ -111,12 +111,15 @@ class _Gathered:
     def __init__(self, path: Path, info: RunInfo | None = None) -> None:
         self.source = load_source(path)
         elsewhere = info is not None and info.cluster is not None
-        self.job: Job = job_of(self.source) if info is None else searched_job(job_of(self.source), info)
+        recorded = job_of(self.source)
+        self.job: Job = recorded if info is None else searched_job(recorded, info)
         self.trace = None if elsewhere or isinstance(self.source, Description) else self.source
         if isinstance(self.source, Description):
             self.notes, self.provenance = list(self.source.warnings), _described(path, self.source)
         else:
             self.notes, self.provenance = list(self.source.meta.warnings), _provenance(path, self.source)
+        if (doubt := recorded.recording_doubt) is not None:
+            self.notes.append(doubt)
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
@@ -198,17 +201,14 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
     return found
 
 
-def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
+def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
     """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
     from dpro_search.deploy.validate import Validation
 
-    if not path.is_file():
+    validation = Validation.load(run)
+    if validation is None:
         return None
-    try:
-        validation = decoded(path.read_bytes(), Validation)
-    except (OSError, *DAMAGED, InputError) as error:
-        raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = by_setting(validation)
     for key in ("plans", "refused", "failed"):

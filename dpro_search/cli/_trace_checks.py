@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro_search.cli._checks import Check, missing_for_shaped_hosts
+from dpro_search.collect.machine_load import load_warning
 from dpro_search.errors import DproSearchError
 
 if TYPE_CHECKING:
+    from dpro_search.collect.trace import Trace
     from dpro_search.kinds import Source
 
 _AGAIN = "record it again: dpro-search collect"
@@ -35,26 +37,43 @@ def check_trace(folder: Path | None) -> Iterator[Check]:
         meta, events = source.meta, source.events
         detail = f"{folder}: version {meta.version}, {meta.framework} + {meta.comm}, {meta.ranks} ranks, {len(events)} events"
     yield Check(name="trace", ok=True, detail=detail, needed=True)
-    replay = _replay(source)
+    replay, doubt = _replay(source)
     yield replay
+    if not isinstance(source, Description):
+        yield _recording(source, doubt)
     if replay.ok:
         yield _search(source)
         yield from _real_runs(source)
 
 
-def _replay(source: Source) -> Check:
+def _replay(source: Source) -> tuple[Check, str | None]:
+    """Whether it can be replayed, and why it cannot be trusted."""
     from dpro_search.cli._output import microseconds
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 
     try:
         found = replay_facts(source, ReplayRequest())
     except DproSearchError as error:
-        return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN)
+        return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN), None
     measured, error_pct = found["measured_iteration_us"], found["error_pct"]
     beside = "no measured iteration to compare with"
     if measured is not None and error_pct is not None:
         beside = f"{microseconds(measured)} measured, error {error_pct:+.1f} %"
-    return Check(name="replay, diagnose", ok=True, detail=f"{microseconds(found['predicted_iteration_us'])} predicted, {beside}")
+    detail = f"{microseconds(found['predicted_iteration_us'])} predicted, {beside}"
+    return Check(name="replay, diagnose", ok=True, detail=detail), found["recording_doubt"]
+
+
+def _recording(trace: Trace, doubt: str | None) -> Check:
+    """Whether the machine was left to the job, and the replay is near the measurement."""
+    load = trace.meta.load
+    problems = [*([doubt] if doubt else []), *([load_warning(load)] if load and load_warning(load) else [])]
+    if load is None:
+        told = "the load of the machine was not recorded"
+    else:
+        told = f"the job used {load.job_cores:.1f} and other work {load.other_cores:.1f} of {load.cores} cores"
+    return Check(
+        name="recording", ok=not problems, detail="; ".join(filter(None, problems)) or told, fix=f"{_AGAIN}, on an idle machine"
+    )
 
 
 def _search(source: Source) -> Check:
@@ -89,6 +108,7 @@ def _real_runs(source: Source) -> Iterator[Check]:
     command = shlex.join(job.spec.command)
     command = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
     would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {job.facts.framework}: {command}"
+    would += " (give the command after '--', or --run-recorded-command)"
     yield Check(
         name="validate",
         ok=not problems,

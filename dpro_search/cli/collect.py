@@ -65,6 +65,7 @@ def collect(
     import numpy as np
 
     from dpro_search.cli._output import microseconds, percent, stderr_console
+    from dpro_search.cli._progress import JobProgress
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.step_times import Schedule
@@ -86,15 +87,21 @@ def collect(
         timeout_s=timeout,
     )
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
-    with stderr_console().status(f"running {ranks} ranks of {command[0]}"):
-        trace = launcher.record(
-            spec,
-            out,
-            rate_bps=None if rate is None else parse_rate_bps(rate),
-            shaped=rate is not None,
-            schedule=schedule,
-            keep_raw=keep_raw,
-        )
+    try:
+        with JobProgress(stderr_console()) as progress:
+            progress.begin(f"recording {ranks} ranks", steps=schedule.steps)
+            trace = launcher.record(
+                spec,
+                out,
+                rate_bps=None if rate is None else parse_rate_bps(rate),
+                shaped=rate is not None,
+                schedule=schedule,
+                keep_raw=keep_raw,
+                watch=progress.show,
+            )
+    except KeyboardInterrupt:
+        kept = "nothing is kept" if keep_raw is None else f"{keep_raw} keeps the raw files so far, which are no whole recording"
+        raise KeyboardInterrupt(f"interrupted: the job was ended and {out} was not written; {kept}") from None
     untraced_us = trace.iterations_us()
     measured = float(np.median(untraced_us)) if len(untraced_us) else None
     overhead = trace.meta.overhead_pct

@@ -27,7 +27,19 @@ def export(
             "left out: what the plan needs.",
         ),
     ] = None,
-    plan: Annotated[int | None, typer.Option("--plan", metavar="N", min=0, help="Plan of the run; 0: the best.")] = None,
+    plan: Annotated[
+        int | None,
+        typer.Option(
+            "--plan",
+            metavar="N",
+            min=0,
+            help="Plan of the run; 0: the best.",
+            show_default="the one that 'validate' proved fastest, else the best",
+        ),
+    ] = None,
+    environment_only: Annotated[
+        bool, typer.Option("--environment-only", help="The best plan that needs no change of the training script.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the files that a real job needs to follow a plan.
@@ -40,9 +52,11 @@ def export(
     from dpro_search.deploy.of_run import export_from
     from dpro_search.kinds import all_targets, deployed
 
-    exported = export_from(source, out, all_targets(), deployed, targets=target or (), number=plan)
+    exported = export_from(
+        source, out, all_targets(), deployed, targets=target or (), number=plan, environment_only=environment_only
+    )
     files = [str(out / name) for name in exported.files]
     if as_json:
-        print_json({"files": files, "usage": exported.usage})
+        print_json({"files": files, "usage": exported.usage, "plan": exported.number})
     else:
         print("\n".join([*files, "", exported.usage]))

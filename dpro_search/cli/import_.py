@@ -23,12 +23,16 @@ def import_(
 
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
-    from dpro_search.collect._files import require_new
+    from dpro_search.collect._files import require_new, what_is
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
+    from dpro_search.errors import InputError
     from dpro_search.kinds import assemble_raw
 
     require_new(out)
+    for source in sources:
+        if (what := what_is(source)) in ("a trace", "the folder of a search", "an exported plan"):
+            raise InputError(f"{source}: {what}, and no raw files; 'replay' and 'run' take a trace, 'report' and 'export' a search")
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()
     trace = assemble_raw(sources[0]) if own else import_trace(sources)
     trace.save(out)

@@ -80,7 +80,7 @@ def replay(
     """
     from rich.progress import Progress
 
-    from dpro_search.cli._output import stderr_console
+    from dpro_search.cli._output import stderr_console, warn
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.kinds import PlanOptions, load_source
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
@@ -104,6 +104,7 @@ def replay(
             on_sample=lambda: bar.advance(task),
         )
         facts = replay_facts(source, request)
+    warn(facts["recording_doubt"])
     _print(facts, as_json)
 
 

@@ -149,7 +149,7 @@ def run(
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
-    from dpro_search.cli._output import print_json, stderr_console, stdout_console
+    from dpro_search.cli._output import print_json, stderr_console, stdout_console, warn
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.kinds import PlanOptions, files_of, job_of, kind_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
@@ -169,7 +169,9 @@ def run(
         all_reduce_model=all_reduce_model,
     )
     source = load_source(folder)
-    job, named, place = elsewhere(job_of(source, options), cluster, changes or (), verb="run")
+    recorded = job_of(source, options)
+    doubt = recorded.recording_doubt
+    job, named, place = elsewhere(recorded, cluster, changes or (), verb="run")
     request = SearchRequest.of(folder, searchable(job), options.named | named | files_of(source), calibrate)
     if request.note and not quiet:
         stderr_console().print(request.note, soft_wrap=True)
@@ -193,9 +195,11 @@ def run(
             until_settled=until_settled,
             quantile=quantile,
         )
+    warn(doubt)
     servers, calibration = kind_of(source).servers(source), job.calibration
     if as_json:
-        facts = result_facts(result, servers) | {"calibration": None if calibration is None else calibration.facts}
+        facts = result_facts(result, servers)
+        facts |= {"calibration": None if calibration is None else calibration.facts, "recording_doubt": doubt}
         print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:
         if place is not None:

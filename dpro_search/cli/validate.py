@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 def validate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a search.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="The training command (default: the recorded one).")
+        list[str] | None,
+        typer.Argument(metavar="-- CMD...", help="The training command (the recorded one: --run-recorded-command)."),
     ] = None,
+    run_recorded_command: Annotated[
+        bool, typer.Option("--run-recorded-command", help="Run the command that the trace names: only for a trace that you trust.")
+    ] = False,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many of the best plans to run.")] = 3,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
@@ -52,11 +56,13 @@ def validate(
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
+    import shlex
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import microseconds, print_json, stderr_console
+    from dpro_search.cli._output import microseconds, print_json, say, stderr_console, warn
+    from dpro_search.cli._progress import JobProgress, RunClock
     from dpro_search.errors import JobError
-    from dpro_search.kinds._real_runs import validated
+    from dpro_search.kinds._real_runs import real_runs
     from dpro_search.space.plan_json import by_setting
 
     console = stderr_console()
@@ -65,20 +71,35 @@ def validate(
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
-    with console.status(f"rounds of up to {top + 2} runs"):
-        validation, calibration = validated(
-            run,
-            trace,
-            command or (),
-            top=top,
-            rounds=rounds,
-            most_rounds=most_rounds,
-            warmup=warmup,
-            timeout_s=timeout,
-            on_run=show,
-        )
+    at, clock = "before the first run", RunClock()
+
+    def begin(name: str, done: int, total: int) -> None:
+        nonlocal at
+        at = f"in run {done + 1} of {total}"
+        progress.begin(f"run {done + 1} of {total}, {name}", left_s=clock.left_s(done, total))
+
+    progress = JobProgress(console)
+    runs = real_runs(run, trace, command or (), watch=progress.show)
+    warn(runs.doubt)
+    if runs.job.command_from_trace and run_recorded_command:
+        say(console, f"running the command of the trace: {shlex.join(runs.job.spec.command)}")
+    try:
+        with progress:
+            validation, calibration = runs.validate(
+                top=top,
+                rounds=rounds,
+                most_rounds=most_rounds,
+                warmup=warmup,
+                timeout_s=timeout,
+                run_recorded_command=run_recorded_command,
+                on_start=begin,
+                on_run=show,
+            )
+    except KeyboardInterrupt:
+        earlier = "; validation.json of an earlier call is unchanged" if (run / "validation.json").is_file() else ""
+        raise KeyboardInterrupt(f"interrupted {at}: the job was ended, and its measurements are not kept{earlier}") from None
     if as_json:
-        print_json(by_setting(validation))
+        print_json(by_setting(validation) | {"recording_doubt": runs.doubt})
     else:
         _print(run, validation, calibration)
 

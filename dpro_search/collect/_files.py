@@ -18,6 +18,26 @@ _OWNER = ".owner"
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding JSON raises: also for nesting without end
 
 
+def what_is(path: Path) -> str:
+    """What a path is that is not what was asked for, in words."""
+    if not path.exists():
+        return "no such file or folder"
+    if not path.is_dir():
+        return "a file"
+    for name, what in _FOLDERS.items():
+        if (path / name).is_file():
+            return what
+    return "another folder" if any(path.iterdir()) else "an empty folder"
+
+
+_FOLDERS = {
+    "meta.json": "a trace",
+    "run.json": "the folder of a search",
+    "job.json": "the raw files of a recorded job, of which 'dpro-search import' makes a trace",
+    "plan.json": "an exported plan",
+}
+
+
 def require_new(path: Path) -> None:
     """Raise `InputError` if a verb's output is there already: before the work, not after it."""
     if path.exists():

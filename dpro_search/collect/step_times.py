@@ -25,6 +25,11 @@ class Schedule:
         if self.warmup < 2 or self.untraced < 0 or self.traced < 2:
             raise InputError("--warmup must be at least 2 and --traced at least 2")
 
+    @property
+    def steps(self) -> int:
+        """How many a job runs at least: one ends when the next begins, and the profiler stops before the last."""
+        return self.warmup + self.untraced + self.traced + 2
+
     def hook(self, mode: Literal["record", "time"]) -> dict[str, str]:
         """Settings of the recorder that profiles the traced steps, or only reads the clock."""
         numbers = {"WARMUP": self.warmup, "UNTRACED": self.untraced, "TRACED": self.traced}

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect._files import DAMAGED, written_folder
+from dpro_search.collect._files import DAMAGED, what_is, written_folder
 from dpro_search.collect.modules import ModuleCalls, ModuleInfo
 from dpro_search.collect.trace_check import check, narrowed, packed, read_columns, widened
 from dpro_search.collect.trace_columns import (
@@ -124,7 +124,9 @@ class Trace(RecordedJob):
         """
         for name in ("meta.json", "trace.npz"):
             if not (folder / name).is_file():
-                raise InputError(f"{folder}: not a trace folder, {name} is missing; make one with 'dpro-search collect'")
+                what = what_is(folder)
+                missing = f"{name} is missing" if what in ("a trace", "another folder") else f"but {what}"
+                raise InputError(f"{folder}: not a trace folder, {missing}; make one with 'dpro-search collect' or 'import'")
         raw = (folder / "meta.json").read_bytes()
         try:
             version = msgspec.json.decode(raw, type=_Version).version

@@ -41,6 +41,14 @@ class ClockReport(msgspec.Struct, frozen=True, kw_only=True):
     method: str
 
 
+class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU use of a machine while a job was recorded, in cores: by the job and its recorder, and by all else."""
+
+    cores: int  # of the machine
+    job_cores: float
+    other_cores: float
+
+
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Provenance and settings of a recording."""
 
@@ -65,6 +73,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
+    load: MachineLoad | None = None  # None: not measured
 
     @property
     def ranks_per_host(self) -> int | None:

@@ -25,6 +25,7 @@ from dpro_search.costmodel.communication_points import Series
 from dpro_search.costmodel.communication_residual import Residual, ResidualData
 from dpro_search.costmodel.intervals import Durations, conformal_quantile
 from dpro_search.costmodel.learned.files import read_info
+from dpro_search.costmodel.learned.scores import MOST_ERROR_PCT
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
@@ -52,6 +53,16 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
     # Likewise for each octave of ranks or rate beyond what was measured, by the name of the column.
     carried: dict[str, tuple[float, ...]] = {}
     residual: ResidualData | None = None  # What the formula is wrong by; None: there were too few points to learn it.
+
+    @property
+    def refusal(self) -> str | None:
+        """Why predictions from it are useless; None: they are not, or its error is not known."""
+        if self.mape_pct is None or self.mape_pct <= MOST_ERROR_PCT:
+            return None
+        return (
+            f"'{self.name}' is wrong by {self.mape_pct:.0f} % on sizes that were left out (at most {MOST_ERROR_PCT:.0f} %): "
+            "measure more sizes and rounds, on an idle machine"
+        )
 
 
 class CommunicationInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +111,12 @@ class CommunicationModel:
         )
         return CommunicationModel(info=info, regressors=regressors)
 
+    def useful(self) -> CommunicationModel:
+        """The model without the series whose error is too large."""
+        kept = tuple(one for one in self.info.series if one.refusal is None)
+        info = msgspec.structs.replace(self.info, series=kept)
+        return CommunicationModel(info=info, regressors={one.name: self.regressors[one.name] for one in kept})
+
     def predict(self, name: str, points: Points) -> Durations:
         """Durations of all-reduces of a series, with 90 % intervals where left-out sizes show how wide they are.
 
@@ -135,7 +152,7 @@ class CommunicationModel:
         Raises
         ------
         InputError
-            A file is missing, or the model was trained on other features than this program computes.
+            A file is missing, the model was trained on other features than this program computes, or its error is too large.
         TraceVersionError
             Written by another version.
         TraceFormatError
@@ -147,6 +164,8 @@ class CommunicationModel:
             raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
         regressors = {}
         for one in info.series:
+            if one.refusal is not None:
+                raise InputError(f"{path}: {one.refusal}; train it again")
             regressor = AllReduceRegressor(algorithms=(one.cost.algorithm,), ranks_per_host=one.cost.ranks_per_host)
             regressor.cost_ = one.cost
             regressor.residual_ = None if one.residual is None else _residual(path, one.residual)

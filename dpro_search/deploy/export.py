@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Servers, Target
+from dpro_search.deploy.parts.part import FOLDER, HELPERS, JobFacts, Part, Servers, Target
 from dpro_search.deploy.parts.tensorflow_step import step_files
 from dpro_search.deploy.targets import more_servers, parts_of
+from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 
 _START_SERVERS = {
@@ -27,14 +30,12 @@ class ExportedFiles:
     files: tuple[str, ...]  # names in `folder`, sorted
     usage: str  # a few lines for people
     env: Mapping[str, str]  # what the ``*.env`` files set
+    number: int | None = None  # of a run's plan
 
     @property
     def helpers(self) -> tuple[str, ...]:
         """Files that a training script must use to follow the plan."""
-        return tuple(name for name in self.files if name in _HELPERS)
-
-
-_HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
+        return tuple(name for name in self.files if name in HELPERS)
 
 
 def export_plan(
@@ -44,11 +45,11 @@ def export_plan(
     facts: JobFacts | None = None,
     expected: tuple[Prediction, Prediction] | None = None,
     known: Sequence[Target] = (),
-    assumptions: Sequence[str] = (),
+    about: Sequence[str] = (),
 ) -> ExportedFiles:
     """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
 
-    Variables are in ``<target>.env`` (lines KEY=VALUE); helpers are Python files that the training script imports.
+    Variables are in ``<target>.env`` (lines KEY=VALUE, quoted for a shell); helpers are Python files that the script imports.
 
     Parameters
     ----------
@@ -60,17 +61,21 @@ def export_plan(
         Predictions of the plan and of the recorded setting, for the README.
     known
         All targets that there are, for the error about a field that none of `targets` can express.
-    assumptions
-        Sentences on the predictions, for the README; with any, they are not of the recorded cluster.
+    about
+        Further sentences for people.
 
     Raises
     ------
     InputError
-        `out` exists, or the plan has a field that the targets cannot express.
+        `out` exists or cannot be named in a command, or the plan has a field that the targets cannot express.
     MissingCapabilityError
         The disk cannot take it.
     """
+    if not str(out.resolve()).isprintable():
+        raise InputError(f"--out {out}: a name with a line break or another control character; choose another")
     parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts, known).items()}
+    if os.pathsep in str(out.resolve()) and any(part.changes_script for part in parts.values()):
+        raise InputError(f"--out {out}: PYTHONPATH cannot name a folder with '{os.pathsep}'; choose another")
     contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target.always_env}
     step: dict[str, object] = {}
     for part in parts.values():
@@ -78,12 +83,12 @@ def export_plan(
         step |= part.step
     if step:
         contents |= step_files(step)
-    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected, assumptions).encode()}
+    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected, about).encode()}
     with written_folder(out) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     env = {key: value for part in parts.values() for key, value in part.env.items()}
-    usage = [*_usage(parts, str(out)), *_needs(plan, facts)]
+    usage = [*_usage(parts, str(out)), *_needs(plan, facts), *about]
     return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(usage), env=env)
 
 
@@ -93,19 +98,20 @@ def _in_folder(part: Part, folder: Path) -> Part:
 
 
 def _lines(env: Mapping[str, str]) -> bytes:
-    return "".join(f"{key}={value}\n" for key, value in env.items()).encode()
+    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
 
 
 def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     """How to start the job, and what changes in its script."""
     started = next((target.start for target in parts if target.communicates), next((t.start for t in parts), "python train.py"))
-    files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target.always_env)
-    set_env = f"env $(cat {files}) " if files else ""
+    files = [f"{folder}/{target}.env" for target, part in parts.items() if part.env or target.always_env]
+    read = " && ".join(f". {shlex.quote(name)}" for name in files)
+    command = f"(set -a && {read} && {started})" if files else started
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
-    uses_files = any(part.step or any(name.endswith(".py") for name in part.files) for part in parts.values())
+    uses_files = any(part.changes_script for part in parts.values())
     everywhere = " (scheduler and servers too)" if files and any(target.servers for target in parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
-    return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
+    return [f"Start the job with `{command}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
 
 
 def _readme(
@@ -113,9 +119,9 @@ def _readme(
     parts: Mapping[Target, Part],
     facts: JobFacts | None,
     expected: tuple[Prediction, Prediction] | None,
-    assumptions: Sequence[str],
+    about: Sequence[str],
 ) -> str:
-    items = [*_usage(parts, "."), *_needs(plan, facts), *assumptions, *_expectations(plan, expected, bool(assumptions))]
+    items = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected), *about]
     lines = [f"{number}. {line}" for number, line in enumerate(items, start=1)]
     return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
 
@@ -134,15 +140,13 @@ def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
     return [*needs, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
 
 
-def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None, elsewhere: bool) -> list[str]:
+def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:
     found = []
-    measured = "measure both there" if elsewhere else "`dpro-search validate` measures it"
     if expected is not None:
         planned, recorded = expected
         low, high = planned.interval_us
         found.append(
             f"Expect {planned.iteration_us / 1e3:.1f} ms an iteration ({low / 1e3:.1f} to {high / 1e3:.1f} ms, nine times in ten) "
-            f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x; "
-            f"{measured}."
+            f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x."
         )
     return [*found, f"Training is equivalent: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]

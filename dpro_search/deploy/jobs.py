@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.watch import Watch
 from dpro_search.collect.launchers._base import Launcher
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace, TraceMeta
@@ -22,9 +24,11 @@ from dpro_search.space.plan import Plan
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
+_KNOB_VALUE = re.compile(r"[\w.+-]*", re.ASCII)  # numbers and names
 _IN_JOB = Path(__file__).with_name("in_job")
 _USES = {
-    "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches",
+    "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches; with Keras fit, "
+    "groups=planned_groups(model.trainable_variables) of hvd.DistributedOptimizer",
     "xla.py": "planned_step behind the step's tf.function",
     "ddp.py": "planned_ddp in place of DistributedDataParallel",
     "fsdp.py": "planned_fsdp after fully_shard",
@@ -54,6 +58,10 @@ class RecordedJob:
         The job in its recorded setting.
     rate_bps, shaped
         The links of its hosts, and whether it has hosts of its own.
+    command_from_trace
+        Whether the command is the one that the trace names.
+    watch
+        Called now and then while the job runs.
     """
 
     launcher: Launcher
@@ -62,6 +70,8 @@ class RecordedJob:
     facts: JobFacts
     rate_bps: float | None
     shaped: bool
+    command_from_trace: bool = False
+    watch: Watch | None = None
 
     @staticmethod
     def of(
@@ -72,7 +82,7 @@ class RecordedJob:
         Raises
         ------
         InputError
-            The trace has no command, or its hosts have different numbers of ranks.
+            The trace has no command, its hosts have different numbers of ranks, or a knob is neither a number nor a name.
         """
         meta = trace.meta
         chosen = tuple(command) or meta.command
@@ -81,7 +91,7 @@ class RecordedJob:
         servers = facts.servers.count
         workers = meta.ranks - servers
         cores = meta.cores[:workers]
-        env = _recorded_env(meta, servers)
+        env = _recorded_env(meta, launcher.knobs, servers)
         ranks_per_host = 1 if servers else meta.ranks_per_host
         if ranks_per_host is None:
             raise InputError("the recorded job's hosts had different numbers of ranks: no such job can be started here")
@@ -94,6 +104,7 @@ class RecordedJob:
             facts=facts,
             rate_bps=meta.rate_bps,
             shaped=len(set(meta.hosts)) > 1 or meta.rate_bps is not None,
+            command_from_trace=not command,
         )
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
@@ -123,15 +134,23 @@ class RecordedJob:
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)
             times = self.launcher.time(
-                spec, rate_bps=self.rate_bps, shaped=self.shaped, warmup=warmup, expected_groups=plan.tensor_groups
+                spec,
+                rate_bps=self.rate_bps,
+                shaped=self.shaped,
+                warmup=warmup,
+                expected_groups=plan.tensor_groups,
+                watch=self.watch,
             )
             _require_followed(exported, report)
             return Run(times=times, losses=read_losses(report))
 
 
-def _recorded_env(meta: TraceMeta, servers: int) -> dict[str, str]:
-    """Variables that set the recorded knobs."""
-    env = {name: value for name, value in meta.knobs.items() if name.isupper() and value}
+def _recorded_env(meta: TraceMeta, knobs: frozenset[str], servers: int) -> dict[str, str]:
+    """Variables that set the recorded knobs: only those of the launcher (`knobs`), for a trace could name LD_PRELOAD as well."""
+    env = {name: value for name, value in meta.knobs.items() if name in knobs and value}
+    for name, value in env.items():
+        if not _KNOB_VALUE.fullmatch(value):
+            raise InputError(f"meta.json: knobs: {name}={value}: neither a number nor a name; record the job again")
     if meta.settings is not None:
         env["HOROVOD_FUSION_THRESHOLD"] = str(meta.settings.fusion_threshold_bytes)
         env["HOROVOD_CYCLE_TIME"] = f"{meta.settings.cycle_time_us / 1000:.6g}"

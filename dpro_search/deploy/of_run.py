@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +12,11 @@ import msgspec
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Trace
+from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
-from dpro_search.deploy.targets import targets_for, targets_named
+from dpro_search.deploy.targets import parts_of, targets_for, targets_named
 from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError, JobError
 from dpro_search.search import SearchResult
@@ -23,6 +24,7 @@ from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import calibration_of
 from dpro_search.search.run_folder import SearchedCluster, read_run
+from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
 
 
@@ -30,55 +32,10 @@ from dpro_search.space.plan import Plan, Prediction
 class Deployed:
     """What an export needs of a job: what its plans can be exported to, and facts to check a plan with."""
 
+    name: str  # "tensorflow with horovod"
     targets: tuple[Target, ...]
     facts: JobFacts
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenPlan:
-    """A plan, its predictions and its job.
-
-    Attributes
-    ----------
-    job
-        Path of the job's trace or description; None: not known.
-    expected
-        Predictions of the plan and of the recorded setting, if it comes from a search.
-    cluster
-        Where these hold; None: on the recorded cluster.
-    """
-
-    plan: Plan
-    job: Path | None = None
-    expected: tuple[Prediction, Prediction] | None = None
-    cluster: SearchedCluster | None = None
-
-
-def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
-    """A plan's file, or plan `number` (None: the best) of a run folder.
-
-    Raises
-    ------
-    InputError
-        There is no such plan, or `number` is given for a file.
-    """
-    if not source.is_dir():
-        if number is not None:
-            raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
-        return ChosenPlan(plan=Plan.load(source))
-    path = source / "plans" / f"plan-{number or 0}.json"
-    if not path.is_file():
-        known = len(list((source / "plans").glob("plan-*.json")))
-        raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
-    plan = Plan.load(path)
-    expected: tuple[Prediction, Prediction] | None = None
-    with contextlib.suppress(DproSearchError):  # a folder of plans alone
-        result = SearchResult.load(source)
-        expected = next(((ranked.prediction, result.baseline) for ranked in result.plans if ranked.plan == plan), None)
-    with contextlib.suppress(DproSearchError):
-        info = read_run(source)
-        return ChosenPlan(plan=plan, job=Path(info.trace), expected=expected, cluster=info.cluster)
-    return ChosenPlan(plan=plan, expected=expected)
+    doubt: str | None = None  # Why predictions from its recording are not to be trusted.
 
 
 def export_from(
@@ -89,6 +46,7 @@ def export_from(
     *,
     targets: Sequence[str] = (),
     number: int | None = None,
+    environment_only: bool = False,
 ) -> ExportedFiles:
     """Write the files that a real job needs to follow a plan.
 
@@ -100,26 +58,102 @@ def export_from(
         What is known of the job at a path; raises `DproSearchError` if it is not there.
     targets
         Names of targets; empty: those of the job that the plan needs.
+    number
+        Of a run's plan; None: the one that `validate` proved, else the best.
+    environment_only
+        Only plans that need no change of the script.
 
     Raises
     ------
     InputError
         There is no such plan, `out` exists, or the targets cannot express the plan.
     """
-    chosen = chosen_plan(source, number)
-    facts: JobFacts | None = None
-    available: tuple[Target, ...] = ()
-    with contextlib.suppress(DproSearchError):  # the trace has moved
-        found = None if chosen.job is None else deployed(chosen.job)
-        if found is not None and found.targets:
-            available, facts = found.targets, found.facts
-    if facts is not None and chosen.cluster is not None:
-        facts = replace(facts, ranks=chosen.cluster.ranks, ranks_per_host=chosen.cluster.ranks_per_host)
-    if targets:
-        wanted = targets_named(targets, known)
+    if source.is_dir():
+        run = PlansOfRun(source)
+        to = _Destination.of(run, known, deployed, targets)
+        chosen = _chosen(run, to, number, environment_only)
+    elif number is not None:
+        raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
     else:
-        wanted = targets_for(chosen.plan, available) if available else targets_for(chosen.plan, known, known[0])
-    return export_plan(chosen.plan, out, wanted, facts, chosen.expected, known, assumptions(chosen.cluster))
+        to, chosen = _Destination.of(None, known, deployed, targets), ChosenPlan(plan=Plan.load(source))
+        if environment_only and to.changes_script(chosen.plan):
+            raise InputError(f"{source}: {describe(chosen.plan)} needs a change of the script; leave out --environment-only")
+    notes = (*to.notes, *chosen.notes)
+    if to.doubt is not None:  # nothing is promised
+        chosen, notes = replace(chosen, expected=None), (*notes, f"Warning: {to.doubt}.")
+    chosen = replace(chosen, notes=notes)
+    exported = export_plan(chosen.plan, out, to.targets(chosen.plan), to.facts, chosen.expected, known, chosen.about)
+    return replace(exported, number=chosen.number)
+
+
+def _chosen(run: PlansOfRun, to: _Destination, number: int | None, environment_only: bool) -> ChosenPlan:
+    """The plan of a run to export, with a note on another one that needs no change of the script."""
+    if environment_only and number is not None:
+        raise InputError(f"--environment-only chooses the plan: leave out --plan {number}")
+    best = run.chosen(run.preferred[0] if number is None else number)
+    if not to.changes_script(best.plan):
+        return best
+    others = (other for other in run.preferred if run.faster(other) and not to.changes_script(run.plans[other]))
+    other = next(others, None)
+    if environment_only and other is None:
+        raise InputError(f"{run.folder}: every plan that is faster needs a change of the script; leave out --environment-only")
+    if other is None:
+        return best
+    if environment_only:
+        return run.chosen(other)
+    note = f"Plan {other} ({describe(run.plans[other])}) needs no change of the script: `--environment-only` exports it."
+    return replace(best, notes=(*best.notes, note))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Destination:
+    """The job that plans are exported for: its targets (empty: not known), those that were named, doubt about its recording."""
+
+    known: Sequence[Target]
+    available: Sequence[Target] = ()
+    named: Sequence[Target] = ()
+    facts: JobFacts | None = None
+    doubt: str | None = None
+    notes: tuple[str, ...] = ()  # What the predictions assume, or could not be checked.
+
+    @staticmethod
+    def of(
+        run: PlansOfRun | None, known: Sequence[Target], deployed: Callable[[Path], Deployed], names: Sequence[str]
+    ) -> _Destination:
+        named = targets_named(names, known)
+        if run is None or run.info is None:
+            return _Destination(known=known, named=named)
+        cluster = run.info.cluster
+        notes = assumptions(cluster)
+        try:
+            job = deployed(Path(run.info.trace))
+        except DproSearchError as error:  # it has moved, or is damaged
+            notes = (*notes, f"The plan was not checked against its recording ({error}).")
+            return _Destination(known=known, named=named, notes=notes)
+        if not job.targets:
+            return _Destination(known=known, named=named, notes=notes)
+        foreign = [target for target in named if target not in job.targets]
+        if foreign:
+            able = ", ".join(map(str, job.targets))
+            raise InputError(f"--target {foreign[0]}: the recorded job is {job.name}, whose plans are followed by {able}")
+        facts = job.facts
+        if cluster is not None:
+            facts = replace(facts, ranks=cluster.ranks, ranks_per_host=cluster.ranks_per_host)
+        return _Destination(known=known, available=job.targets, named=named, facts=facts, doubt=job.doubt, notes=notes)
+
+    def targets(self, plan: Plan) -> tuple[Target, ...]:
+        """Those that follow a plan; raises `InputError` if they cannot."""
+        if self.named:
+            return tuple(self.named)
+        return targets_for(plan, self.available) if self.available else targets_for(plan, self.known, self.known[0])
+
+    def changes_script(self, plan: Plan) -> bool:
+        """Whether the job's script must change for a plan; also where nothing follows it."""
+        try:
+            parts = parts_of(plan, self.targets(plan), self.facts, self.known)
+        except InputError:
+            return True
+        return any(part.changes_script for part in parts.values())
 
 
 def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
@@ -144,6 +178,8 @@ def validate_run(
     warmup: int = 5,
     timeout_s: float | None = None,
     elsewhere: bool = False,
+    run_recorded_command: bool = False,
+    on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
@@ -154,7 +190,9 @@ def validate_run(
         The searched trace, and the job that runs again.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
-    rounds, most_rounds, warmup, timeout_s, on_run
+    run_recorded_command
+        Whether a command that comes from the trace may run.
+    rounds, most_rounds, warmup, timeout_s, on_start, on_run
         Of `validate.validate`.
     elsewhere
         Whether the job runs on another cluster than the recorded one, so that the recording's time is not compared.
@@ -162,10 +200,15 @@ def validate_run(
     Raises
     ------
     InputError
-        `run` is no finished search.
+        `run` is no finished search, or the command comes from the trace and may not run.
     JobError
         The recorded setting or every plan failed, or the script follows none of the plans.
     """
+    if job.command_from_trace and not run_recorded_command:
+        raise InputError(
+            f"the command comes from the trace, and would run with your permissions: {shlex.join(job.spec.command)}; "
+            "if you trust it, add --run-recorded-command (run_recorded_command=True); if not, give your own after '--'"
+        )
     result = SearchResult.load(run)
     earlier = calibration_of(read_run(run), run)
     plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
@@ -179,6 +222,7 @@ def validate_run(
         most_rounds=most_rounds,
         warmup=warmup,
         timeout_s=timeout_s,
+        on_start=on_start,
         on_run=on_run,
     )
     recorded = recording.iterations_us()

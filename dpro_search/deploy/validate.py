@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
@@ -124,6 +126,17 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedPlan, ...] = ()
     failed: tuple[FailedPlan, ...] = ()
 
+    @staticmethod
+    def load(run: Path) -> Validation | None:
+        """What a run folder has, None if nothing was measured; raises `InputError` if the file is damaged."""
+        path = run / "validation.json"
+        if not path.is_file():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Validation)
+        except (OSError, *DAMAGED, InputError) as error:
+            raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
+
     @property
     def changed_pct(self) -> float | None:
         """Change of the recorded setting's time since the recording; None: within the noise."""
@@ -142,6 +155,7 @@ def validate(
     most_rounds: int | None = None,
     warmup: int = 5,
     timeout_s: float | None = None,
+    on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> Validation:
     """Run the recorded setting and plans for real, and compare with the predictions.
@@ -155,8 +169,10 @@ def validate(
     timeout_s
         Time limit of a run. None: for the recorded setting that of the job, for a plan five times the longest run of the recorded
         setting, at least five minutes.
+    on_start
+        Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
-        Called after each run with its name (``recorded`` or ``plan N``) and its steps, or why there are none.
+        Called after each run with its name and its steps, or why there are none.
 
     Raises
     ------
@@ -170,10 +186,10 @@ def validate(
         raise InputError(f"--rounds {rounds}: at least 2, so that the noise can be estimated")
     if most_rounds < rounds:
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
-    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, on_run)
+    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, on_start, on_run)
     done = 0
     while done < rounds or (done < most_rounds and not rounds_run.stable()):
-        rounds_run.round()
+        rounds_run.round(rounds - done if done < rounds else 1)
         done += 1
         if plans and len(rounds_run.failures) == len(plans):
             break
@@ -197,22 +213,32 @@ class _Rounds:
         plans: Sequence[Plan],
         warmup: int,
         timeout_s: float | None,
+        on_start: Callable[[str, int, int], None],
         on_run: Callable[[str, StepTimes | JobError], None],
     ) -> None:
-        self._job, self._plans, self._warmup, self._timeout_s, self._on_run = job, plans, warmup, timeout_s, on_run
+        self._job, self._plans, self._warmup, self._timeout_s = job, plans, warmup, timeout_s
+        self._on_start, self._on_run = on_start, on_run
+        self._done = 0
         self._longest_s = 0.0  # of the recorded setting
         self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
         self.failures: dict[int, JobError] = {}
 
-    def round(self) -> None:
-        """Run the recorded setting, each plan that has not failed, and the recorded setting; errors are those of `validate`."""
-        for number in (_RECORDED, *range(len(self._plans)), _RECORDED):
+    def round(self, rounds: int = 1) -> None:
+        """Run the recorded setting, each plan that has not failed, and the recorded setting; errors are those of `validate`.
+
+        `rounds`: how many there are to be, this one included.
+        """
+        numbers = [_RECORDED, *(number for number in range(len(self._plans)) if number not in self.failures), _RECORDED]
+        total = self._done + rounds * len(numbers)
+        for number in numbers:
+            self._on_start(_name(number), self._done, total)
             if number == _RECORDED:
                 started = time.monotonic()
                 self._keep(number, self._job.run(Plan(), warmup=self._warmup, timeout_s=self._timeout_s))
                 self._longest_s = max(self._longest_s, time.monotonic() - started)
-            elif number not in self.failures:
+            else:
                 self._try(number)
+            self._done += 1
 
     def stable(self) -> bool:
         """Whether every typical iteration is known to `STABLE_PCT`."""

@@ -6,12 +6,29 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
+from dpro_search.quantities import time_text
+
+_MOST_REPLAY_ERROR_PCT = 10.0  # good recordings had at most 8.8 % (README.md, recorded setting), busy machines 20 to 50 %
 
 
 def measured_iteration_us(trace: Trace) -> float | None:
     """Median of the untraced iterations; None where the recording has fewer than three."""
     untraced = trace.iterations_us()
     return float(np.median(untraced)) if len(untraced) >= 3 else None
+
+
+def recording_doubt(predicted_us: float, measured_us: float | None) -> str | None:
+    """Why no prediction from a recording is to be trusted: the replay of its own setting is far from what was measured; or None."""
+    if measured_us is None:
+        return None
+    error_pct = (predicted_us / measured_us - 1) * 100
+    if abs(error_pct) <= _MOST_REPLAY_ERROR_PCT:
+        return None
+    return (
+        f"the recording cannot be trusted: its own setting is replayed with {time_text(predicted_us)} and was measured with "
+        f"{time_text(measured_us)} ({error_pct:+.1f} %), and predictions from it are no better; the machine was busy, or the "
+        "step waits for what is not recorded, like input data: record the job again"
+    )
 
 
 def sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:

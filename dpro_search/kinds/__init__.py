@@ -100,7 +100,14 @@ def deployed(path: Path) -> Deployed:
     from dpro_search.deploy.of_run import Deployed
 
     source = load_source(path)
-    return Deployed(targets=targets_of(source), facts=kind_of(source).facts(source))
+    kind = kind_of(source)
+    recorded = isinstance(source, Trace)
+    return Deployed(
+        name=f"{source.meta.framework} with {source.meta.comm}" if isinstance(source, Trace) else kind.title,
+        targets=targets_of(source),
+        facts=kind.facts(source),
+        doubt=kind.job(source, PlanOptions()).recording_doubt if recorded else None,
+    )
 
 
 def targets_of(source: Source) -> tuple[Target, ...]:
@@ -183,7 +190,7 @@ def assemble_raw(raw: Path) -> Trace:
     found = raw_format(raw)
     for launcher in launchers():
         if launcher.format == found:
-            return launcher.assemble(raw)
+            return launcher.trace_of(raw)
     raise InputError(f"{raw}/job.json: raw files of '{found}'; known are {', '.join(each.format for each in launchers())}")
 
 

@@ -35,7 +35,7 @@ from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Servers, Target
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.graph.measured import measured_iteration_us, recording_doubt
 from dpro_search.kinds._names import registered
 from dpro_search.machine import VARIABLE, Calibration
 from dpro_search.space.cluster import ClusterSpec
@@ -171,9 +171,11 @@ class Job(ABC):
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
         found, limit = self._predict(plan), self.memory_limit_bytes
-        if limit is None or found.peak_memory_bytes is None or found.peak_memory_bytes <= limit:
+        peak = found.peak_memory_bytes
+        if limit is None or (peak is not None and peak <= limit):
             return found
-        reason = f"needs {found.peak_memory_bytes / 2**20:.0f} MiB, and may have {limit / 2**20:.0f}"
+        needed = "an amount of memory that is not known" if peak is None else f"{peak / 2**20:.0f} MiB"
+        reason = f"needs {needed}, and may have {limit / 2**20:.0f}"
         return msgspec.structs.replace(found, infeasible=reason)
 
     @abstractmethod
@@ -203,6 +205,11 @@ class Job(ABC):
     def measured_iteration_us(self) -> float | None:
         """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
         return None if self.trace is None else measured_iteration_us(self.trace)
+
+    @property
+    def recording_doubt(self) -> str | None:
+        """Why predictions from the recording are not to be trusted, where its own replay is far from what was measured; or None."""
+        return recording_doubt(self.predict(Plan()).iteration_us, self.measured_iteration_us)
 
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
@@ -432,13 +439,16 @@ def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:
     return (f"{ranks} ranks compute like the {known} recorded ones, in turn",) if ranks > known else ()
 
 
-def refuse_compute(options: PlanOptions, trace: Trace) -> None:
-    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have."""
+def refuse_compute(options: PlanOptions, trace: Trace, fields: Sequence[str] = ()) -> None:
+    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have.
+
+    `fields`: what their plans change instead.
+    """
     refuse_algorithms(options, trace)
     if options.compute:
         raise InputError(
             "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
-            f"trace ({trace.meta.format}) is of neither"
+            f"trace ({trace.meta.format}) is of neither" + (f"; its plans change {', '.join(fields)}" if fields else "")
         )
 
 

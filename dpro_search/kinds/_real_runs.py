@@ -1,14 +1,16 @@
-"""``validated(run, ...)``: real runs of a search's plans, where they can be made here: what the verb `validate` and the API do."""
+"""``real_runs(run, ...)``: real runs of a search's plans, where they can be made here: what the verb `validate` and the API do."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpro_search.cluster.this_machine import this_machine
+from dpro_search.collect.launch.watch import Watch
+from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
@@ -21,8 +23,27 @@ from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.scenario import SCALES, Scenario
 
 
-def validated(run: Path, trace: Path | None = None, command: Sequence[str] = (), **how: Any) -> tuple[Validation, Calibration]:
-    """Run the best plans of a search for real.
+@dataclass(frozen=True, kw_only=True)
+class RealRuns:
+    """The job of a search, ready to run again."""
+
+    run: Path
+    recording: Trace
+    job: RecordedJob
+    predicted: Job  # As the search priced it.
+    elsewhere: bool  # Whether that was on another cluster.
+    doubt: str | None  # Why predictions from the recording are not to be trusted.
+
+    def validate(self, **how: Any) -> tuple[Validation, Calibration]:
+        """Run the best plans of the search for real; `how` is of `deploy.of_run.validate_run`, which names what it raises."""
+        values = self.predicted.space.job.values
+        return validate_run(self.run, self.recording, self.job, values, elsewhere=self.elsewhere, **how)
+
+
+def real_runs(
+    run: Path, trace: Path | None = None, command: Sequence[str] = (), *, watch: Watch = lambda progress: None
+) -> RealRuns:
+    """The job of a search, as it can run here.
 
     Parameters
     ----------
@@ -30,24 +51,29 @@ def validated(run: Path, trace: Path | None = None, command: Sequence[str] = (),
         Path of the search's trace, if it has moved.
     command
         Of the job; empty: the recorded one.
-    how
-        Of `deploy.of_run.validate_run`.
+    watch
+        Called while a job runs.
 
     Raises
     ------
     InputError
         The job cannot be started here, or the search was for another cluster.
-    JobError
-        The recorded setting or every plan failed.
     """
     info = read_run(run)
     recording = load_source(trace or Path(info.trace))
     job = recorded_job(recording, command)
     assert not isinstance(recording, Description), "has no command"
-    predicted = searched_job(job_of(recording), info)
+    recorded = job_of(recording)
     if info.cluster is not None:
-        job = _here(job, job_of(recording), run, info, info.cluster)
-    return validate_run(run, recording, job, predicted.space.job.values, elsewhere=info.cluster is not None, **how)
+        job = _here(job, recorded, run, info, info.cluster)
+    return RealRuns(
+        run=run,
+        recording=recording,
+        job=replace(job, watch=watch),
+        predicted=searched_job(recorded, info),
+        elsewhere=info.cluster is not None,
+        doubt=recorded.recording_doubt,
+    )
 
 
 def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:

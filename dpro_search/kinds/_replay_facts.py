@@ -10,6 +10,7 @@ from typing import Any
 
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
+from dpro_search.graph.measured import recording_doubt
 from dpro_search.kinds import Comparison, Job, PlanOptions, Source, job_of
 from dpro_search.kinds._facts import quantiles_us
 from dpro_search.replay.outputs import write_csv
@@ -62,15 +63,19 @@ def replay_facts(source: Source, request: ReplayRequest) -> dict[str, Any]:
         )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
-    job = job_of(source)
-    scenario = scenario_of(job, request)
-    job, plan = job.under(scenario)
+    recorded = job_of(source)
+    scenario = scenario_of(recorded, request)
+    job, plan = recorded.under(scenario)
     job = job.allowing(plan, request.options)
     if request.compares:
         found = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
         facts = _compared(job, found)
     else:
         facts = predicted_facts(job, plan, request.changed)
+    if request.changed or request.compares:
+        facts["recording_doubt"] = recorded.recording_doubt
+    else:
+        facts["recording_doubt"] = recording_doubt(facts["predicted_iteration_us"], facts["measured_iteration_us"])
     assumed = list(job.left_out(scenario.cluster))
     if scenario.cluster.machines is not None:
         facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": assumed}

@@ -79,7 +79,7 @@ class StoreJob(Job, Generic[_Job]):
     @classmethod
     def of(cls, trace: Trace, options: PlanOptions) -> Self:
         """The recorded job; raises `InputError` for options that it does not have."""
-        refuse_compute(options, trace)
+        refuse_compute(options, trace, cls.askable)
         return cls.from_trace(trace, allow_lossy=options.allow_lossy)
 
     @classmethod

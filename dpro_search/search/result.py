@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -165,7 +166,7 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
     distinct = _distinct(trials)
     rest = sorted(_feasible(distinct), key=lambda t: (t.prediction.iteration_us, t.number))
     if not rest:
-        least = sorted(distinct, key=lambda t: (t.prediction.peak_memory_bytes or 0, t.prediction.iteration_us, t.number))
+        least = sorted(distinct, key=lambda t: (t.prediction.peak_memory_bytes or math.inf, t.prediction.iteration_us, t.number))
         return tuple(_ranked(trial, baseline) for trial in least[:MOST_PLANS])
     ranked: list[RankedPlan] = []
     while rest and len(ranked) < MOST_PLANS:

@@ -25,7 +25,7 @@ from typing import IO, Annotated, Any
 import msgspec
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect._files import DAMAGED, write_file
+from dpro_search.collect._files import DAMAGED, what_is, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan, Prediction
@@ -239,6 +239,8 @@ def read_run(folder: Path) -> RunInfo:
         if version not in (1, RUN_VERSION):
             raise InputError(f"{path}: version {version} of run folders, this program reads 1 to {RUN_VERSION}; update dpro-search")
         return msgspec.json.decode(raw, type=RunInfo)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{folder}: not the folder of a search, but {what_is(folder)}; make one with 'dpro-search run'") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
     except DAMAGED as error:
@@ -280,6 +282,8 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
     except OSError as error:
         raise _unwritable(folder, error) from error
     earlier = msgspec.structs.replace(written, version=RUN_VERSION) if written.version == 1 else written
+    if earlier.trace_digest != info.trace_digest:
+        raise InputError(f"{folder}: a search of another trace ({earlier.trace}); give that TRACE or choose another --out")
     _check_cluster(path, earlier, info)
     for field, option in _IDENTITY.items():
         theirs, ours = getattr(earlier, field), getattr(info, field)
@@ -315,7 +319,6 @@ _IDENTITY = {
     "version": "",
     "sampler": "give the same --sampler or ",
     "seed": "give the same --seed or ",
-    "trace_digest": "give the same TRACE or ",
     "storage": "give the same --storage or ",
     "options": "give the same options or ",
 }

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, write_comm_table
+import msgspec
+import pytest
+
+from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.costmodel.communication_model import CommunicationModel
+from dpro_search.errors import InputError
 from tests.faults.processes import dpro
 
 CLUSTERS = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
@@ -45,6 +49,42 @@ def test_people_get_a_table_of_scores(tmp_path):
     assert done.returncode == 0, done.stderr
     for word in ("gloo ring", "formula", "ring"):
         assert word in done.stdout
+
+
+def noise(path: Path) -> Path:
+    """A table whose durations have nothing to do with the sizes."""
+    found = read_comm_table(table(path))
+    rows = tuple(
+        msgspec.structs.replace(row, algorithm="smoke", backend="mpi", rounds_us=(us,))
+        for row, us in zip(found.rows, (1e6, 100.0, 1e5, 50.0, 3e6, 200.0), strict=True)
+    )
+    write_comm_table(path, CommTable(header=found.header, rows=rows, dropped={}))
+    return path
+
+
+def test_a_useless_model_is_a_failure_and_not_written(tmp_path):
+    done = fit(noise(tmp_path / "noise.jsonl"), "--out", tmp_path / "model")
+    assert done.returncode == 1
+    assert "no model was written: 'mpi smoke' is wrong by " in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_useless_series_is_left_out_of_the_model(tmp_path):
+    done = fit(noise(tmp_path / "noise.jsonl"), table(tmp_path / "t.jsonl"), "--out", tmp_path / "model", "--json")
+    assert done.returncode == 1
+    assert "left out of the model: 'mpi smoke' is wrong by " in done.stderr
+    assert {one["name"]: one["useful"] for one in json.loads(done.stdout)["models"]} == {"gloo ring": True, "mpi smoke": False}
+    assert list(CommunicationModel.load(tmp_path / "model").regressors) == ["gloo ring"]
+
+
+def test_a_useless_model_of_before_is_not_used(tmp_path):
+    assert fit(table(tmp_path / "t.jsonl"), "--out", tmp_path / "model").returncode == 0
+    path = tmp_path / "model" / "communication.json"
+    content = json.loads(path.read_bytes())
+    content["series"][0]["mape_pct"] = 367.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is wrong by 367 %"):
+        CommunicationModel.load(tmp_path / "model")
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dpro_search
+from dpro_search.cli import main
 from dpro_search.cli.validate import validate
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.validate import FailedPlan, Validation
@@ -48,3 +49,18 @@ def test_a_machine_reads_it_under_failed(validated, capsys):
     validate(validated, as_json=True)
     (failed,) = json.loads(capsys.readouterr().out)["failed"]
     assert (failed["reason"], failed["runs"], failed["measured_us"]) == (REASON, 1, 1.1e5)
+
+
+def test_an_interrupted_validation_says_in_which_run_and_what_is_kept(validated, monkeypatch, capsys):
+    def run(*_, on_start, **__):
+        on_start("recorded", 0, 8)
+        on_start("plan 0", 1, 8)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", run)
+    (validated / "validation.json").write_text("{}")
+    with pytest.raises(SystemExit, match="1"):
+        main(["validate", str(validated), "--", "python", "train.py"])
+    told = capsys.readouterr().err
+    assert "run 2 of 8, plan 0" in told
+    assert "interrupted in run 2 of 8: the job was ended, and its measurements are not kept; validation.json of an earlier" in told

@@ -1,6 +1,7 @@
 """What all launchers do alike, on a kind of job that needs no framework; and what single ones add."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from sample import sample
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launchers import (
@@ -22,6 +24,7 @@ from dpro_search.collect.launchers import (
     Run,
 )
 from dpro_search.collect.launchers.ps_lite import explained
+from dpro_search.collect.machine_load import load_warning
 from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
@@ -92,6 +95,52 @@ def test_raw_files_that_are_not_to_be_kept_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ToyLauncher().record(spec(), tmp_path / "trace")
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_folders_that_killed_processes_left_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = (
+        "import os, signal, sys; from dpro_search.collect._files import scratch_folder as s\nwith s('x-'): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False).returncode == -9
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "x-no-lock").mkdir()
+    with scratch_folder("x-") as used:
+        assert left.exists(), "it may belong to a process that has not locked it yet"
+        for folder in (left, used):
+            os.utime(folder / ".lock", (0, 0))
+        with scratch_folder("x-"):
+            assert not left.exists()
+            assert used.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["x-no-lock"]
+
+
+def test_a_running_job_is_watched(tmp_path):
+    code = JOB + "\nimport time\nfor i in range(4):\n    recorder.begun_step(); print('epoch', i, flush=True); time.sleep(0.5)"
+    seen = []
+    job = JobSpec(command=(sys.executable, "-c", code, "12"), ranks=2, timeout_s=30)
+    ToyLauncher().record(job, tmp_path / "trace", watch=seen.append)
+    assert seen
+    last = max(seen, key=lambda state: state.elapsed_s)
+    assert last.steps == 13  # twelve, and the one that begins
+    assert last.last_line in {"epoch 2", "epoch 3"}
+    assert 1 < last.elapsed_s < 30
+
+
+def test_the_load_of_the_machine_is_recorded(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        code = JOB + "\nimport time; time.sleep(1.5)"
+        job = JobSpec(command=(sys.executable, "-c", code, "12"), ranks=1, timeout_s=30)
+        trace = ToyLauncher().record(job, tmp_path / "trace", keep_raw=tmp_path / "raw")
+        other.kill()
+    load = Trace.load(tmp_path / "trace").meta.load
+    assert load is not None
+    assert load.other_cores > 0.2
+    assert load_warning(msgspec.structs.replace(load, other_cores=0.3 * load.cores)) is not None
+    assert load_warning(msgspec.structs.replace(load, other_cores=0.05 * load.cores)) is None
+    again = ToyLauncher().trace_of(tmp_path / "raw")
+    assert again.meta.load == load
+    assert again.meta.warnings == trace.meta.warnings
 
 
 def test_a_trace_is_never_written_over(tmp_path):

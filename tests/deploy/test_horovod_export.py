@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.launch.ranks import HOOKS
-from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.deploy.parts.open_mpi import TUNED_ALGORITHMS
 from dpro_search.deploy.parts.part import JobFacts
@@ -125,10 +125,37 @@ def test_the_exported_plan_is_the_plan(tmp_path: Path) -> None:
 
 
 def test_the_environment_file_is_understood_by_a_shell(tmp_path: Path) -> None:
-    export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
-    command = f"env -i $(cat {tmp_path}/out/horovod.env) env"
-    lines = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.split()
-    assert set(lines) == {f"{key}={value}" for key, value in horovod_environment(GROUPED).items()}
+    assert environment_of(export_plan(GROUPED, tmp_path / "out", (HOROVOD,))).items() >= horovod_environment(GROUPED).items()
+
+
+def environment_of(exported: ExportedFiles) -> dict[str, str]:
+    """What a job sees that is started as the export says."""
+    command = exported.usage.split("`")[1].replace(HOROVOD.start, "env -0")
+    output = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in output.split("\0")[:-1])
+
+
+@pytest.mark.parametrize("name", ["my plan", "$(touch harm)", "it's; touch harm", "a&&b", "ä*"])
+def test_a_folder_of_any_name_is_quoted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan.of(allreduce_algorithms=((0, "ring"),))
+    exported = export_plan(plan, Path(name), (HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
+    rules = environment_of(exported)["OMPI_MCA_coll_tuned_dynamic_rules_filename"]
+    assert Path(rules).read_text().startswith("1  # collective")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("name", "plan"), [("two\nlines", Plan.of(cycle_time_us=1.0)), ("a:b", GROUPED)])
+def test_a_name_that_no_command_can_have_is_refused(name: str, plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="choose another"):
+        export_plan(plan, tmp_path / name, (HOROVOD,))
+    assert not any(tmp_path.iterdir())
+
+
+def test_keras_is_told_of_its_argument(tmp_path: Path) -> None:
+    exported = export_plan(GROUPED, tmp_path / "out", (HOROVOD,))
+    assert "groups=planned_groups(model.trainable_variables)" in exported.usage
+    assert "DistributedOptimizer" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_helper_needs_nothing_of_this_package(tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ def test_a_plan_that_fails_is_not_run_again_and_the_others_continue():
     assert [point.plan for point in measured_session(found, prediction(4e5)).changed] == [SLOW]
 
 
+def test_each_run_is_announced_with_how_many_there_are_to_be():
+    job, told = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1)]), []
+    validated(job, rounds=2, on_start=lambda *run: told.append(run))
+    assert told[:4] == [("recorded", 0, 8), ("plan 0", 1, 8), ("plan 1", 2, 8), ("recorded", 3, 8)]
+    assert told[4:] == [("recorded", 4, 7), ("plan 1", 5, 7), ("recorded", 6, 7)]
+
+
 def test_rounds_end_where_no_plan_is_left():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1), (SLOW, 2)])
     found = validated(job, rounds=5)

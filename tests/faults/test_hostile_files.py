@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
+from dpro_search.kinds import recorded_job
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan, setting_names
@@ -183,6 +185,37 @@ class TestTraces:
         with pytest.raises(TraceFormatError):
             Trace.load(tmp_path)
         assert not (tmp_path / "harm").exists()
+
+
+def of_a_stranger(folder: Path, **changed: object) -> Path:
+    """The bundled recording with a changed meta.json."""
+    trace = shutil.copytree(sample_trace_path(), folder / "trace")
+    meta = json.loads((trace / "meta.json").read_bytes())
+    (trace / "meta.json").write_text(json.dumps(meta | changed))
+    return trace
+
+
+class TestJobsOfStrangers:
+    def test_the_command_of_a_trace_is_shown_and_not_run(self, searched, tmp_path):
+        trace = of_a_stranger(tmp_path, command=["touch", str(tmp_path / "harm done")])
+        line = fails_in_one_line(2, "validate", searched, "--trace", trace)
+        assert f"touch '{tmp_path}/harm done'" in line
+        assert "--run-recorded-command" in line
+        with pytest.raises(InputError, match="run_recorded_command=True"):
+            load_run(searched).validate(trace=trace)
+        succeeds("doctor", trace)
+        assert not (tmp_path / "harm done").exists()
+
+    def test_it_is_shown_and_run_on_request(self, searched, tmp_path):
+        trace = of_a_stranger(tmp_path, command=[sys.executable, "-c", "'here'"])
+        done = dpro("validate", searched, "--trace", trace, "--run-recorded-command")
+        assert f"running the command of the trace: {sys.executable} -c" in done.stderr
+        assert "tensorflow" in done.stderr.splitlines()[-1]  # this interpreter has none
+
+    def test_a_knob_that_is_neither_a_number_nor_a_name_is_refused(self, tmp_path):
+        trace = of_a_stranger(tmp_path, knobs={"HOROVOD_CONTROLLER": "gloo\nX=1"})
+        with pytest.raises(InputError, match="knobs: HOROVOD_CONTROLLER"):
+            recorded_job(Trace.load(trace), ("python", "train.py"))
 
 
 class _Evil:

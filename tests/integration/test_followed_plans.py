@@ -30,6 +30,7 @@ TORCH_JOB = Path(__file__).with_name("planned_ddp_job.py")
 FSDP_JOB = Path(__file__).with_name("planned_fsdp_job.py")
 KVSTORE_JOB = Path(__file__).with_name("kvstore_job.py")
 HOROVOD_JOB = Path(__file__).with_name("planned_horovod_job.py")
+KERAS_JOB = Path(__file__).with_name("planned_keras_job.py")
 GROUPED = (("left", 0, 0), ("right", 3, 18))  # layers of that job, and the numbers of their kernels
 
 
@@ -64,6 +65,17 @@ def test_tensorflow_follows_groups_and_clusters_together(tensorflow_job, tensorf
     assert len(tensorflow_base.losses) == 9
     found = verdict(tensorflow_job, plan, tensorflow_base)
     assert found.verdict == "same", found.reason
+
+
+def test_keras_fit_follows_groups_and_is_told_how(tensorflow_python):
+    groups = tuple((f"dense_{i}/bias#{2 * i + 1}", f"dense_{i}/kernel#{2 * i}") for i in (3, 2, 1))
+    keras = job("tensorflow-horovod", (tensorflow_python, KERAS_JOB), "tensorflow")
+    found = verdict(keras, Plan(tensor_groups=groups), keras.run(Plan(), warmup=2))
+    assert found.compared == 12
+    assert found.verdict == "same", found.reason
+    ignores = replace(keras, spec=replace(keras.spec, command=(*keras.spec.command, "ignore")))
+    with pytest.raises(JobError, match=r"planned_groups for groups= of hvd\.DistributedOptimizer"):
+        ignores.run(Plan(tensor_groups=groups), warmup=2)
 
 
 def test_tensorflow_accumulates(tensorflow_job, tensorflow_base):

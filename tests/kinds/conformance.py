@@ -170,7 +170,13 @@ class KindConformance:
 
     def test_it_can_be_started_again_or_says_what_can(self, trace: Trace) -> None:
         if trace.meta.format in {launcher.format for launcher in self.kind.launchers}:
-            assert recorded_job(trace, ("python", "train.py")).targets
+            foreign = {"LD_PRELOAD": "harm.so", "PATH": "harm", "PYTHONWARNINGS": "harm", "BROWSER": "harm"}
+            meta = msgspec.structs.replace(trace.meta, knobs={**trace.meta.knobs, **foreign})
+            job = recorded_job(replace(trace, meta=meta), ("python", "train.py"))
+            assert job.targets
+            assert not foreign.keys() & job.spec.env.keys()
+            recorded = {name: value for name, value in trace.meta.knobs.items() if name.isupper() and value}
+            assert recorded.items() <= job.spec.env.items()
         else:
             with pytest.raises(InputError, match="cannot be started here"):
                 recorded_job(trace, ("python", "train.py"))

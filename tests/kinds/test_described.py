@@ -91,7 +91,7 @@ def test_run_is_continued_and_knows_its_description(job: Path, run: Path) -> Non
     assert verb("run", job, *SEARCH, "--out", run)["trials"] >= 2
     other = job.parent / "other.toml"
     other.write_text(JOB.replace("layers = 24", "layers = 12"))
-    assert "a search with another trace_digest" in refusal("run", other, *SEARCH, "--out", run)
+    assert "a search of another trace" in refusal("run", other, *SEARCH, "--out", run)
 
 
 def test_run_calls_nothing_recorded(job: Path, run: Path) -> None:

@@ -64,7 +64,7 @@ def test_run_export_validate_and_report(folder: Path) -> None:
     assert found["plans"][0]["plan"] == {"rounds": 1}
     verb("export", folder / "run", "--out", folder / "tuned")
     assert (folder / "tuned" / "toy.env").read_text() == "TOY_ROUNDS=1\n"
-    measured = verb("validate", folder / "run", "--top", 1, "--rounds", 2, "--warmup", 1)
+    measured = verb("validate", folder / "run", "--top", 1, "--rounds", 2, "--warmup", 1, "--run-recorded-command")
     assert measured["plans"][0]["plan"] == {"rounds": 1}
     assert measured["plans"][0]["predicted_us"] == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
     assert measured["plans"][0]["measured_us"] > toy.COMPUTE_US

@@ -14,7 +14,6 @@ import select
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.launch.ranks import HOOKS, require_framework, require_tools
 from dpro_search.collect.readers.xplane import read_xplane
@@ -154,8 +154,8 @@ def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, s
     fruitless = 0
     while state.progress.measured < wanted:
         before = state.progress.measured
-        with tempfile.TemporaryDirectory(prefix="dpro-search-clusters-") as scratch:
-            process = _Process(request, job, Path(scratch))
+        with scratch_folder("dpro-search-clusters-") as scratch:
+            process = _Process(request, job, scratch)
             try:
                 exhausted = _converse(process, job, wanted, state)
             finally:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.communication.backends import Backend, backends_named
 from dpro_search.collect.communication.conversation import Answer, Cell, Conversation, Order
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, RowKey, read_comm_table, write_comm_table
@@ -181,10 +181,9 @@ class _Job:
         servers = self._backend.servers(self._ranks)
         until = min(self._deadline, time.monotonic() + _JOB_S)
         with (
-            tempfile.TemporaryDirectory(prefix="dpro-search-comm-", ignore_cleanup_errors=True) as scratch,
+            scratch_folder("dpro-search-comm-") as folder,
             ShapedHosts(self._ranks // self._request.ranks_per_host + servers) as hosts,
         ):
-            folder = Path(scratch)
             talk = Conversation(folder, self._ranks, hosts, self._in_time(until), self._on_ready, self._on_answers)
             talk.start()
             try:

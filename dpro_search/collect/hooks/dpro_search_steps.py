@@ -19,6 +19,8 @@ import time
 
 from dpro_search_process import ThreadClock, machine, rank
 
+_PROGRESS_NS = 500 * 10**6
+
 
 class StepRecorder:
     """The steps of this rank; a framework's recorder decides when they begin and end, and calls `write_hook` in its `write`.
@@ -36,6 +38,7 @@ class StepRecorder:
         self.cpu = ThreadClock()
         self.steps = []  # [start_ns, end_ns, compute_cpu_ns, comm_cpu_ns, traced]
         self.tracing = False
+        self._progress_ns = 0  # when the next progress is written
         os.makedirs(self.out, exist_ok=True)
         atexit.register(self.write)
 
@@ -43,7 +46,18 @@ class StepRecorder:
         """A step that begins now, to be appended to `steps`; its end is its start until it is set."""
         compute_ns, comm_ns = self.cpu.read()
         start_ns = time.time_ns()
+        if start_ns >= self._progress_ns:
+            self._write_progress(start_ns)
         return [start_ns, start_ns, compute_ns, comm_ns, self.tracing]
+
+    def _write_progress(self, now_ns):
+        """Write how many steps have begun, for who waits for the job; twice a second, which no step notices."""
+        self._progress_ns = now_ns + _PROGRESS_NS
+        try:
+            with open(os.path.join(self.out, "progress"), "w") as file:
+                file.write(str(len(self.steps) + 1))
+        except OSError:  # the job must not fail
+            pass
 
     def write(self):
         """Write what was recorded; a job that ends inside the traced steps still leaves what there is."""

@@ -13,10 +13,10 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, end_process, hook_env, log_tail, require_tools, wait_for
 from dpro_search.errors import JobError, MissingCapabilityError
@@ -62,11 +62,11 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
     passed = sorted({*spec.env, *_SHARED, "PYTHONPATH", *(name for name in env if name.startswith(("DPRO_SEARCH_", "HOROVOD_")))})
     exported = [word for name in passed if name in env for word in ("-x", name)]
     # Short, for MPI puts sockets under it.
-    with tempfile.TemporaryDirectory(prefix="dps-mpi-", ignore_cleanup_errors=True) as work:
+    with scratch_folder("dps-mpi-") as work:
         command = [
             *("setpriv", "--pdeathsig", "KILL", "mpirun", "--allow-run-as-root", "--bind-to", "none"),
-            *("--leave-session-attached", "-mca", "orte_tmpdir_base", work, "-np", str(spec.ranks)),
-            *_network(hosts, Path(work), spec),
+            *("--leave-session-attached", "-mca", "orte_tmpdir_base", str(work), "-np", str(spec.ranks)),
+            *_network(hosts, work, spec),
             *exported,
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]

@@ -17,19 +17,24 @@ import contextlib
 import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from dpro_search.collect._files import require_new, scratch_folder, write_file
-from dpro_search.collect.assembly import JobFile, RankFile
+from dpro_search.collect.assembly import JobFile, RankFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
+from dpro_search.collect.launch.watch import Watch, watched
+from dpro_search.collect.machine_load import LoadMeter, load_warning
 from dpro_search.collect.step_times import Schedule, StepTimes, step_times
 from dpro_search.collect.this_machine import machine
 from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace_meta import MachineLoad
+
+_LOAD = "load.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class Launcher(ABC):
         shaped: bool = False,
         schedule: Schedule | None = None,
         keep_raw: Path | None = None,
+        watch: Watch | None = None,
     ) -> Trace:
         """Run a job with the hooks on and write its trace to the new folder `out`.
 
@@ -80,6 +86,8 @@ class Launcher(ABC):
             Give the ranks hosts of their own with links of `rate_bps` bits a second (None: not limited); needs root.
         keep_raw
             Where to leave the raw files as well.
+        watch
+            Called now and then while the job runs.
 
         Raises
         ------
@@ -103,10 +111,24 @@ class Launcher(ABC):
         self.require(spec)
         with raw_folder(keep_raw) as raw:
             write_file(raw / "job.json", msgspec.json.encode(job))
-            self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
-            trace = self.assemble(raw)
+            meter = LoadMeter()
+            with watched(raw, watch):
+                self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
+            if (load := meter.read()) is not None:
+                write_file(raw / _LOAD, msgspec.json.encode(load))
+            trace = self.trace_of(raw)
             trace.save(out)
             return trace
+
+    def trace_of(self, raw: Path) -> Trace:
+        """The trace of a recorded job from its raw folder, with the machine's load; errors are those of `assemble`."""
+        trace = self.assemble(raw)
+        if not (raw / _LOAD).is_file():
+            return trace
+        load = read_json(raw / _LOAD, MachineLoad, "no load was measured")
+        warning = load_warning(load)
+        warnings = (*trace.meta.warnings, *([warning] if warning else []))
+        return replace(trace, meta=msgspec.structs.replace(trace.meta, load=load, warnings=warnings))
 
     def time(
         self,
@@ -116,12 +138,13 @@ class Launcher(ABC):
         shaped: bool = False,
         warmup: int = 5,
         expected_groups: tuple[tuple[str, ...], ...] | None = None,
+        watch: Watch | None = None,
     ) -> StepTimes:
         """Run a job and measure its steps; the hooks only read the clock.
 
         Parameters
         ----------
-        rate_bps, shaped
+        rate_bps, shaped, watch
             As in `record`.
         warmup
             Steps that are left out.
@@ -137,7 +160,8 @@ class Launcher(ABC):
         """
         self.require(spec)
         with raw_folder(None) as raw:
-            self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
+            with watched(raw, watch):
+                self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
             hooks = [self.read_hook(raw / f"rank{rank}") for rank in range(spec.ranks)]
             if expected_groups:
                 self.require_groups(hooks[0], expected_groups)
@@ -162,6 +186,11 @@ class Launcher(ABC):
     def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> JobFile:
         """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for an invalid setting."""
         return job
+
+    @property
+    def knobs(self) -> frozenset[str]:
+        """Variables that a trace may set when its job runs again; a trace names others at will, and they stay unset."""
+        return frozenset()
 
     def hosts_needed(self, spec: JobSpec) -> int:
         """How many hosts all processes have together."""

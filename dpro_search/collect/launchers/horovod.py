@@ -32,6 +32,10 @@ class HorovodLauncher(Launcher):
 
     comm: str = "horovod"
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        return frozenset({_CONTROLLER, EXACT_GROUPS})
+
     def controller(self, spec: JobSpec) -> str:
         """What the job's ranks negotiate over: gloo or mpi."""
         name = spec.env.get(_CONTROLLER, os.environ.get(_CONTROLLER, "gloo")).lower()
@@ -82,7 +86,8 @@ class TensorFlowHorovod(HorovodLauncher):
         if missing:
             raise JobError(
                 f"the job does not follow the plan: nothing carries the group of '{missing[0][0]}' and {len(missing[0]) - 1} more; "
-                "use planned_tape of the folder that DPRO_SEARCH_PLAN names in place of hvd.DistributedGradientTape"
+                "use planned_tape of the folder that DPRO_SEARCH_PLAN names in place of hvd.DistributedGradientTape, or its "
+                "planned_groups for groups= of hvd.DistributedOptimizer (Keras fit)"
             )
 
 

@@ -54,6 +54,10 @@ class PsLiteLauncher(Launcher):
     def default_knobs(self) -> Mapping[str, str]:
         """Settings of the communication where no variable sets them."""
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        return frozenset({*self.default_knobs, SERVER_HOSTS})
+
     def server_spec(self, spec: JobSpec) -> ServerSpec:
         """The servers of a job; raises `InputError` for an invalid number or place."""
         env = {**os.environ, **spec.env}

@@ -21,7 +21,7 @@ from dpro_search.costmodel.learned.files import digest, load_trees, read_info, t
 from dpro_search.costmodel.learned.flatten import flatten
 from dpro_search.costmodel.learned.parts import CLASSES_OF, NAMES_OF, growing, term_count
 from dpro_search.costmodel.learned.regressor import FusedTimeRegressor
-from dpro_search.costmodel.learned.scores import ALL, Score, left_out_scores
+from dpro_search.costmodel.learned.scores import ALL, MOST_ERROR_PCT, Score, left_out_scores
 from dpro_search.costmodel.learned.timed import timed_ops
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -72,6 +72,17 @@ class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """The score over all left-out models, likewise."""
         return self.shapes.overall
 
+    @property
+    def refusal(self) -> str | None:
+        """Why predictions from it are useless; None: they are not."""
+        worst_pct = max(self.shapes.overall.mape_pct, self.times.overall.mape_pct)
+        if worst_pct <= MOST_ERROR_PCT:
+            return None
+        return (
+            f"it is wrong by {worst_pct:.0f} % on models that were left out (at most {MOST_ERROR_PCT:.0f} %): measure more "
+            "clusters, of more models, on an idle machine"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusionModel:
@@ -120,6 +131,8 @@ class FusionModel:
     def load(folder: Path) -> FusionModel:
         """Read a folder written by `save`; raises what `CommunicationModel.load` does."""
         info = read_info(folder / "model.json", FusionModelInfo, MODEL_VERSION, "cost model")
+        if info.refusal is not None:
+            raise InputError(f"{folder / 'model.json'}: {info.refusal}; train it again")
         return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
 
 

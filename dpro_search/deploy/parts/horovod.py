@@ -14,6 +14,10 @@ _TAPE = (
     "`from tape import planned_tape`, and `tape = planned_tape(tape, model.trainable_variables)` in place of "
     "`hvd.DistributedGradientTape(tape)`."
 )
+_KERAS = (
+    "With Keras `fit` it is `from tape import planned_groups` instead, and `groups=planned_groups(model.trainable_variables)` "
+    "among the arguments of `hvd.DistributedOptimizer`."
+)
 _AVERAGES = (
     "`from tape import planned_averages`, and `gradients = planned_averages(gradients, model.trainable_variables)` behind "
     "`planned_gradients`, in place of `hvd.allreduce`."
@@ -62,6 +66,8 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
         content = {"version": _GROUPS_VERSION, "groups": plan.tensor_groups or (), "compression": plan.compression}
         files |= {"groups.json": as_json(content), "tape.py": helper_file("tape.py")}
         script.append(_TAPE if plan.micro_batches is None else _AVERAGES)
+        if plan.micro_batches is None and plan.compression is None:
+            script.append(_KERAS)
     elif plan.compression is not None:
         files |= trainer_files({"compression": plan.compression})
         script.append(TRAINER_LINE)

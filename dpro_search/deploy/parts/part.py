@@ -13,6 +13,7 @@ from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.space.plan import Plan
 
 FOLDER = "{folder}"
+HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
 TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 
 
@@ -106,6 +107,16 @@ class Part:
     files: Mapping[str, bytes] = field(default_factory=dict)
     step: Mapping[str, object] = field(default_factory=dict)
     script: tuple[str, ...] = ()
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """Files that the training script must use."""
+        return tuple(name for name in self.files if name in HELPERS)
+
+    @property
+    def changes_script(self) -> bool:
+        """Whether the training script must change."""
+        return bool(self.helpers or self.step)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,7 +26,7 @@ class Fsdp(ProgramJob[FsdpPredictor]):
 
     @classmethod
     def of(cls, trace: Trace, options: PlanOptions) -> Self:
-        refuse_compute(options, trace)
+        refuse_compute(options, trace, cls.askable)
         return cls(FsdpPredictor.from_trace(trace), trace)
 
     def __init__(self, predictor: FsdpPredictor, trace: Trace | None = None) -> None:

@@ -1,0 +1,82 @@
+"""What a running job does: how long it runs, which step it is in, and the last line of its output."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_EVERY_S = 0.5
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A running job.
+
+    Attributes
+    ----------
+    elapsed_s
+        Since its start.
+    steps
+        Steps that rank 0 has begun; None: none yet, or not known.
+    last_line
+        Of rank 0's output; empty: it has printed nothing yet.
+    """
+
+    elapsed_s: float
+    steps: int | None
+    last_line: str
+
+    @staticmethod
+    def of(folder: Path, elapsed_s: float) -> JobState:
+        """The state of the job whose raw files are in a folder."""
+        rank = folder / "rank0"
+        return JobState(elapsed_s=elapsed_s, steps=_steps(rank / "progress"), last_line=_last_line(rank / "log"))
+
+
+Watch = Callable[[JobState], None]
+
+
+@contextlib.contextmanager
+def watched(folder: Path, watch: Watch | None) -> Iterator[None]:
+    """Call `watch` twice a second, from a thread, while the block runs."""
+    if watch is None:
+        yield
+        return
+    ended = threading.Event()
+    started = time.monotonic()
+
+    def look() -> None:
+        while not ended.wait(_EVERY_S):
+            watch(JobState.of(folder, time.monotonic() - started))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _steps(path: Path) -> int | None:
+    """The number that the recorder writes now and then."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _last_line(path: Path) -> str:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    # A progress bar of the job's own overwrites its line.
+    return next((last for line in reversed(lines) if (last := line.rstrip("\r").rpartition("\r")[2].strip())), "")

@@ -48,8 +48,8 @@ class Run:
         """Predicted iteration time of the recorded setting over that of the best plan."""
         return self.result.plans[0].speedup
 
-    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 0) -> ExportedFiles:
-        """Write the files that a real job needs to follow a plan (0: the best) into the new folder `out`.
+    def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int = 1) -> ExportedFiles:
+        """Write the files that a real job needs to follow a plan (1: the best) into the new folder `out`.
 
         Parameters
         ----------

@@ -101,10 +101,10 @@ class Recording:
         Examples
         --------
         >>> job = load()
-        >>> job.replay(Plan(fusion_threshold_bytes=0)).measured_us is None  # another setting has no measurement
+        >>> job.replay(Plan(servers=1)).measured_us is None  # another setting has no measurement
         True
         >>> sorted(job.replay().breakdown_us)
-        ['compute', 'contention', 'exposed_communication']
+        ['compute', 'exposed_communication', 'server']
         """
         request = ReplayRequest(
             plan=plan or Plan(),
@@ -219,7 +219,7 @@ class Recording:
         With micro-batches, a memory limit of two gigabytes, and plans ranked by the 0.9 quantile:
 
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     run = load().search(
+        ...     run = load(sample="resnet50_2ranks_2gbit").search(
         ...         trials=20, sampler="mcmc", out=f"{folder}/run", with_=["accumulation"], memory_limit_bytes=2**31, quantile=0.9
         ...     )
         >>> 0 <= run.result.plans[0].beats_recorded <= 1  # share of the draws in which it is faster
@@ -278,23 +278,23 @@ class Recording:
         return to_text(table(f"Recording {self.folder.name}", ("", "value"), [row for row in rows if row[1]]))
 
 
-def load(folder: str | Path | None = None) -> Recording:
-    """Open a trace folder; None: the bundled sample, a real job of two ranks.
+def load(folder: str | Path | None = None, *, sample: str | None = None) -> Recording:
+    """Open a trace folder; None: a bundled sample, by its name, or the default one.
 
     Raises
     ------
     InputError
-        It is not a trace, or is damaged.
+        It is not a trace, or is damaged; or there is no such sample.
 
     Examples
     --------
-    >>> load().trace.meta.ranks
-    2
+    >>> load().trace.meta.framework
+    'mxnet'
     >>> load("nowhere")
     Traceback (most recent call last):
     dpro_search.errors.InputError: nowhere: not a trace folder, meta.json is missing; make one with 'dpro-search collect'
     """
-    path = sample_trace_path() if folder is None else Path(folder)
+    path = sample_trace_path(sample) if folder is None else Path(folder)
     return Recording(folder=path, trace=Trace.load(path))
 
 

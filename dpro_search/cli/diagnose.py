@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpro_search.cli._sample import SampleOption
+
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
 
 
 def diagnose(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'; left out: the bundled sample.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
+    sample: SampleOption = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
     ] = None,
@@ -26,12 +27,12 @@ def diagnose(
     Example: dpro-search diagnose T
     """
     from dpro_search.cli._output import print_json
-    from dpro_search.collect.sample import sample_trace_path
+    from dpro_search.cli._sample import folder_of
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import job_of
     from dpro_search.space.scenario import Scenario
 
-    recorded = job_of(Trace.load(sample_trace_path() if trace is None else trace))
+    recorded = job_of(Trace.load(folder_of(trace, sample)))
     job, _ = recorded.under(Scenario().on(cluster))
     facts = job.diagnose()
     if as_json:

@@ -27,7 +27,7 @@ def export(
             "left out: what the plan needs.",
         ),
     ] = None,
-    plan: Annotated[int | None, typer.Option("--plan", metavar="N", min=0, help="Plan of the run; 0: the best.")] = None,
+    plan: Annotated[int | None, typer.Option("--plan", metavar="N", min=1, help="Plan of the run; 1: the best.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the files that a real job needs to follow a plan.

@@ -23,6 +23,7 @@ from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import calibration_of
+from dpro_search.search.result import PLAN_FILE
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
@@ -66,11 +67,11 @@ def chosen_plan(source: Path, number: int | None = None) -> ChosenPlan:
         if number is not None:
             raise InputError(f"--plan {number}: only with the folder of a search, and {source} is not a folder")
         return ChosenPlan(plan=Plan.load(source))
-    path = source / "plans" / f"plan-{number or 0}.json"
-    if not path.is_file():
-        known = len(list((source / "plans").glob("plan-*.json")))
-        raise InputError(f"{path}: no such plan; {source} holds {known} plans (0 is the best); choose one with --plan")
-    plan = Plan.load(path)
+    number = 1 if number is None else number
+    files = sorted(source.glob(PLAN_FILE.format("*")), key=lambda path: (len(path.name), path.name))
+    if not 1 <= number <= len(files):
+        raise InputError(f"{source}: no plan {number}; it holds {len(files)} plans (1 is the best); choose one with --plan")
+    plan = Plan.load(files[number - 1])
     trace: Trace | None = None
     expected: tuple[Prediction, Prediction] | None = None
     with contextlib.suppress(DproSearchError):  # a folder of plans alone
@@ -153,13 +154,15 @@ def validate_run(
     """
     result = SearchResult.load(run)
     earlier = calibration_of(read_run(run), run)
-    plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
+    chosen = [(number, ranked) for number, ranked in enumerate(result.plans, 1) if ranked.plan != Plan()][:top]
+    plans = [(ranked.plan, ranked.prediction) for _, ranked in chosen]
     for plan, _ in plans:
         targets_for(plan, job.targets)  # before anything runs
     validation = validate(
         job,
         result.baseline,
         plans,
+        numbers=[number for number, _ in chosen],
         rounds=rounds,
         most_rounds=most_rounds,
         warmup=warmup,

@@ -142,6 +142,7 @@ def validate(
     most_rounds: int | None = None,
     warmup: int = 5,
     timeout_s: float | None = None,
+    numbers: Sequence[int] = (),
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> Validation:
     """Run the recorded setting and plans for real, and compare with the predictions.
@@ -155,6 +156,8 @@ def validate(
     timeout_s
         Time limit of a run. None: for the recorded setting that of the job, for a plan five times the longest run of the recorded
         setting, at least five minutes.
+    numbers
+        Of the plans, for `on_run`; empty: from 1 on.
     on_run
         Called after each run with its name (``recorded`` or ``plan N``) and its steps, or why there are none.
 
@@ -170,7 +173,10 @@ def validate(
         raise InputError(f"--rounds {rounds}: at least 2, so that the noise can be estimated")
     if most_rounds < rounds:
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
-    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, on_run)
+    names = {_RECORDED: "recorded", **{i: f"plan {number}" for i, number in enumerate(numbers or range(1, len(plans) + 1))}}
+    rounds_run = _Rounds(
+        job, [plan for plan, _ in plans], warmup, timeout_s, on_run=lambda number, found: on_run(names[number], found)
+    )
     done = 0
     while done < rounds or (done < most_rounds and not rounds_run.stable()):
         rounds_run.round()
@@ -197,7 +203,7 @@ class _Rounds:
         plans: Sequence[Plan],
         warmup: int,
         timeout_s: float | None,
-        on_run: Callable[[str, StepTimes | JobError], None],
+        on_run: Callable[[int, StepTimes | JobError], None],
     ) -> None:
         self._job, self._plans, self._warmup, self._timeout_s, self._on_run = job, plans, warmup, timeout_s, on_run
         self._longest_s = 0.0  # of the recorded setting
@@ -221,7 +227,7 @@ class _Rounds:
 
     def _keep(self, number: int, run: Run) -> None:
         self.ended[number].append(run)
-        self._on_run(_name(number), run.times)
+        self._on_run(number, run.times)
 
     def _try(self, number: int) -> None:
         limit_s = self._timeout_s or max(_PATIENCE * self._longest_s, _LEAST_PATIENCE_S)
@@ -229,13 +235,9 @@ class _Rounds:
             self._keep(number, self._job.run(self._plans[number], warmup=self._warmup, timeout_s=limit_s))
         except JobError as error:
             self.failures[number] = error
-            self._on_run(_name(number), error)
+            self._on_run(number, error)
             if len(self.failures) == len(self._plans) and not any(map(self.ended.get, self.failures)):
                 raise self.failures[0] from None
-
-
-def _name(number: int) -> str:
-    return "recorded" if number == _RECORDED else f"plan {number}"
 
 
 def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int) -> Validation:

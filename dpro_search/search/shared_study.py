@@ -65,6 +65,11 @@ class SharedStudy:
     run
         Of this search, different from all others'.
 
+    Attributes
+    ----------
+    trials
+        Those read so far, in order.
+
     Raises
     ------
     InputError
@@ -79,6 +84,7 @@ class SharedStudy:
         self.place = without_password(url)
         self._run = run
         self._read = 0  # rows that were read
+        self.trials: list[Trial] = []
         self._plans: set[Plan] = set()
         self._own_running: dict[int, float | None] = {}  # rows without a state, by number: value of those that count
         self._others_running: dict[int, float | None] = {}
@@ -92,7 +98,7 @@ class SharedStudy:
 
     def __len__(self) -> int:
         """Trials read so far."""
-        return len(self._plans)
+        return len(self.trials)
 
     def __contains__(self, plan: Plan) -> bool:
         """Whether a trial read so far has this plan."""
@@ -109,7 +115,8 @@ class SharedStudy:
                 running = self._own_running if own else self._others_running
                 running[row.number] = shared.prediction.iteration_us if counts else None
             if counts:
-                trial = Trial(number=len(self._plans), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
+                trial = Trial(number=len(self.trials), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
+                self.trials.append(trial)
                 self._plans.add(shared.plan)
                 found.append(News(trial, own))
         self._read = len(rows)

@@ -1,14 +1,17 @@
-"""The verb `diagnose` on the bundled sample, as a process."""
+"""The verb `diagnose` on the bundled sample of Horovod, as a process."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+from sample import HOROVOD_SAMPLE
 
 
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "diagnose", *args], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "dpro_search.cli", "diagnose", "--sample", HOROVOD_SAMPLE, *args], capture_output=True, text=True
+    )
 
 
 def test_json_has_the_path_the_ranks_and_the_gains():

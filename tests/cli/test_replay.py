@@ -1,4 +1,4 @@
-"""The verb `replay` on the bundled sample, as a process."""
+"""The verb `replay` on the bundled sample of Horovod, as a process."""
 
 import csv
 import json
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from sample import HOROVOD_SAMPLE
 
 KEYS = {
     "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us",
@@ -14,7 +15,8 @@ KEYS = {
 
 
 def replay(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", "replay", *map(str, args)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "dpro_search.cli", "replay", "--sample", HOROVOD_SAMPLE, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def as_json(*args: object) -> dict:
@@ -103,7 +105,8 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
         (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),
         (("--cluster", "8xhgx-h10"), "no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (("--samples", "0"), "--samples"),
-        (("/nowhere",), "not a trace folder"),
+        (("/nowhere",), "and /nowhere: leave out one of them"),
+        (("--sample", "none"), "--sample none: no such sample (known: bert_kvstore_500mbit, resnet50_2ranks_2gbit)"),
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],
 )

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 import dpro_search
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
@@ -14,6 +13,7 @@ from dpro_search.search.request import SearchRequest, calibration_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from tests.faults.processes import dpro, fails_in_one_line, succeeds
+from tests.sample import horovod_trace_path
 
 LIMIT = 2 * 2**30
 ASKED = {"with_": ["accumulation"], "allow_lossy": True, "memory_limit_bytes": LIMIT, "quantile": 0.9, "sampler": "mcmc"}
@@ -101,9 +101,9 @@ def test_a_run_that_an_older_version_calibrated_is_one_line(job, measured, tmp_p
 
 
 def test_files_are_identified_by_their_content(measured, tmp_path):
-    trace = Trace.load(sample_trace_path())
+    trace = Trace.load(horovod_trace_path())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())
-    here, there = (SearchRequest.of(sample_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
+    here, there = (SearchRequest.of(horovod_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
     assert here.options == there.options
     assert here.trace_digest == there.trace_digest

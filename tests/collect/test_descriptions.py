@@ -14,9 +14,9 @@ from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
 from dpro_search.kinds import assemble_raw
+from tests.sample import horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -219,4 +219,4 @@ class TestRecordings:
         assert set(told(trace, EventKind.COMM)) == {("UNKNOWN", "float32")}  # a push-pull is two messages
 
     def test_the_sample_tells_no_group_which_version_1_did_not_have(self):
-        assert Trace.load(sample_trace_path()).groups == ()
+        assert Trace.load(horovod_trace_path()).groups == ()

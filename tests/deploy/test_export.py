@@ -14,7 +14,6 @@ import pytest
 
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.part import JobFacts, Servers
@@ -23,6 +22,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction
 from tests.faults.processes import succeeds
+from tests.sample import horovod_trace_path
 
 T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
 DATA = Path(__file__).parents[1] / "data"
@@ -219,7 +219,7 @@ def test_buckets_of_ddp_are_cut_to_the_plans_groups():
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return Trace.load(sample_trace_path())
+    return Trace.load(horovod_trace_path())
 
 
 class TestOfTheSample:

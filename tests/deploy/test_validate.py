@@ -96,7 +96,7 @@ def test_a_plan_that_fails_is_not_run_again_and_the_others_continue():
     assert (failed.plan, failed.runs, failed.reason) == (FAST, 1, "failed at 1.0 us")
     assert failed.measured_us == pytest.approx(3e5, rel=0.02)
     assert [plan.plan for plan in found.plans] == [SLOW]
-    assert [name for name, what in said if isinstance(what, JobError)] == ["plan 0"]
+    assert [name for name, what in said if isinstance(what, JobError)] == ["plan 1"]
     assert [point.plan for point in measured_session(found, prediction(4e5)).changed] == [SLOW]
 
 

@@ -3,8 +3,8 @@
 A row of the study holds a plan, its prediction and its origin, as JSON in the row's user attribute "trial". It is inserted in one
 transaction when the plan has been evaluated, so a finished trial is stored completely or not at all. The storage numbers the rows
 of a study. Of rows with equal plans only the lowest number counts, so all searches see the same trials in the same order, even if
-some are killed. For other readers of the study (dashboards) a second transaction writes the row's state: COMPLETE, or FAIL for a
-row that does not count.
+some are killed. For other readers of the study (dashboards) a row has the plan's parameters (`plan_params.py`), and a second
+transaction writes its state: COMPLETE, or FAIL for a row that does not count.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search.plan_params import PlanParams
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 PATIENCE_S = 60.0  # how long a storage may be unreachable
 _OPENING_PATIENCE_S = 10.0  # at the start, when an address or a password may be wrong
@@ -64,6 +66,8 @@ class SharedStudy:
         Of the study; it is created if it does not exist.
     run
         Of this search, different from all others'.
+    space
+        The plans of the job, for the rows' parameters; None: rows have none.
 
     Attributes
     ----------
@@ -79,10 +83,11 @@ class SharedStudy:
         and raises it then.
     """
 
-    def __init__(self, url: str, name: str, run: str) -> None:
+    def __init__(self, url: str, name: str, run: str, space: PlanSpace | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # errors are reported once, by this class
         self.place = without_password(url)
         self._run = run
+        self._params = None if space is None else PlanParams(space)
         self._read = 0  # rows that were read
         self.trials: list[Trial] = []
         self._plans: set[Plan] = set()
@@ -125,7 +130,12 @@ class SharedStudy:
     def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
         """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""
         shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
-        row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: msgspec.to_builtins(shared)})
+        row = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=self._params.of(proposal.plan) if self._params else {},
+            distributions=dict(self._params.distributions) if self._params else {},
+            user_attrs={_ATTRIBUTE: msgspec.to_builtins(shared)},
+        )
         self._patiently(lambda: self._study.add_trial(row))
         news = self.news()
         self._settle(self._own_running)

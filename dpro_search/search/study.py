@@ -36,6 +36,7 @@ from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
@@ -157,7 +158,7 @@ def run_search(
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
-                study = stack.enter_context(_shared_study(storage, info))
+                study = stack.enter_context(_shared_study(storage, info, space))
                 found, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
@@ -310,14 +311,14 @@ def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: En
     return evaluator, evaluations
 
 
-def _shared_study(storage: str, info: RunInfo) -> SharedStudy:
+def _shared_study(storage: str, info: RunInfo, space: PlanSpace) -> SharedStudy:
     """The study of all searches with one trace, seed, set of options and version: their predictions are equal."""
     from dpro_search.search.shared_study import SharedStudy
 
     name = f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}"
     if info.options:
         name += "-" + hashlib.sha256(msgspec.json.encode(sorted(info.options.items()))).hexdigest()[:16]
-    return SharedStudy(storage, name, info.id)
+    return SharedStudy(storage, name, info.id, space)
 
 
 def _without_password(storage: str) -> str:

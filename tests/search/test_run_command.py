@@ -151,12 +151,9 @@ def test_what_changes_in_the_job_follows_from_the_targets(plan: Plan, change: st
     assert change_of(plan, (HOROVOD, XLA), JobFacts(framework="tensorflow")) == change
 
 
-PLANS = (
-    Plan(),
-    Plan(cycle_time_us=2.0),
-    Plan(cycle_time_us=3.0, fusion_threshold_bytes=0),
-    Plan(tensor_groups=(("a", "b"), ("c",))),
-)
+KNOBS = Plan(cycle_time_us=3.0, fusion_threshold_bytes=0)
+PLANS = (Plan(), Plan(cycle_time_us=2.0), KNOBS, Plan(tensor_groups=(("a", "b"), ("c",))))
+RECORDED = BusObjective(tensors_of([400])).predict(Plan())
 
 
 @given(st.lists(st.tuples(st.sampled_from(PLANS), st.integers(1000, 1030), st.booleans()), min_size=1))
@@ -164,11 +161,8 @@ def test_the_best_plan_of_the_bar_is_the_first_of_the_table(found: list[tuple[Pl
     """That is not always the fastest: a simpler one may be at most 1 % slower."""
     best, trials = BestPlan(), []
     for number, (plan, time_us, feasible) in enumerate({plan: (plan, us, ok) for plan, us, ok in found}.values()):
-        prediction = msgspec.structs.replace(
-            BusObjective(tensors_of([400])).predict(Plan()),
-            iteration_us=float(time_us),
-            infeasible=None if feasible else "too much",
-        )
+        infeasible = None if feasible else "too much"
+        prediction = msgspec.structs.replace(RECORDED, iteration_us=float(time_us), infeasible=infeasible)
         trials.append(Trial(number=number, origin="mcmc", plan=plan, prediction=prediction))
         best.add(trials[-1])
         first = rank_plans(trials, prediction)[0]

@@ -17,19 +17,8 @@ from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 LIMIT = 2 * 2**30
 ASKED = {"with_": ["accumulation"], "allow_lossy": True, "memory_limit_bytes": LIMIT, "quantile": 0.9, "sampler": "mcmc"}
-OPTIONS = (
-    "--sample",
-    HOROVOD_SAMPLE,
-    "--with",
-    "accumulation",
-    "--allow-lossy",
-    "--memory-limit",
-    LIMIT,
-    "--quantile",
-    0.9,
-    "--sampler",
-    "mcmc",
-)
+SAMPLE = ("--sample", HOROVOD_SAMPLE)
+OPTIONS = (*SAMPLE, "--with", "accumulation", "--allow-lossy", "--memory-limit", LIMIT, "--quantile", 0.9, "--sampler", "mcmc")
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +69,7 @@ def test_an_invalid_request_is_the_same_line(job, tmp_path, monkeypatch, asked, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         job.search(trials=2, out="run", **asked)
-    assert fails_in_one_line(2, "run", "--sample", HOROVOD_SAMPLE, "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(
-        str(refused.value)
-    )
+    assert fails_in_one_line(2, "run", *SAMPLE, "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(str(refused.value))
 
 
 def test_only_python_can_name_a_transformation_that_there_is_not(job):

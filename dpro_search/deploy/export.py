@@ -99,10 +99,15 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     files = " ".join(f"{folder}/{target}.env" for target, part in parts.items() if part.env or target.always_env)
     set_env = f"env $(cat {files}) " if files else ""
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
+    setup = dict.fromkeys(line for part in parts.values() for line in part.setup)
     uses_files = any(part.step or any(name.endswith(".py") for name in part.files) for part in parts.values())
     everywhere = " (scheduler and servers too)" if files and any(target.servers for target in parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
-    return [f"Start the job with `{set_env}{started}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
+    return [
+        f"Start the job with `{set_env}{started}`{everywhere}{path}.",
+        *(script or ["The training script stays as it is."]),
+        *setup,
+    ]
 
 
 def _readme(

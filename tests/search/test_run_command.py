@@ -144,6 +144,7 @@ def test_a_column_says_whether_the_script_needs_a_change(tmp_path: Path) -> None
     [
         (Plan(fusion_threshold_bytes=0, cycle_time_us=2000.0), "environment"),
         (Plan(tensor_groups=(("a", "b"),)), "script"),
+        (Plan(allreduce_algorithms=((0, "ring"),)), "environment"),
         (Plan(servers=2), None),
     ],
 )

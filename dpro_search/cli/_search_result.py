@@ -141,7 +141,7 @@ def print_result(
         console.print(f"{result.workers_lost} workers ended too early; others took over their plans.", style="yellow")
     note = _NOTES[result.stopped]
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
-    console.print("Best plan:", f"{result.run}/{PLAN_FILE.format(1)}", soft_wrap=True)
+    console.print("File of the best plan:", f"{result.run}/{PLAN_FILE.format(1)}", soft_wrap=True)
     console.print(f"All plans, to open in a browser: dpro-search report {result.run} --out report.html", soft_wrap=True)
 
 
@@ -154,7 +154,7 @@ def result_table(result: SearchResult, changes: Sequence[Change | None] = ()) ->
 
     notes = []
     if changes:
-        notes.append("change: env = environment variables only; script = the script needs a change; - = no way to run it is known")
+        notes.append("change: env = environment only; script = the script needs a change")
     if any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans):
         notes.append("? = not certain: overlaps the interval of the recorded setting")
     table = Table(box=box.SIMPLE, caption="\n".join(notes) or None, caption_justify="left")

@@ -53,8 +53,8 @@ def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
 
 def test_it_names_the_next_file_and_the_commands_for_another_job(first: tuple[Path, str]) -> None:
     folder, text = first
-    (line,) = (line for line in text.splitlines() if line.startswith("Best plan: runs"))
-    assert Plan.load(folder / line.removeprefix("Best plan: ")) != Plan()
+    (line,) = (line for line in text.splitlines() if line.startswith("File of the best plan:"))
+    assert Plan.load(folder / line.removeprefix("File of the best plan: ")) != Plan()
     verbs = [line.split()[1] for line in text.splitlines() if line.startswith("  dpro-search")]
     assert verbs == ["collect", "run", "validate"]
 

@@ -158,7 +158,7 @@ def search_step(ranks: int) -> dict[str, Any]:
 def _sample_graph() -> Any:
     from dpro_search.graph.build import build_graph
 
-    return build_graph(Trace.load(sample_trace_path()))
+    return build_graph(Trace.load(sample_trace_path("resnet50_2ranks_2gbit")))
 
 
 def folded(ranks: int, tensors: int) -> dict[str, float]:
@@ -187,7 +187,7 @@ def monte_carlo(samples: int) -> dict[str, float]:
     from dpro_search.space.op_level import op_level
     from dpro_search.space.plan import Plan
 
-    trace = Trace.load(sample_trace_path())
+    trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
     predictor = Predictor.from_trace(trace)
     graph = op_level(trace, predictor.graph, predictor.costs)
     replay(graph, samples=2)

@@ -284,7 +284,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", default=",".join(PARTS), metavar="PARTS", help="some of: %(default)s")
-    parser.add_argument("--trace", type=Path, default=sample_trace_path(), help="instead of the bundled sample")
+    parser.add_argument(
+        "--trace", type=Path, default=sample_trace_path("resnet50_2ranks_2gbit"), help="instead of the bundled sample"
+    )
     for name in ("coarsen", "symmetry", "partial"):
         parser.add_argument(f"--no-{name}", action="store_true", help="leave this shortcut out of the ring's replays")
     arguments = parser.parse_args()

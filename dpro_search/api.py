@@ -6,7 +6,7 @@
 Recording(folder=...)
 >>> abs(job.replay().error_pct) < 8  # the prediction of the recorded setting, beside its measurement
 True
->>> job.replay(changes={"rate": "500mbit"}).iteration_us > job.replay().iteration_us
+>>> job.replay(changes={"rate": "100mbit"}).iteration_us > job.replay().iteration_us
 True
 
 A method does what the verb of its name does on the command line, with the same code. Times are in microseconds, sizes in bytes. All
@@ -109,10 +109,10 @@ class Recording:
         Examples
         --------
         >>> job = load()
-        >>> job.replay(Plan.of(fusion_threshold_bytes=0)).measured_us is None  # another setting has no measurement
+        >>> job.replay(Plan(servers=1)).measured_us is None  # another setting has no measurement
         True
         >>> sorted(job.replay().breakdown_us)
-        ['compute', 'contention', 'exposed_communication']
+        ['compute', 'exposed_communication', 'server']
         """
         request = ReplayRequest(
             plan=plan or Plan(),
@@ -238,7 +238,7 @@ class Recording:
         With micro-batches, a memory limit of two gigabytes, and plans ranked by the 0.9 quantile:
 
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     run = load().search(
+        ...     run = load(sample="resnet50_2ranks_2gbit").search(
         ...         trials=20, sampler="mcmc", out=f"{folder}/run", with_=["accumulation"], memory_limit_bytes=2**31, quantile=0.9
         ...     )
         >>> 0 <= run.result.plans[0].beats_recorded <= 1  # share of the draws in which it is faster
@@ -305,23 +305,23 @@ def _texts(changes: Mapping[str, object] | None) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in (changes or {}).items())
 
 
-def load(folder: str | Path | None = None) -> Recording:
-    """Open a trace folder, or a file that describes a job; None: the bundled sample, a real job of two ranks.
+def load(folder: str | Path | None = None, *, sample: str | None = None) -> Recording:
+    """Open a trace folder, or a file that describes a job; None: a bundled sample, by its name, or the default one.
 
     Raises
     ------
     InputError
-        It is neither, or is damaged.
+        It is neither, or is damaged; or there is no such sample.
 
     Examples
     --------
-    >>> load().trace.meta.ranks
-    2
+    >>> load().trace.meta.framework
+    'mxnet'
     >>> load("nowhere")
     Traceback (most recent call last):
     dpro_search.errors.InputError: nowhere: not a trace folder, but no such file or folder; make one with 'dpro-search collect'...
     """
-    path = sample_trace_path() if folder is None else Path(folder)
+    path = sample_trace_path(sample) if folder is None else Path(folder)
     return Recording(folder=path, source=load_source(path))
 
 

@@ -23,11 +23,11 @@ HEAD = """# The command line
   is one line on stderr that says what to do.
 * An output is complete or absent. A folder to write must not exist, except the run folder of `run`, which is continued.
 * Colours and progress bars appear on a terminal only; `NO_COLOR=1` disables colours.
-* `dpro-search --install-completion` lets the shell complete verbs and options (bash, zsh, fish, PowerShell).
+* `dpro-search --install-completion` lets the shell complete verbs and options.
 
-Without `TRACE`, a verb takes the recording that comes with the package.
+Without `TRACE`, a verb takes a recording that comes with the package; `--sample NAME` chooses one of `dpro-search samples`.
 """
-_COMMON = ("--json", "--quiet")  # described once, in `HEAD`
+_COMMON = ("--json", "--quiet", "--sample")  # described once, in `HEAD`
 _PLACEHOLDER = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 

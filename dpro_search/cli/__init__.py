@@ -44,6 +44,7 @@ VERBS = {
     "export": Verb("dpro_search.cli.export", "Write the files that a real job needs to follow a plan."),
     "validate": Verb("dpro_search.cli.validate", "Run the best plans for real and compare with the predictions.", True),
     "report": Verb("dpro_search.cli.report", "Write one HTML page on a search or a recording."),
+    "samples": Verb("dpro_search.cli.samples", "List the bundled traces."),
     "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to install what is missing."),
 }
 _PROGRAM = "dpro-search"

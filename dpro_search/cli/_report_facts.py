@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dpro_search._version import __version__
-from dpro_search.cli.run import servers_note
+from dpro_search.cli._search_result import servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
@@ -59,9 +59,9 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, info)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
-    named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
-    for row, (_, name) in zip(search["plans"], named, strict=True):
-        row["name"] = name
+    for row in search["plans"]:
+        row["name"] = f"plan {row['number']}: {row['name']}"
+    named = {ranked.plan: row["name"] for row, ranked in zip(search["plans"], result.plans, strict=True)}
     if note := servers_note([ranked.plan for ranked in result.plans], kind_of(gathered.source).servers(gathered.source)):
         gathered.notes.append(note)
     best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
@@ -74,7 +74,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
     trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
-    validation = _validation(run, gathered, dict(named))
+    validation = _validation(run, gathered, named)
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
     return gathered.facts(

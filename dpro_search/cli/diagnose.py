@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpro_search.cli._machine import MachineOption, use_machine
+from dpro_search.cli._sample import SampleOption
 
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
 
 
 def diagnose(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'; left out: the bundled sample.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
+    sample: SampleOption = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
     ] = None,
@@ -33,12 +33,12 @@ def diagnose(
     Example: dpro-search diagnose T
     """
     from dpro_search.cli._output import print_json
-    from dpro_search.collect.sample import sample_trace_path
+    from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._elsewhere import elsewhere
 
     use_machine(machine)
-    recorded = job_of(load_source(sample_trace_path() if trace is None else trace))
+    recorded = job_of(load_source(folder_of(trace, sample)))
     job, _, place = elsewhere(recorded, cluster, changes or (), verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
     if as_json:

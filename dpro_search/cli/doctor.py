@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Trace; left out: the bundled sample.")] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Trace.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what this machine and a trace support, and how to install what is missing.

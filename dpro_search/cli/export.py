@@ -32,8 +32,8 @@ def export(
         typer.Option(
             "--plan",
             metavar="N",
-            min=0,
-            help="Plan of the run; 0: the best.",
+            min=1,
+            help="Plan of the run; 1: the best.",
             show_default="the one that 'validate' proved fastest, else the best",
         ),
     ] = None,

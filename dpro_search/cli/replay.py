@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from dpro_search.cli._machine import MachineOption, use_machine
+from dpro_search.cli._sample import SampleOption
 
 
 def replay(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'; left out: the bundled sample.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
+    sample: SampleOption = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan's JSON file.")] = None,
     cluster: Annotated[
         str | None,
@@ -81,13 +81,13 @@ def replay(
     from rich.progress import Progress
 
     from dpro_search.cli._output import stderr_console, warn
-    from dpro_search.collect.sample import sample_trace_path
+    from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import PlanOptions, load_source
     from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
     from dpro_search.space.plan import Plan
 
     use_machine(machine)
-    source = load_source(sample_trace_path() if trace is None else trace)
+    source = load_source(folder_of(trace, sample))
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
         task = bar.add_task("replaying", total=samples)

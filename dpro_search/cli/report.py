@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from dpro_search.cli._sample import SampleOption
+
 
 def report(
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN", help="Folder of a search, or of a trace; left out: the bundled sample trace."),
+        typer.Argument(metavar="RUN", help="Folder of a search, or of a trace."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")] = Path("report.html"),
+    sample: SampleOption = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
     ] = None,
@@ -25,12 +28,12 @@ def report(
     """
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
     from dpro_search.cli._report_facts import facts_of_run, facts_of_source
+    from dpro_search.cli._sample import folder_of
     from dpro_search.collect._files import write_file
-    from dpro_search.collect.sample import sample_trace_path
     from dpro_search.errors import InputError
     from dpro_search.report import render
 
-    folder = sample_trace_path() if source is None else source
+    folder = folder_of(source, sample)
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, like {out / 'report.html'}")
     searched = (folder / "run.json").is_file()

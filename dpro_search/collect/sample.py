@@ -1,17 +1,78 @@
-"""The bundled trace: a real recording, used where no trace is given."""
+"""The bundled recordings. `DEFAULT_SAMPLE` is used where no trace is given.
+
+A sample is a folder of ``dpro_search/samples``, and its name is the folder's:
+
+=========================  =====================================================================================
+``meta.json, trace.npz``   the trace, as ``collect`` wrote it
+``sample.toml``            `Sample`'s description and provenance
+``validation.json``        if its best plans ran for real: what ``validate`` wrote
+=========================  =====================================================================================
+"""
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.errors import MissingCapabilityError
+from dpro_search.errors import InputError, MissingCapabilityError
 
 _SAMPLES = Path(__file__).parent.parent / "samples"
+DEFAULT_SAMPLE = "bert_kvstore_500mbit"
 
 
-def sample_trace_path() -> Path:
-    """Folder of the bundled trace; raises `MissingCapabilityError` if the package was built without it."""
-    found = sorted(meta.parent for meta in _SAMPLES.glob("*/meta.json"))
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A bundled recording.
+
+    Attributes
+    ----------
+    folder
+        The trace folder.
+    description
+        The job, in one line.
+    provenance
+        How the recording was made.
+    """
+
+    name: str
+    folder: Path
+    description: str
+    provenance: str
+
+    @property
+    def validation(self) -> Path | None:
+        """The file with the real runs of its best plans; None: there were none."""
+        path = self.folder / "validation.json"
+        return path if path.is_file() else None
+
+
+def samples() -> tuple[Sample, ...]:
+    """All bundled recordings, the default first; none if the package was built without them."""
+    folders = sorted((path.parent for path in _SAMPLES.glob("*/sample.toml")), key=lambda path: (path.name != DEFAULT_SAMPLE, path))
+    return tuple(
+        Sample(name=folder.name, folder=folder, **tomllib.loads((folder / "sample.toml").read_text("utf-8"))) for folder in folders
+    )
+
+
+def sample_of(folder: Path) -> Sample | None:
+    """The sample that a trace folder is; None: it is none."""
+    return next((sample for sample in samples() if sample.folder == folder.resolve()), None)
+
+
+def sample_trace_path(name: str | None = None) -> Path:
+    """Folder of a bundled trace; None: of the default one.
+
+    Raises
+    ------
+    InputError
+        There is no such sample.
+    MissingCapabilityError
+        The package was built without samples.
+    """
+    found = {sample.name: sample.folder for sample in samples()}
     if not found:
         raise MissingCapabilityError(f"{_SAMPLES}: no bundled trace in this installation; name a TRACE folder")
-    return found[0]
+    if (name or DEFAULT_SAMPLE) not in found:
+        raise InputError(f"--sample {name or DEFAULT_SAMPLE}: no such sample (known: {', '.join(found)})")
+    return found[name or DEFAULT_SAMPLE]

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from dpro_search.collect.trace import Floats
 
@@ -92,9 +93,7 @@ class Pools:
 @functools.lru_cache(1024)
 def _quantile(coverage: float, degrees: float) -> float:
     """How many standard deviations from the mean that share of Student's t lies; pools have few different degrees of freedom."""
-    from scipy.stats import t as student  # here, for it takes long to import
-
-    return float(student.ppf((1 + coverage) / 2, degrees))
+    return float(stdtrit(degrees, (1 + coverage) / 2))
 
 
 def _depth(name: str, parent: Mapping[str, str]) -> int:

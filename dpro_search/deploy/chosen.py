@@ -100,7 +100,7 @@ class PlansOfRun:
         if number not in self.plans:
             path = self.folder / "plans" / f"plan-{number}.json"
             count = len(self.plans)
-            raise InputError(f"{path}: no such plan; {self.folder} holds {count} plans (0 is the best); choose one with --plan")
+            raise InputError(f"{path}: no such plan; {self.folder} holds {count} plans (1 is the best); choose one with --plan")
         plan, ranked = self.plans[number], self._ranked(number)
         notes: tuple[str, ...] = ()
         if self._result is not None and ranked is None:
@@ -147,7 +147,7 @@ def _verdicts(validation: Validation | None) -> Mapping[Plan, _Verdict]:
 def _number(path: Path) -> int:
     text = path.stem.removeprefix("plan-")
     if not text.isdecimal():
-        raise InputError(f"{path}: no plan of a run; those are plan-0.json, plan-1.json, ...")
+        raise InputError(f"{path}: no plan of a run; those are plan-1.json, plan-2.json, ...")
     return int(text)
 
 

@@ -108,10 +108,15 @@ def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     read = " && ".join(f". {shlex.quote(name)}" for name in files)
     command = f"(set -a && {read} && {started})" if files else started
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
+    setup = dict.fromkeys(line for part in parts.values() for line in part.setup)
     uses_files = any(part.changes_script for part in parts.values())
     everywhere = " (scheduler and servers too)" if files and any(target.servers for target in parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
-    return [f"Start the job with `{command}`{everywhere}{path}.", *(script or ["The training script stays as it is."])]
+    return [
+        f"Start the job with `{command}`{everywhere}{path}.",
+        *(script or ["The training script stays as it is."]),
+        *setup,
+    ]
 
 
 def _readme(

@@ -211,13 +211,15 @@ def validate_run(
         )
     result = SearchResult.load(run)
     earlier = calibration_of(read_run(run), run)
-    plans = [(ranked.plan, ranked.prediction) for ranked in result.plans if ranked.plan != Plan()][:top]
+    chosen = [(number, ranked) for number, ranked in enumerate(result.plans, 1) if ranked.plan != Plan()][:top]
+    plans = [(ranked.plan, ranked.prediction) for _, ranked in chosen]
     for plan, _ in plans:
         targets_for(plan, job.targets)  # before anything runs
     validation = validate(
         job,
         result.baseline,
         plans,
+        numbers=[number for number, _ in chosen],
         rounds=rounds,
         most_rounds=most_rounds,
         warmup=warmup,

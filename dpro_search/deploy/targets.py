@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from dpro_search.deploy.parts.part import JobFacts, Part, Servers, Target
 from dpro_search.errors import InputError
@@ -87,6 +88,18 @@ def parts_of(
         if not any(name in target.fields for target in targets):
             raise InputError(f"{name}: {_reason(name, targets, known)}")
     return {target: target.part(plan, facts) for target in targets}
+
+
+Change = Literal["environment", "script"]
+
+
+def change_of(plan: Plan, available: Sequence[Target], facts: JobFacts) -> Change | None:
+    """What a job changes to follow a plan: variables of its environment only, or its script too; None: it cannot follow it."""
+    try:
+        parts = parts_of(plan, targets_for(plan, available), facts)
+    except InputError:
+        return None
+    return "script" if any(part.script for part in parts.values()) else "environment"
 
 
 def _reason(name: str, targets: Sequence[Target], known: Sequence[Target]) -> str:

@@ -9,7 +9,7 @@ the other plans are still measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan_json import decoded
 
 STABLE_PCT = 2.0  # half the width of a typical iteration's interval, below which no further rounds are needed
 _PATIENCE, _LEAST_PATIENCE_S = 5, 300.0  # time limit of a plan's run: so many times the recorded setting's, and at least this
@@ -133,7 +134,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         if not path.is_file():
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Validation)
+            return decoded(path.read_bytes(), Validation)
         except (OSError, *DAMAGED, InputError) as error:
             raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
 
@@ -155,6 +156,7 @@ def validate(
     most_rounds: int | None = None,
     warmup: int = 5,
     timeout_s: float | None = None,
+    numbers: Sequence[int] = (),
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
 ) -> Validation:
@@ -169,6 +171,8 @@ def validate(
     timeout_s
         Time limit of a run. None: for the recorded setting that of the job, for a plan five times the longest run of the recorded
         setting, at least five minutes.
+    numbers
+        Of the plans, for `on_start` and `on_run`; empty: from 1 on.
     on_start
         Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
@@ -186,7 +190,8 @@ def validate(
         raise InputError(f"--rounds {rounds}: at least 2, so that the noise can be estimated")
     if most_rounds < rounds:
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
-    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, on_start, on_run)
+    names = {_RECORDED: "recorded", **{i: f"plan {number}" for i, number in enumerate(numbers or range(1, len(plans) + 1))}}
+    rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, names, on_start, on_run)
     done = 0
     while done < rounds or (done < most_rounds and not rounds_run.stable()):
         rounds_run.round(rounds - done if done < rounds else 1)
@@ -213,11 +218,12 @@ class _Rounds:
         plans: Sequence[Plan],
         warmup: int,
         timeout_s: float | None,
+        names: Mapping[int, str],
         on_start: Callable[[str, int, int], None],
         on_run: Callable[[str, StepTimes | JobError], None],
     ) -> None:
         self._job, self._plans, self._warmup, self._timeout_s = job, plans, warmup, timeout_s
-        self._on_start, self._on_run = on_start, on_run
+        self._names, self._on_start, self._on_run = names, on_start, on_run
         self._done = 0
         self._longest_s = 0.0  # of the recorded setting
         self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
@@ -231,7 +237,7 @@ class _Rounds:
         numbers = [_RECORDED, *(number for number in range(len(self._plans)) if number not in self.failures), _RECORDED]
         total = self._done + rounds * len(numbers)
         for number in numbers:
-            self._on_start(_name(number), self._done, total)
+            self._on_start(self._names[number], self._done, total)
             if number == _RECORDED:
                 started = time.monotonic()
                 self._keep(number, self._job.run(Plan(), warmup=self._warmup, timeout_s=self._timeout_s))
@@ -247,7 +253,7 @@ class _Rounds:
 
     def _keep(self, number: int, run: Run) -> None:
         self.ended[number].append(run)
-        self._on_run(_name(number), run.times)
+        self._on_run(self._names[number], run.times)
 
     def _try(self, number: int) -> None:
         limit_s = self._timeout_s or max(_PATIENCE * self._longest_s, _LEAST_PATIENCE_S)
@@ -255,13 +261,9 @@ class _Rounds:
             self._keep(number, self._job.run(self._plans[number], warmup=self._warmup, timeout_s=limit_s))
         except JobError as error:
             self.failures[number] = error
-            self._on_run(_name(number), error)
+            self._on_run(self._names[number], error)
             if len(self.failures) == len(self._plans) and not any(map(self.ended.get, self.failures)):
                 raise self.failures[0] from None
-
-
-def _name(number: int) -> str:
-    return "recorded" if number == _RECORDED else f"plan {number}"
 
 
 def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int) -> Validation:

@@ -6,16 +6,12 @@ which the search writes without blocking. So the two sides cannot deadlock.
 
 from __future__ import annotations
 
-import gc
 import mmap
-import os
-import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 import msgspec
 
@@ -127,34 +123,21 @@ class _Exchange:
 
 
 def work(
+    connection: Connection,
     objective: Objective,
     recorded: Prediction,
     assignments: Sequence[Assignment],
     journal: Journal,
     mark: Mark,
-    connection: Connection,
     news: NewsReader,
-    foreign: Sequence[int],
-) -> NoReturn:
-    """Run islands round by round until they have their shares or the search is gone; Ctrl-C is handled by the search.
-
-    Parameters
-    ----------
-    foreign
-        File descriptors of the search, which are closed here.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for descriptor in foreign:
-        os.close(descriptor)
-    gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
+) -> None:
+    """Run islands round by round until they have their shares or the search is gone."""
     try:
         _run(objective, recorded, assignments, journal, mark, _Exchange(connection, news))
     except _GoneError:
         pass
     except Exception as error:
         connection.send_bytes(msgspec.msgpack.encode(failed(error)))
-    finally:
-        os._exit(0)  # without clean-up: inherited progress bars and files belong to the search
 
 
 def _run(

@@ -1,19 +1,16 @@
 """Islands in processes on this machine; the search only collects their trials.
 
-A worker is a fork of the search: it shares the trace and the compiled replay. It runs one island or several. No lock is shared.
-If a worker is killed, another fork replaces it, repeats the proposals of its finished trials, and continues.
+A worker is a fork of the search (`forks.py`), which runs one island or several. If a worker is killed, another fork replaces it,
+repeats the proposals of its finished trials, and continues.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import selectors
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
 from types import TracebackType
 from typing import Self
 
@@ -21,12 +18,13 @@ import msgspec
 
 from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.finished import FinishedTrial, LazyTrial, line_as_written, plan_size
+from dpro_search.search.forks import Fork, end_forks
 from dpro_search.search.island_process import Assignment, Mark, Report, work
 from dpro_search.search.islands import Findings, Island, key_of, number_of, owner_of, share_of
 from dpro_search.search.news_pipe import NewsWriter, news_pipe
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial, line_of
-from dpro_search.search.workers import Failed, end_of, end_workers, raise_failed, refuse_fatal
+from dpro_search.search.workers import Failed, raise_failed, refuse_fatal
 from dpro_search.space.plan import Prediction
 
 _MOST_LOSSES_IN_A_ROW = 8  # without a finished trial between them
@@ -38,8 +36,7 @@ _REPORT = msgspec.msgpack.Decoder(Report | Failed)
 class _Worker:
     islands: Sequence[int]
     mark: Mark
-    process: ForkProcess
-    connection: Connection
+    fork: Fork
     news: NewsWriter
 
 
@@ -117,30 +114,21 @@ class IslandWorkers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self._ready.close()
-        end_workers([(worker.process, worker.connection) for worker in self._workers])
+        end_forks([worker.fork for worker in self._workers])
         for worker in self._workers:
             worker.news.close()
         self._workers.clear()
 
     def _start(self, islands: Sequence[int], mark: Mark) -> None:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
         news, heard = news_pipe(self._findings.islands)
-        # If a worker kept them open, other workers would not notice the end of the search, and the journal would stay locked.
-        foreign = [end.fileno() for worker in self._workers for end in (worker.connection, worker.news)]
-        foreign += [ours.fileno(), news.fileno(), self._journal.fileno()]
+        foreign = [end.fileno() for worker in self._workers for end in (worker.fork.connection, worker.news)]
+        foreign += [news.fileno(), self._journal.fileno()]
         assignments = [self._assignment(island) for island in islands]
-        process = context.Process(
-            target=work,
-            args=(self._objective, self._first.prediction, assignments, self._journal, mark, theirs, heard, foreign),
-            daemon=True,
-        )
-        process.start()
-        theirs.close()
+        fork = Fork.start(work, self._objective, self._first.prediction, assignments, self._journal, mark, heard, foreign=foreign)
         heard.close()
-        worker = _Worker(islands, mark, process, ours, news)
+        worker = _Worker(islands, mark, fork, news)
         self._workers.append(worker)
-        self._ready.register(ours, selectors.EVENT_READ, worker)
+        self._ready.register(fork.connection, selectors.EVENT_READ, worker)
         for round_ in range(max(self._told)):
             for island, told in enumerate(self._told):
                 if round_ < told:
@@ -169,7 +157,7 @@ class IslandWorkers:
 
     def _take_report(self, worker: _Worker) -> None:
         try:
-            report = _REPORT.decode(worker.connection.recv_bytes())
+            report = _REPORT.decode(worker.fork.connection.recv_bytes())
         except (EOFError, OSError):
             self._ended(worker)
             return
@@ -202,12 +190,11 @@ class IslandWorkers:
 
     def _ended(self, worker: _Worker) -> None:
         """Replace a worker that ended before its islands were finished."""
-        self._ready.unregister(worker.connection)
+        self._ready.unregister(worker.fork.connection)
         if worker.news.fileno() in self._ready.get_map():
             self._ready.unregister(worker.news)
-        worker.connection.close()
         worker.news.close()
-        worker.process.join()
+        how = worker.fork.ended()
         self._workers.remove(worker)
         count = self._findings.islands
         if all(self._passed[island] >= share_of(island, count, self._trials) for island in worker.islands):
@@ -221,7 +208,7 @@ class IslandWorkers:
         if self._losses_in_a_row >= _MOST_LOSSES_IN_A_ROW:
             raise MissingCapabilityError(
                 f"--workers: {self._losses_in_a_row} worker processes have ended one after the other before a trial was finished"
-                f" (the last: {end_of(worker.process)}); run the same command to continue"
+                f" (the last: {how}); run the same command to continue"
             )
         worker.mark.clear()
         self._start(worker.islands, worker.mark)

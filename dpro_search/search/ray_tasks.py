@@ -16,12 +16,11 @@ import msgspec
 
 from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.objective import Objective
-from dpro_search.search.workers import Evaluated, Failed, answer_to, raise_failed, refuse_fatal
+from dpro_search.search.workers import answer_to, prediction_in, refuse_fatal
 from dpro_search.space.plan import Plan, Prediction
 
 _RETRIES = 1  # a second loss is reported with the plan
 _CONNECT_TIMEOUT_S = 5.0
-_ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
 class RayEvaluator:
@@ -52,15 +51,13 @@ class RayEvaluator:
         plan = self._running.pop(ready)
         self._hand_out()
         try:
-            answer = _ANSWER.decode(self._ray.get(ready))
+            answer = self._ray.get(ready)
         except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, self._ray.exceptions.OutOfMemoryError):
             refuse_fatal(plan.to_json().decode(), _RETRIES + 1)
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise MissingCapabilityError(f"--engine ray: a task failed ({reason}); every node needs this dpro-search") from error
-        if isinstance(answer, Failed):
-            raise_failed(answer)
-        return plan, answer.prediction
+        return plan, prediction_in(answer)
 
     def __enter__(self) -> Self:
         return self

@@ -20,9 +20,12 @@ from dpro_search.search.objective import Reevaluator
 from dpro_search.search.robustness import beats
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.plan_json import decoded
+from dpro_search.space.plan_names import plan_names
 
 Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled"]
+OnReevaluated = Callable[[int, int, Prediction], None]
 MOST_PLANS = 10
+PLAN_FILE = "plans/plan-{}.json"  # in a run folder, by number; 1 is the best
 _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
     "peak_memory_bytes",
@@ -96,6 +99,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     beats: tuple[tuple[float, ...], ...] = ()
 
     @property
+    def names(self) -> list[str]:
+        """The listed plans in a few words each, different for different plans."""
+        return plan_names([ranked.plan for ranked in self.plans])
+
+    @property
     def gain_certain(self) -> bool:
         """Whether any plan's interval lies below that of the recorded setting."""
         return any(ranked.gain_certain for ranked in self.plans)
@@ -125,7 +133,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "worth_measuring": self.worth_measuring,
             "feasible": self.feasible,
             "workers_lost": self.workers_lost,
-            "plans": [_row(ranked) for ranked in self.plans],
+            "plans": [
+                {"number": number, "name": name, **_row(ranked)}
+                for number, (name, ranked) in enumerate(zip(self.names, self.plans, strict=True), 1)
+            ],
             "pareto": [_row(ranked) for ranked in self.front],
             "beats": self.beats,
         }
@@ -133,11 +144,12 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     def save(self) -> None:
         """Write ``plans/``, ``topn.csv``, ``pareto.csv`` and ``result.json`` into the run folder, in place of older ones."""
         folder = Path(self.run)
-        for rank, ranked in enumerate(self.plans):
-            write_file(folder / "plans" / f"plan-{rank}.json", ranked.plan.to_json())
-        for rank in range(len(self.plans), MOST_PLANS):
-            (folder / "plans" / f"plan-{rank}.json").unlink(missing_ok=True)
-        write_file(folder / "topn.csv", _csv(self.plans, "plans/plan-{}.json"))
+        for number, ranked in enumerate(self.plans, 1):
+            write_file(folder / PLAN_FILE.format(number), ranked.plan.to_json())
+        kept = {folder / PLAN_FILE.format(number) for number in range(1, len(self.plans) + 1)}
+        for path in {*folder.glob(PLAN_FILE.format("*"))} - kept:
+            path.unlink()
+        write_file(folder / "topn.csv", _csv(self.plans, PLAN_FILE))
         if self.front:
             write_file(folder / "pareto.csv", _csv(self.front, ""))
         else:
@@ -177,18 +189,46 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
     return tuple(ranked)
 
 
+class BestPlan:
+    """The trial that `rank_plans` lists first, of the feasible trials so far; None: there is none."""
+
+    def __init__(self) -> None:
+        self._candidates: list[tuple[tuple[PlanSize, float, int], FinishedTrial]] = []  # that no other beats in time and size
+
+    def add(self, trial: FinishedTrial) -> None:
+        """Take a further trial into account."""
+        cost_us, size = trial.prediction.iteration_us, size_of(trial)
+        if trial.prediction.infeasible is not None or any(
+            other.prediction.iteration_us <= cost_us and key[0] <= size for key, other in self._candidates
+        ):
+            return
+        self._candidates = [
+            (key, other) for key, other in self._candidates if other.prediction.iteration_us < cost_us or key[0] < size
+        ]
+        self._candidates.append((_complexity(trial), trial))
+
+    @property
+    def trial(self) -> FinishedTrial | None:
+        """The simplest of those that are at most 1 % slower than the fastest."""
+        if not self._candidates:
+            return None
+        limit_us = min(trial.prediction.iteration_us for _, trial in self._candidates) * (1 + NEAR_TIE)
+        return min((key, trial) for key, trial in self._candidates if trial.prediction.iteration_us <= limit_us)[1]
+
+
 def reevaluated_plans(
-    plans: Sequence[RankedPlan], reevaluator: Reevaluator, on_reevaluated: Callable[[int, int], None] | None = None
+    plans: Sequence[RankedPlan], reevaluator: Reevaluator, on_reevaluated: OnReevaluated | None = None
 ) -> tuple[Prediction, tuple[RankedPlan, ...]]:
     """Re-evaluate the recorded setting and plans; feasible plans in the order of their new times, then the others in theirs.
 
-    `on_reevaluated` is called after each plan with the number of plans done, and of all.
+    `on_reevaluated` is called after each with the number of plans done, and of all, and the new prediction; first the recorded
+    setting.
     """
     reevaluated: list[Prediction] = []
     for plan in (Plan(), *(ranked.plan for ranked in plans)):
         reevaluated.append(reevaluator.reevaluated(plan))
         if on_reevaluated is not None:
-            on_reevaluated(len(reevaluated), len(plans) + 1)
+            on_reevaluated(len(reevaluated), len(plans) + 1, reevaluated[-1])
     baseline, *predictions = reevaluated
     found = [
         _ranked_plan(ranked.plan, ranked.trial, prediction, baseline) for ranked, prediction in zip(plans, predictions, strict=True)
@@ -275,12 +315,12 @@ def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
     table = csv.writer(text)
     names = setting_names()
     table.writerow((*_CSV_COLUMNS, *names, "trial"))
-    for rank, ranked in enumerate(plans):
+    for number, ranked in enumerate(plans, 1):
         plan, prediction = ranked.plan, ranked.prediction
         values = map(plan.get, names)
         table.writerow(
             [
-                *(rank, file.format(rank), prediction.iteration_us, *prediction.interval_us, ranked.speedup),
+                *(number, file.format(number), prediction.iteration_us, *prediction.interval_us, ranked.speedup),
                 *(ranked.gain_certain, prediction.peak_memory_bytes),
                 *(len(value) if isinstance(value, tuple) else value for value in values),
                 ranked.trial,

@@ -7,7 +7,7 @@
 ``result.json``           the result, written when a search ends or is stopped
 ``topn.csv``              the best plans as a table
 ``pareto.csv``            Pareto front of time and memory, if memory depends on the plan
-``plans/plan-<n>.json``   the best plans, 0 is the best
+``plans/plan-<n>.json``   the best plans, 1 is the best
 ========================  ==================================================================================
 """
 

@@ -3,8 +3,8 @@
 A row of the study holds a plan, its prediction and its origin, as JSON in the row's user attribute "trial". It is inserted in one
 transaction when the plan has been evaluated, so a finished trial is stored completely or not at all. The storage numbers the rows
 of a study. Of rows with equal plans only the lowest number counts, so all searches see the same trials in the same order, even if
-some are killed. For other readers of the study (dashboards) a second transaction writes the row's state: COMPLETE, or FAIL for a
-row that does not count.
+some are killed. For other readers of the study (dashboards) a row has the plan's parameters (`plan_params.py`), and a second
+transaction writes its state: COMPLETE, or FAIL for a row that does not count.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search.plan_params import PlanParams
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import by_setting, converted
+from dpro_search.space.transformations import PlanSpace
 
 PATIENCE_S = 60.0  # how long a storage may be unreachable
 _OPENING_PATIENCE_S = 10.0  # at the start, when an address or a password may be wrong
@@ -65,6 +67,13 @@ class SharedStudy:
         Of the study; it is created if it does not exist.
     run
         Of this search, different from all others'.
+    space
+        The plans of the job, for the rows' parameters; None: rows have none.
+
+    Attributes
+    ----------
+    trials
+        Those read so far, in order.
 
     Raises
     ------
@@ -75,11 +84,13 @@ class SharedStudy:
         and raises it then.
     """
 
-    def __init__(self, url: str, name: str, run: str) -> None:
+    def __init__(self, url: str, name: str, run: str, space: PlanSpace | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # errors are reported once, by this class
         self.place = without_password(url)
         self._run = run
+        self._params = None if space is None else PlanParams(space)
         self._read = 0  # rows that were read
+        self.trials: list[Trial] = []
         self._plans: set[Plan] = set()
         self._own_running: dict[int, float | None] = {}  # rows without a state, by number: value of those that count
         self._others_running: dict[int, float | None] = {}
@@ -93,7 +104,7 @@ class SharedStudy:
 
     def __len__(self) -> int:
         """Trials read so far."""
-        return len(self._plans)
+        return len(self.trials)
 
     def __contains__(self, plan: Plan) -> bool:
         """Whether a trial read so far has this plan."""
@@ -110,7 +121,8 @@ class SharedStudy:
                 running = self._own_running if own else self._others_running
                 running[row.number] = shared.prediction.iteration_us if counts else None
             if counts:
-                trial = Trial(number=len(self._plans), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
+                trial = Trial(number=len(self.trials), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
+                self.trials.append(trial)
                 self._plans.add(shared.plan)
                 found.append(News(trial, own))
         self._read = len(rows)
@@ -119,8 +131,13 @@ class SharedStudy:
     def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
         """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""
         shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
-        # Settings side by side, as version 1 wrote and reads them: searches of both versions may share a study.
-        row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: by_setting(shared)})
+        row = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=self._params.of(proposal.plan) if self._params else {},
+            distributions=dict(self._params.distributions) if self._params else {},
+            # Settings side by side, as version 1 wrote and reads them: searches of both versions may share a study.
+            user_attrs={_ATTRIBUTE: by_setting(shared)},
+        )
         self._patiently(lambda: self._study.add_trial(row))
         news = self.news()
         self._settle(self._own_running)

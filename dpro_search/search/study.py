@@ -28,7 +28,7 @@ from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
 from dpro_search.search.objective import Objective, reevaluator_of
-from dpro_search.search.result import SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
+from dpro_search.search.result import OnReevaluated, SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
@@ -36,6 +36,7 @@ from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
     from dpro_search.search.shared_study import SharedStudy
@@ -54,7 +55,7 @@ def run_search(
     trace_digest: str,
     trace: str = "",
     on_trial: Callable[[FinishedTrial], None] | None = None,
-    on_reevaluated: Callable[[int, int], None] | None = None,
+    on_reevaluated: OnReevaluated | None = None,
     timeout_s: float | None = None,
     workers: int = 1,
     engine: Engine = "local",
@@ -69,7 +70,8 @@ def run_search(
     A folder with a search of the same trace, sampler and seed is continued: the sampler proposes from the beginning, and receives
     the results of the journal. So an interrupted search finds what it would have found without the interruption, and a search can
     be continued with more trials, and with any number of workers. Ctrl-C ends the search after the current trial, a second one at
-    once; in both cases it can be continued.
+    once; in both cases it can be continued. All trials of the folder count for the result, also those that a shorter search does
+    not reach.
 
     With several local workers a new search has as many samplers, which share the trials and exchange results after rounds (see
     `islands.py`). One sampler remains if its first plans do not depend on its seed, if the workers are tasks of a cluster, or if
@@ -83,7 +85,8 @@ def run_search(
     Parameters
     ----------
     trials
-        How many plans to evaluate, the recorded setting included; at least 1. With a storage: of all searches that share it.
+        How many plans to evaluate, the recorded setting included; at least 1. None are evaluated if the folder has as many. With a
+        storage: of all searches that share it.
     sampler
         One of `dpro_search.search.samplers.SAMPLERS`.
     out
@@ -93,8 +96,8 @@ def run_search(
     on_trial
         Called after each finished trial, also of an earlier search and of other searches.
     on_reevaluated
-        Called after each plan that the objective re-evaluates at the end (`Reevaluator`), with the number of plans done, and of
-        all.
+        Called after each plan that the objective re-evaluates at the end (`Reevaluator`), first the recorded setting, with the
+        number of plans done, and of all, and the new prediction.
     timeout_s
         End after this time with the trials finished by then (at least the recorded setting).
     workers, engine
@@ -145,24 +148,26 @@ def run_search(
 
     window = 1 if workers == 1 else 2 * workers
     found: Iterator[FinishedTrial]
+    known: Sequence[FinishedTrial]  # trials of the folder or the storage, which an earlier end of this search does not lose
     with frozen_heap(), _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
             pool: WorkerPool
             if storage is None and info.islands > 1:
-                pool, found = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
+                pool, found, known = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
             elif storage is None:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 journal = stack.enter_context(Journal(out / "trials.jsonl"))
-                found = own_trials(evaluations, chooser, journal, trials, window)
+                found, known = own_trials(evaluations, chooser, journal, trials, window), journal.trials
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
-                study = stack.enter_context(_shared_study(storage, info))
-                found = shared_trials(evaluations, own_chooser, study, trials, window)
+                study = stack.enter_context(_shared_study(storage, info, space))
+                found, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
+            finished += known[len(finished) :]
             result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
             write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
@@ -224,7 +229,7 @@ def _result(
     workers_lost: int,
     quantile: float | None,
     started_s: float,
-    on_reevaluated: Callable[[int, int], None] | None,
+    on_reevaluated: OnReevaluated | None,
 ) -> SearchResult:
     baseline = finished[0].prediction
     plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
@@ -275,8 +280,11 @@ def _by_islands(
     islands: int,
     workers: int,
     engine: Engine,
-) -> tuple[WorkerPool, Iterator[FinishedTrial]]:
-    """All trials of a search by several samplers: in processes of their own, or here if there is one worker or another engine."""
+) -> tuple[WorkerPool, Iterator[FinishedTrial], Sequence[FinishedTrial]]:
+    """All trials of a search by several samplers, and those that the journal has already.
+
+    The samplers are in processes of their own, or here if there is one worker or another engine.
+    """
     in_processes = workers > 1 and engine == "local"
     evaluator, evaluations = _evaluation(stack, objective, 1 if in_processes else workers, engine)
     evaluations.request(RECORDED.plan)
@@ -285,9 +293,9 @@ def _by_islands(
     first = recorded_trial(recorded, journal)
     if in_processes:
         pool = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
-        return pool, pool.trials()
+        return pool, pool.trials(), journal.trials
     driven = [make(number, first.prediction) for number in range(islands)]
-    return evaluator, chain([first], islands_trials(evaluations, driven, journal, trials))
+    return evaluator, chain([first], islands_trials(evaluations, driven, journal, trials)), journal.trials
 
 
 def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Evaluator, Evaluations]:
@@ -307,14 +315,14 @@ def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: En
     return evaluator, evaluations
 
 
-def _shared_study(storage: str, info: RunInfo) -> SharedStudy:
+def _shared_study(storage: str, info: RunInfo, space: PlanSpace) -> SharedStudy:
     """The study of all searches with one trace, seed, set of options and version: their predictions are equal."""
     from dpro_search.search.shared_study import SharedStudy
 
     name = f"dpro-search-{__version__}-{info.trace_digest[:16]}-seed{info.seed}"
     if info.options:
         name += "-" + hashlib.sha256(msgspec.json.encode(sorted(info.options.items()))).hexdigest()[:16]
-    return SharedStudy(storage, name, info.id)
+    return SharedStudy(storage, name, info.id, space)
 
 
 def _without_password(storage: str) -> str:

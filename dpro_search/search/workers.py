@@ -1,24 +1,16 @@
 """Processes on this machine that evaluate plans for a search.
 
-A worker is a fork of the search: it shares the trace and the compiled replay, and so starts at once (a fresh interpreter needs
-seconds to import and to read the trace again). The objective must therefore not need threads that the search has started. Each
-worker has a socket of its own, which carries plans and predictions as JSON; no lock is shared. If a worker is killed, only the
+A worker is a fork of the search (`forks.py`), whose socket carries plans and predictions as JSON. If a worker is killed, only the
 plans that it was given are lost, and other workers get them.
 """
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
 import selectors
-import signal
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -26,6 +18,7 @@ import msgspec
 
 from dpro_search import errors
 from dpro_search.errors import DproSearchError, MissingCapabilityError
+from dpro_search.search.forks import Fork, end_forks
 from dpro_search.search.objective import Objective
 from dpro_search.space.plan import Plan, Prediction
 
@@ -51,9 +44,7 @@ _ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
 @dataclass(eq=False)
-class _Worker:
-    process: ForkProcess
-    connection: Connection
+class _Worker(Fork):
     plans: deque[Plan] = field(default_factory=deque)  # the first is being evaluated
 
 
@@ -71,15 +62,9 @@ class ProcessEvaluator:
         self._waiting: deque[Plan] = deque()
         self._losses: Counter[Plan] = Counter()
         self._workers: list[_Worker] = []
-        context = multiprocessing.get_context("fork")
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            # Ends of earlier workers' sockets: kept open in a later worker, they would hide that the search has ended.
-            foreign = [*(worker.connection for worker in self._workers), ours]
-            process = context.Process(target=_work, args=(objective, theirs, foreign), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+            foreign = [worker.connection.fileno() for worker in self._workers]
+            self._workers.append(_Worker.start(_work, objective, foreign=foreign))
         self._answers = selectors.DefaultSelector()
         for worker in self._workers:
             self._answers.register(worker.connection, selectors.EVENT_READ, worker)
@@ -99,22 +84,20 @@ class ProcessEvaluator:
             for key, _ in self._answers.select():
                 worker: _Worker = key.data
                 try:
-                    answer = _ANSWER.decode(worker.connection.recv_bytes())
+                    answer = worker.connection.recv_bytes()
                 except (EOFError, OSError):
                     self._drop(worker)
                     continue
                 plan = worker.plans.popleft()
                 self._hand_out()
-                if isinstance(answer, Failed):
-                    raise_failed(answer)
-                return plan, answer.prediction
+                return plan, prediction_in(answer)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self._answers.close()
-        end_workers([(worker.process, worker.connection) for worker in self._workers])
+        end_forks(self._workers)
         self._workers.clear()
 
     def _hand_out(self) -> None:
@@ -133,8 +116,7 @@ class ProcessEvaluator:
     def _drop(self, worker: _Worker) -> None:
         """Take back the plans of a worker that has ended."""
         self._answers.unregister(worker.connection)
-        worker.connection.close()
-        worker.process.join()
+        how = worker.ended()
         self._workers.remove(worker)
         self.lost += 1
         if worker.plans:
@@ -142,26 +124,9 @@ class ProcessEvaluator:
             refuse_fatal(worker.plans[0].to_json().decode(), self._losses[worker.plans[0]])
         if not self._workers:
             raise MissingCapabilityError(
-                f"--workers: all {self.lost} worker processes have ended (the last: {end_of(worker.process)});"
-                " run the same command to continue"
+                f"--workers: all {self.lost} worker processes have ended (the last: {how}); run the same command to continue"
             )
         self._waiting.extendleft(reversed(worker.plans))
-
-
-def end_workers(workers: Sequence[tuple[ForkProcess, Connection]]) -> None:
-    """Kill processes, which own nothing that could be left half-done, and close the search's ends of their sockets."""
-    for process, _ in workers:
-        process.kill()
-    for process, connection in workers:
-        process.join()
-        process.close()
-        connection.close()
-
-
-def end_of(process: ForkProcess) -> str:
-    """How a process has ended."""
-    how = process.exitcode
-    return f"killed by signal {-how}" if how is not None and how < 0 else f"exit code {how}"
 
 
 def refuse_fatal(plan: str, losses: int) -> None:
@@ -189,6 +154,14 @@ def failed(error: Exception) -> Failed:
     return Failed("", traceback.format_exc())
 
 
+def prediction_in(answer: bytes) -> Prediction:
+    """The prediction in a worker's answer; raises the objective's error."""
+    decoded: Evaluated | Failed = _ANSWER.decode(answer)
+    if isinstance(decoded, Failed):
+        raise_failed(decoded)
+    return decoded.prediction
+
+
 def answer_to(objective: Objective, plan: bytes) -> bytes:
     """A worker's answer for a plan in JSON."""
     try:
@@ -197,14 +170,7 @@ def answer_to(objective: Objective, plan: bytes) -> bytes:
         return msgspec.json.encode(failed(error))
 
 
-def _work(objective: Objective, connection: Connection, foreign: list[Connection]) -> NoReturn:
-    """Evaluate plans until the search closes the socket or ends; Ctrl-C is handled by the search."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for other in foreign:
-        other.close()
-    gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
-    try:
-        while True:
-            connection.send_bytes(answer_to(objective, connection.recv_bytes()))
-    except (EOFError, OSError):
-        os._exit(0)  # without clean-up: inherited progress bars and files belong to the search
+def _work(connection: Connection, objective: Objective) -> None:
+    """Evaluate plans until the search closes the socket or ends."""
+    while True:
+        connection.send_bytes(answer_to(objective, connection.recv_bytes()))

@@ -21,10 +21,8 @@ def untraced_us(trace: Trace, rank: int, column: Floats) -> float:
 
     The lowest and highest fifth of the steps do not count: a step may hold work of the job's start, or have lent some to the next.
     """
-    from scipy.stats import trim_mean  # here, for few jobs need it and it takes long to import
-
     used_us = _untraced(trace, rank, column)
-    return float(trim_mean(used_us, _TRIMMED)) if len(used_us) else 0.0
+    return _trimmed_mean(used_us) if len(used_us) else 0.0
 
 
 def slowest_worker(trace: Trace, workers: int) -> float:
@@ -33,14 +31,18 @@ def slowest_worker(trace: Trace, workers: int) -> float:
     Each worker's steps count as shares of its own median: not what one always needs more than others, but what it needs at times.
     Without two workers, or without steps of all, 1.
     """
-    from scipy.stats import trim_mean
-
     rows = [_untraced(trace, rank, trace.steps.compute_cpu_us + trace.steps.comm_cpu_us) for rank in range(workers)]
     steps = min(map(len, rows), default=0)
     if not steps or not all(row[:steps].all() for row in rows):
         return 1.0
     shares = np.array([row[:steps] / np.median(row[:steps]) for row in rows])
-    return float(trim_mean(shares.max(axis=0) / shares.mean(axis=0), _TRIMMED))
+    return _trimmed_mean(shares.max(axis=0) / shares.mean(axis=0))
+
+
+def _trimmed_mean(values: Floats) -> float:
+    """As ``scipy.stats.trim_mean``, whose import takes longer than a search's start may."""
+    cut = int(_TRIMMED * len(values))
+    return float(np.partition(values, (cut, len(values) - cut - 1))[cut : len(values) - cut].mean())
 
 
 def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:

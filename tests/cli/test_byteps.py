@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpro_search.cli.run import servers_note
+from dpro_search.cli._search_result import servers_note
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
@@ -93,8 +93,8 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
     trace.save(tmp_path / "trace")
     args = ("run", tmp_path / "trace", "--trials", 20, "--sampler", "mcmc", "--out", tmp_path / "run")
     rows = json.loads(succeeds(*args, "--json"))["plans"]
-    more = {number: row["more_servers"] for number, row in enumerate(rows) if row["more_servers"]}
-    assert more == {number: row["plan"]["servers"] - 2 for number, row in enumerate(rows) if row["plan"].get("servers", 0) > 2}
+    more = {number: row["more_servers"] for number, row in enumerate(rows, 1) if row["more_servers"]}
+    assert more == {number: row["plan"]["servers"] - 2 for number, row in enumerate(rows, 1) if row["plan"].get("servers", 0) > 2}
     assert more, "twenty plans hold one with more servers"
     text = " ".join(succeeds(*args).split())
     assert (
@@ -105,6 +105,6 @@ def test_a_search_says_which_plans_need_more_hosts_for_servers(trace, tmp_path):
 
 def test_plans_with_servers_on_hosts_of_their_own_are_listed_with_the_hosts_that_they_need():
     plans = [Plan(), Plan(servers=4), Plan(servers_on_workers=False), Plan(servers=1, servers_on_workers=False)]
-    assert "need further hosts for servers: plan 2 (2 more), plan 3 (1 more), with links like the workers'" in servers_note(
+    assert "need further hosts for servers: plan 3 (2 more), plan 4 (1 more), with links like the workers'" in servers_note(
         plans, Servers(2, on_workers=True)
     )

@@ -113,16 +113,16 @@ def test_export_prints_one_json_object(tmp_path: Path, plan_file: Path) -> None:
 def test_export_takes_the_best_plan_of_a_run(tmp_path: Path) -> None:
     plans = [Plan.of(cycle_time_us=float(ms * 1000)) for ms in (3, 7)]
     (tmp_path / "run" / "plans").mkdir(parents=True)
-    for number, plan in enumerate(plans):
+    for number, plan in enumerate(plans, 1):
         (tmp_path / "run" / "plans" / f"plan-{number}.json").write_bytes(plan.to_json())
     assert dpro("export", tmp_path / "run", "--out", tmp_path / "best").returncode == 0
-    assert dpro("export", tmp_path / "run", "--plan", 1, "--out", tmp_path / "second").returncode == 0
+    assert dpro("export", tmp_path / "run", "--plan", 2, "--out", tmp_path / "second").returncode == 0
     assert [Plan.load(tmp_path / out / "plan.json") for out in ("best", "second")] == plans
 
 
 def test_export_says_how_many_plans_a_run_has(tmp_path: Path) -> None:
     (tmp_path / "plans").mkdir()
-    (tmp_path / "plans" / "plan-0.json").write_bytes(Plan().to_json())
+    (tmp_path / "plans" / "plan-1.json").write_bytes(Plan().to_json())
     done = dpro("export", tmp_path, "--plan", 4, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert "holds 1 plans" in error_line(done)

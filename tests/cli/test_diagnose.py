@@ -1,15 +1,16 @@
-"""The verb `diagnose` on the bundled sample, as a process."""
+"""The verb `diagnose` on the bundled sample of Horovod, as a process."""
 
 import json
 import subprocess
 
 import pytest
+from sample import HOROVOD_SAMPLE
 
 from tests.faults.processes import dpro
 
 
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:
-    return dpro("diagnose", *args)
+    return dpro("diagnose", "--sample", HOROVOD_SAMPLE, *args)
 
 
 def test_json_has_the_path_the_ranks_and_the_gains():

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.errors import InputError
 from tests.faults.processes import dpro
+from tests.sample import horovod_trace_path
 
 CLUSTERS = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 
@@ -32,7 +32,7 @@ def table(path: Path) -> Path:
 
 
 def test_a_trace_and_a_table_give_a_model_with_a_series_each(tmp_path):
-    done = fit(sample_trace_path(), table(tmp_path / "t.jsonl"), "--out", tmp_path / "model", "--json")
+    done = fit(horovod_trace_path(), table(tmp_path / "t.jsonl"), "--out", tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr
     entries = json.loads(done.stdout)["models"]
     assert [entry["name"] for entry in entries] == ["gloo in a job", "gloo ring"]

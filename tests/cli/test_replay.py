@@ -1,10 +1,11 @@
-"""The verb `replay` on the bundled sample, as a process."""
+"""The verb `replay` on the bundled sample of Horovod, as a process."""
 
 import csv
 import json
 import subprocess
 
 import pytest
+from sample import HOROVOD_SAMPLE
 
 from tests.faults.processes import dpro
 
@@ -15,7 +16,7 @@ KEYS = {
 
 
 def replay(*args: object) -> subprocess.CompletedProcess[str]:
-    return dpro("replay", *args)
+    return dpro("replay", "--sample", HOROVOD_SAMPLE, *args)
 
 
 def as_json(*args: object) -> dict:
@@ -104,7 +105,8 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
         (("--timeline", "t.csv", "--set", "ranks=4"), "--timeline has the ops of the recorded setting"),
         (("--cluster", "8xhgx-h10"), "no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (("--samples", "0"), "--samples"),
-        (("/nowhere",), "not a trace folder"),
+        (("/nowhere",), "and /nowhere: leave out one of them"),
+        (("--sample", "none"), "--sample none: no such sample (known: bert_kvstore_500mbit, resnet50_2ranks_2gbit)"),
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],
 )

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 import dpro_search
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
@@ -14,15 +13,17 @@ from dpro_search.search.request import SearchRequest, calibration_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from tests.faults.processes import dpro, fails_in_one_line, succeeds
+from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 LIMIT = 2 * 2**30
 ASKED = {"with_": ["accumulation"], "allow_lossy": True, "memory_limit_bytes": LIMIT, "quantile": 0.9, "sampler": "mcmc"}
-OPTIONS = ("--with", "accumulation", "--allow-lossy", "--memory-limit", LIMIT, "--quantile", 0.9, "--sampler", "mcmc")
+SAMPLE = ("--sample", HOROVOD_SAMPLE)
+OPTIONS = (*SAMPLE, "--with", "accumulation", "--allow-lossy", "--memory-limit", LIMIT, "--quantile", 0.9, "--sampler", "mcmc")
 
 
 @pytest.fixture(scope="module")
 def job():
-    return dpro_search.load()
+    return dpro_search.load(sample=HOROVOD_SAMPLE)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_an_invalid_request_is_the_same_line(job, tmp_path, monkeypatch, asked, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         job.search(trials=2, out="run", **asked)
-    assert fails_in_one_line(2, "run", "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(str(refused.value))
+    assert fails_in_one_line(2, "run", *SAMPLE, "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(str(refused.value))
 
 
 def test_only_python_can_name_a_transformation_that_there_is_not(job):
@@ -87,7 +88,7 @@ def test_a_calibration_changes_every_prediction_and_the_run_names_it(job, measur
 
 
 def test_a_calibrated_search_says_so_in_a_line(measured, tmp_path):
-    command = ("run", "--trials", 2, "--sampler", "mcmc", "--calibrate", measured)
+    command = ("run", *SAMPLE, "--trials", 2, "--sampler", "mcmc", "--calibrate", measured)
     assert "Corrects the recorded setting by +" in dpro(*command, "--out", tmp_path / "run").stderr
     assert "Corrects" not in dpro(*command, "--quiet", "--out", tmp_path / "quiet").stderr
 
@@ -101,9 +102,9 @@ def test_a_run_that_an_older_version_calibrated_is_one_line(job, measured, tmp_p
 
 
 def test_files_are_identified_by_their_content(measured, tmp_path):
-    trace = Trace.load(sample_trace_path())
+    trace = Trace.load(horovod_trace_path())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())
-    here, there = (SearchRequest.of(sample_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
+    here, there = (SearchRequest.of(horovod_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
     assert here.options == there.options
     assert here.trace_digest == there.trace_digest

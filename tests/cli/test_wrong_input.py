@@ -10,8 +10,8 @@ from sample import sample
 
 import dpro_search
 from dpro_search.cli import main
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.torch_assemble import assemble_torch
+from tests.sample import horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[1] / "data"
 def folder(tmp_path_factory) -> Path:
     """What a verb can be given by mistake: a trace, a search, a plan, raw files, an empty folder."""
     found = tmp_path_factory.mktemp("inputs")
-    shutil.copytree(sample_trace_path(), found / "trace")
+    shutil.copytree(horovod_trace_path(), found / "trace")
     shutil.copytree(DATA / "ddp_mlp", found / "raw")
     meta = msgspec.structs.replace(sample().meta, machine="another")
     replace(sample(), meta=meta).save(found / "other")
@@ -46,7 +46,7 @@ def line(capsys: pytest.CaptureFixture[str], *args: object) -> str:
         ("replay search", "not a trace folder, but the folder of a search"),
         ("run search", "not a trace folder, but the folder of a search"),
         ("run raw", "but the raw files of a recorded job, of which 'dpro-search import' makes a trace"),
-        ("diagnose search/plans/plan-0.json", "not a trace folder, but a file"),
+        ("diagnose search/plans/plan-1.json", "not a trace folder, but a file"),
         ("replay nowhere", "but no such file or folder"),
         ("run other --sampler mcmc --trials 3 --out search", "search: a search of another trace"),
         ("import trace --out t", "trace: a trace, and no raw files; 'replay' and 'run' take a trace"),

@@ -10,9 +10,9 @@ from kineto_files import COLLECTIVES, START, Profile, distributed
 
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
 from tests.recordings import trace_of
+from tests.sample import horovod_trace_path
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -218,4 +218,4 @@ class TestRecordings:
         assert set(counted(trace, EventKind.COMM)) == {("UNKNOWN", "float32")}  # a push-pull is two messages
 
     def test_the_sample_has_no_group_which_version_1_did_not_have(self):
-        assert Trace.load(sample_trace_path()).groups == ()
+        assert Trace.load(horovod_trace_path()).groups == ()

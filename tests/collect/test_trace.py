@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from sample import sample
+from sample import HOROVOD_SAMPLE, sample
 
-from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.sample import samples
 from dpro_search.collect.trace import (
     DESCRIPTIONS,
     CollectiveKind,
@@ -25,11 +25,12 @@ from dpro_search.collect.trace import (
     Trace,
 )
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from tests.sample import horovod_trace_path
 
 
 @pytest.fixture
 def copy(tmp_path):
-    return shutil.copytree(sample_trace_path(), tmp_path / "trace")
+    return shutil.copytree(horovod_trace_path(), tmp_path / "trace")
 
 
 def test_a_saved_trace_loads_equal(tmp_path):
@@ -167,7 +168,7 @@ from pathlib import Path
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import MissingCapabilityError
-trace = Trace.load(sample_trace_path())
+trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
@@ -213,10 +214,10 @@ class TestTheBundledSample:
         assert meta.command
         assert meta.machine
         assert meta.recorded_at
-        assert (sample_trace_path() / "PROVENANCE.md").is_file()
+        assert "A real recording" in next(one.provenance for one in samples() if one.name == HOROVOD_SAMPLE)
 
     def test_is_small(self):
-        assert sum(path.stat().st_size for path in sample_trace_path().iterdir()) < 3e6
+        assert sum(path.stat().st_size for path in horovod_trace_path().iterdir()) < 3e6
 
     def test_has_every_gradient_on_every_rank_in_every_profiled_step(self):
         events = sample().events

@@ -7,9 +7,9 @@ import pytest
 
 from dpro_search import Recording
 from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TRACE_VERSION, CollectiveKind, EventKind, Role, Trace
 from dpro_search.kinds import assemble_raw
+from tests.sample import horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"
 OLD = {"ddp_mlp": assemble_raw, "fsdp_mlp": assemble_raw, "byteps_mlp": assemble_byteps}
@@ -85,14 +85,14 @@ def test_saved_again_it_is_of_today(name, tmp_path):
 
 
 def test_nodes_of_the_backward_pass_are_told_by_the_scope_of_their_names():
-    for graph in Trace.load(sample_trace_path()).graphs:
+    for graph in Trace.load(horovod_trace_path()).graphs:
         marked = {name for name, backward in zip(graph.name, graph.backward, strict=True) if backward}
         assert marked == {name for name in graph.name if "gradient_tape/" in name}
         assert marked
 
 
 def test_the_bundled_sample_tells_its_all_reduces():
-    events = Trace.load(sample_trace_path()).events
+    events = Trace.load(horovod_trace_path()).events
     communicates = np.isin(events.kind, (EventKind.COMM, EventKind.ALLREDUCE, EventKind.NEGOTIATE))
     assert (events.collective_kind[communicates] == CollectiveKind.ALL_REDUCE).all()
     assert (events.collective_kind[np.isin(events.kind, (EventKind.OP, EventKind.CYCLE))] == CollectiveKind.UNKNOWN).all()

@@ -71,7 +71,7 @@ def exported(run: Path, **options: object) -> tuple[Plan, str]:
 def test_the_plan_that_was_proved_is_taken_and_named(run):
     plan, usage = exported(validated(run, plans=(measured(GROUPED, 0.97), measured(CYCLE, 1.07), measured(THRESHOLD, 1.12))))
     assert plan == THRESHOLD
-    assert "This is plan 2 (fusion 1.0 MiB): `validate` measured 1.12x the recorded speed (95 %: 1.10 to 1.14)." in usage
+    assert "This is plan 3 (fusion 1.0 MiB): `validate` measured 1.12x the recorded speed (95 %: 1.10 to 1.14)." in usage
 
 
 def test_a_gain_within_the_noise_is_no_proof(run):
@@ -99,10 +99,10 @@ def test_a_gain_within_the_noise_is_no_proof(run):
 )
 def test_a_refuted_plan_is_not_taken_unless_it_is_named(refuted, run):
     assert exported(validated(run, **refuted))[0] == CYCLE
-    plan, usage = exported_by_number(run, 0)
+    plan, usage = exported_by_number(run, 1)
     assert plan == GROUPED
     assert "\x1b" not in usage, "a terminal's escape from a file"
-    assert "This is plan 0" in usage
+    assert "This is plan 1" in usage
 
 
 def exported_by_number(run: Path, number: int) -> tuple[Plan, str]:
@@ -114,7 +114,7 @@ def test_a_plan_that_needs_no_change_of_the_script_is_offered(run):
     plan, usage = exported(run)
     assert plan == GROUPED
     assert "not measured yet" in usage
-    assert "Plan 1 (cycle 2.0 ms) needs no change of the script: `--environment-only` exports it." in usage
+    assert "Plan 2 (cycle 2.0 ms) needs no change of the script: `--environment-only` exports it." in usage
 
 
 def test_it_can_be_asked_for(run):
@@ -131,7 +131,7 @@ def test_a_slower_plan_is_no_answer(run):
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("result.json", b"iteration_us"), ("validation.json", b"noise_pct"), ("plans/plan-0.json", b"tensor_groups")],
+    [("result.json", b"iteration_us"), ("validation.json", b"noise_pct"), ("plans/plan-1.json", b"tensor_groups")],
 )
 def test_one_damaged_byte_is_said(name, where, run):
     path = validated(run) / name
@@ -145,7 +145,7 @@ def test_one_damaged_byte_is_said(name, where, run):
 def test_a_plan_without_its_prediction_is_said(run):
     path = run / "result.json"
     path.write_text(path.read_text().replace("2000.0", "2000.5"))
-    assert "result.json has no prediction of plan-1.json" in exported(run, environment_only=True)[1]
+    assert "result.json has no prediction of plan-2.json" in exported(run, environment_only=True)[1]
 
 
 def test_a_recording_that_is_gone_is_said(run):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.part import JobFacts, Servers
@@ -20,8 +19,10 @@ from dpro_search.deploy.targets import parts_of, targets_for
 from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction, setting_names
+from dpro_search.space.schemes import scheme_types
 from tests.faults.processes import succeeds
 from tests.recordings import trace_of
+from tests.sample import horovod_trace_path
 
 T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
 
@@ -121,7 +122,10 @@ def test_horovod_on_mxnet_has_no_exact_groups():
 
 
 def test_every_field_of_a_plan_has_a_target():
-    assert {name for target in all_targets() for name in target.fields} == set(setting_names())
+    of_tests = {
+        name for scheme in scheme_types() if not scheme.__module__.startswith("dpro_search.") for name in scheme.__struct_fields__
+    }
+    assert {name for target in all_targets() for name in target.fields} == set(setting_names()) - of_tests
 
 
 def test_the_command_line_names_every_target():
@@ -217,7 +221,7 @@ def test_buckets_of_ddp_are_cut_to_the_plans_groups():
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return Trace.load(sample_trace_path())
+    return Trace.load(horovod_trace_path())
 
 
 class TestOfTheSample:

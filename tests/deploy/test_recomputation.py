@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.graph_rewrites import AT_ONCE, VIEWS, computed_again
 from dpro_search.deploy.xla import places
@@ -14,6 +13,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts
 from dpro_search.space.transformations.compute import ComputeGraph
 from dpro_search.space.transformations.recomputation import Recomputation
+from tests.sample import horovod_trace_path
 
 TAPE = "gradient_tape/"
 # Two layers; each gradient needs its layer's result. What is behind the first is passed on under other names.
@@ -74,7 +74,7 @@ def test_lists_that_the_job_and_the_prediction_both_have_agree():
 
 @pytest.fixture(scope="module")
 def sample():
-    return Trace.load(sample_trace_path())
+    return Trace.load(horovod_trace_path())
 
 
 @pytest.mark.parametrize("of_type", ["Relu", "Conv2D", "FusedBatchNorm", ""])

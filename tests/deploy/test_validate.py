@@ -96,15 +96,15 @@ def test_a_plan_that_fails_is_not_run_again_and_the_others_continue():
     assert (failed.plan, failed.runs, failed.reason) == (FAST, 1, "failed at 1.0 us")
     assert failed.measured_us == pytest.approx(3e5, rel=0.02)
     assert [plan.plan for plan in found.plans] == [SLOW]
-    assert [name for name, what in said if isinstance(what, JobError)] == ["plan 0"]
+    assert [name for name, what in said if isinstance(what, JobError)] == ["plan 1"]
     assert [point.plan for point in measured_session(found, prediction(4e5)).changed] == [SLOW]
 
 
 def test_each_run_is_announced_with_how_many_there_are_to_be():
     job, told = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1)]), []
     validated(job, rounds=2, on_start=lambda *run: told.append(run))
-    assert told[:4] == [("recorded", 0, 8), ("plan 0", 1, 8), ("plan 1", 2, 8), ("recorded", 3, 8)]
-    assert told[4:] == [("recorded", 4, 7), ("plan 1", 5, 7), ("recorded", 6, 7)]
+    assert told[:4] == [("recorded", 0, 8), ("plan 1", 1, 8), ("plan 2", 2, 8), ("recorded", 3, 8)]
+    assert told[4:] == [("recorded", 4, 7), ("plan 2", 5, 7), ("recorded", 6, 7)]
 
 
 def test_rounds_end_where_no_plan_is_left():

@@ -16,6 +16,7 @@ from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
+from tests.sample import HOROVOD_SAMPLE
 
 
 def test_the_examples_in_its_docstrings_run():
@@ -46,7 +47,7 @@ def test_packages_and_api_do_not_hide_each_other():
 
 
 def test_it_says_what_the_command_line_says():
-    job = dpro_search.load()
+    job = dpro_search.load(sample=HOROVOD_SAMPLE)
     facts = replay_facts(job.trace, ReplayRequest(changes=("fusion_threshold_bytes=0",)))
     found = job.replay(changes={"fusion_threshold_bytes": 0})
     assert found.iteration_us == facts["predicted_iteration_us"]
@@ -64,7 +65,7 @@ def test_it_says_what_the_command_line_says():
 )
 def test_what_a_job_does_not_know_is_one_line(asked, said):
     with pytest.raises(InputError, match=said):
-        dpro_search.load().replay(**asked)
+        dpro_search.load(sample=HOROVOD_SAMPLE).replay(**asked)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_a_run_can_be_opened_exported_and_reported(run, tmp_path):
     exported = run.export(tmp_path / "tuned")
     assert dpro_search.Plan.load(exported.folder / "plan.json") == run.best
     assert run.report(tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(InputError, match="plan-99"):
+    with pytest.raises(InputError, match="no plan 99"):
         run.export(tmp_path / "none", plan=99)
 
 

@@ -10,7 +10,6 @@ import pytest
 from sample import sample
 
 from dpro_search.collect.assembly import aligned
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.errors import InputError
 from dpro_search.search import run_search
 from experiments.dpro.alignment import with_clocks
@@ -21,6 +20,7 @@ from experiments.dpro.published import replay_errors_pct
 from experiments.dpro.recordings import recordings
 from experiments.dpro.replay_accuracy import replay_accuracy
 from tests.recordings import trace_of
+from tests.sample import horovod_trace_path
 
 
 @pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: trace_of("ddp_mlp"), id="ddp")])
@@ -91,11 +91,11 @@ def measured(path: Path, us: float) -> None:
 
 def test_recordings_are_found_in_both_layouts_with_the_plain_runs_beside_them(tmp_path):
     (tmp_path / "vgg16").mkdir()
-    (tmp_path / "vgg16" / "trace-2gbit").symlink_to(sample_trace_path())
+    (tmp_path / "vgg16" / "trace-2gbit").symlink_to(horovod_trace_path())
     for name, us in (("base.0", 1e5), ("base-again.0", 3e5), ("threshold-0MiB.0", 9e5)):
         measured(tmp_path / "vgg16" / "truth-2gbit" / f"{name}.json", us)
     (tmp_path / "ps" / "bert" / "500mbit").mkdir(parents=True)
-    (tmp_path / "ps" / "bert" / "500mbit" / "trace").symlink_to(sample_trace_path())
+    (tmp_path / "ps" / "bert" / "500mbit" / "trace").symlink_to(horovod_trace_path())
     assert [found.name for found in recordings([tmp_path])] == ["tensorflow/vgg16/2gbit"]  # no plain run beside the other
     measured(tmp_path / "ps" / "bert" / "500mbit" / "base.0.json", 2e5)
     measured(tmp_path / "ps" / "bert" / "500mbit" / "1-server.0.json", 9e5)

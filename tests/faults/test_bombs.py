@@ -17,10 +17,10 @@ from dpro_search.collect.clusters.table import TableHeader
 from dpro_search.collect.communication.table import KIND, TABLE_VERSION
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
 from tests.faults.processes import SEARCH, fails_in_one_line, shown
+from tests.sample import horovod_trace_path
 
 PIECE = bytes([10]) * 2**20
 TOO_LARGE = f"more than {MOST_TABLE_BYTES / 2**30:g} GiB when unpacked"
@@ -125,7 +125,7 @@ def test_the_limit_of_the_process_is_that_of_the_memory():
 
 def test_a_trace_with_a_column_that_no_trace_has_is_read_without_it(tmp_path):
     """An unused column of 2 GB took 2 GB."""
-    shutil.copytree(sample_trace_path(), tmp_path / "trace")
+    shutil.copytree(horovod_trace_path(), tmp_path / "trace")
     with zipfile.ZipFile(tmp_path / "trace" / "trace.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("events.unused.npy", b"what no reader of arrays takes")
         with archive.open("unused.npy", "w", force_zip64=True) as entry:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sample import predictor
 
 from dpro_search import load_run
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
@@ -25,6 +24,7 @@ from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan, setting_names
 from tests.faults.processes import RAW, SEARCH, dpro, fails_in_one_line, succeeds
+from tests.sample import horovod_trace_path
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(FUZZ, max_examples=40)
@@ -189,7 +189,7 @@ class TestTraces:
 
 def of_a_stranger(folder: Path, **changed: object) -> Path:
     """The bundled recording with a changed meta.json."""
-    trace = shutil.copytree(sample_trace_path(), folder / "trace")
+    trace = shutil.copytree(horovod_trace_path(), folder / "trace")
     meta = json.loads((trace / "meta.json").read_bytes())
     (trace / "meta.json").write_text(json.dumps(meta | changed))
     return trace
@@ -296,7 +296,7 @@ class TestRunFolders:
         assert content(outside) == before
 
     def test_a_moved_sample_is_refused_by_its_digest(self, run):
-        assert sample_trace_path().is_dir()
+        assert horovod_trace_path().is_dir()
         fields = json.loads((run / "run.json").read_bytes())
         (run / "run.json").write_text(json.dumps({**fields, "trace": str(run)}))
         assert "no longer there" in fails_in_one_line(2, "report", run, "--out", run / "page.html")

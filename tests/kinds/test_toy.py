@@ -76,7 +76,7 @@ def test_its_settings_are_found_where_nothing_has_imported_it(folder: Path) -> N
     """A process that begins with a file of a plan knows only the line in `kinds._names`."""
     verb("run", folder / "trace", "--trials", 4, "--sampler", "mcmc", "--out", folder / "again")
     (folder / "by-name.json").write_text('{"version": 2, "rounds": 1}')
-    plans = (folder / "again" / "plans" / "plan-0.json", folder / "by-name.json")
+    plans = (folder / "again" / "plans" / "plan-1.json", folder / "by-name.json")
     assert json.loads(plans[0].read_bytes()) == {"version": 2, "scheme": {"name": "toy", "rounds": 1}}
     for number, plan in enumerate(plans):
         us = alone("replay", folder / "trace", "--plan", plan)["predicted_iteration_us"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.sample import sample_trace_path
 from tests.faults.processes import dpro
+from tests.sample import horovod_trace_path
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def page_of(*args: object, out: Path) -> str:
 
 
 def test_a_report_of_a_recording(tmp_path):
-    page = page_of(sample_trace_path(), out=tmp_path / "page.html")
+    page = page_of(horovod_trace_path(), out=tmp_path / "page.html")
     data = json.loads(page.split('id="timeline-data">')[1].split("</script>")[0])
     assert {lane["measured"] for lane in data["lanes"]} == {True, False}
     assert {lane["rank"] for lane in data["lanes"]} == {0, 1}
@@ -96,7 +96,7 @@ def test_a_folder_that_is_neither_is_wrong_usage(tmp_path):
 def test_another_trace_than_the_searched_one_is_refused(run, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    for path in sample_trace_path().iterdir():
+    for path in horovod_trace_path().iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     meta = other / "meta.json"
     meta.write_text(meta.read_text() + "\n")

@@ -15,14 +15,23 @@ from typing import Any
 import msgspec
 import pytest
 from bus_objective import BusObjective, tensors_of
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from dpro_search.cli.run import SamplerName, print_result, progress
+from dpro_search.cli._search_progress import progress
+from dpro_search.cli._search_result import Deployment, print_result
+from dpro_search.cli.run import SamplerName
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import CommSettings, Trace
+from dpro_search.deploy.parts.horovod import HOROVOD
+from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parts.tensorflow_step import XLA
+from dpro_search.deploy.targets import change_of
 from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.request import digest_of
+from dpro_search.search.result import BestPlan, rank_plans
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
@@ -108,6 +117,60 @@ def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:
     assert describe(plan) == words
 
 
+def test_plans_are_numbered_from_1_without_gaps_and_named_apart(tmp_path: Path) -> None:
+    found = searched(tmp_path, UNFUSED)
+    recorded = msgspec.structs.replace(found.plans[0], plan=Plan(), prediction=found.baseline, speedup=1.0, gain_certain=False)
+    groups = [msgspec.structs.replace(found.plans[0], plan=Plan(tensor_groups=(names, ("z",)))) for names in (("a",), ("a", "b"))]
+    result = msgspec.structs.replace(found, plans=(groups[0], recorded, groups[1]))
+    rows = [line.split() for line in printed(result).splitlines()]
+    assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "2", "3", "60"], "and the 60 trials"
+    assert printed(result).count("as recorded") == 1, "in its place, not once more at the end"
+    assert [row["name"] for row in result.summary()["plans"]] == ["2 groups (of 1 + 1)", "as recorded", "2 groups (of 2 + 1)"]
+    assert [row["number"] for row in result.summary()["plans"]] == [1, 2, 3]
+
+
+def test_a_column_says_whether_the_script_needs_a_change(tmp_path: Path) -> None:
+    result = searched(tmp_path, UNFUSED)
+    text = io.StringIO()
+    changes = ["environment", "script", None][: len(result.plans)] + ["environment"] * (len(result.plans) - 3)
+    print_result(Console(file=text, width=80), result, Deployment(changes=changes))
+    rows = [line.split() for line in text.getvalue().splitlines()]
+    shown = {row[0]: row[-1] for row in rows if row and row[0].isdigit()}
+    assert [shown["1"], shown["2"], shown["3"]] == ["env", "script", "-"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "change"),
+    [
+        (Plan.of(fusion_threshold_bytes=0, cycle_time_us=2000.0), "environment"),
+        (Plan(tensor_groups=(("a", "b"),)), "script"),
+        (Plan.of(allreduce_algorithms=((0, "ring"),)), "environment"),
+        (Plan(servers=2), None),
+    ],
+)
+def test_what_changes_in_the_job_follows_from_the_targets(plan: Plan, change: str | None) -> None:
+    assert change_of(plan, (HOROVOD, XLA), JobFacts(framework="tensorflow")) == change
+
+
+KNOBS = Plan.of(cycle_time_us=3.0, fusion_threshold_bytes=0)
+PLANS = (Plan(), Plan.of(cycle_time_us=2.0), KNOBS, Plan(tensor_groups=(("a", "b"), ("c",))))
+RECORDED = BusObjective(tensors_of([400])).predict(Plan())
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLANS), st.integers(1000, 1030), st.booleans()), min_size=1))
+def test_the_best_plan_of_the_bar_is_the_first_of_the_table(found: list[tuple[Plan, int, bool]]) -> None:
+    """That is not always the fastest: a simpler one may be at most 1 % slower."""
+    best, trials = BestPlan(), []
+    for number, (plan, time_us, feasible) in enumerate({plan: (plan, us, ok) for plan, us, ok in found}.values()):
+        infeasible = None if feasible else "too much"
+        prediction = msgspec.structs.replace(RECORDED, iteration_us=float(time_us), infeasible=infeasible)
+        trials.append(Trial(number=number, origin="mcmc", plan=plan, prediction=prediction))
+        best.add(trials[-1])
+        first = rank_plans(trials, prediction)[0]
+        assert (best.trial is None) == (first.prediction.infeasible is not None)
+        assert best.trial is None or best.trial.number == first.trial
+
+
 @pytest.mark.parametrize(("terminal", "wanted", "shown"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_progress_is_for_terminals(terminal: bool, wanted: bool, shown: bool) -> None:
     text = io.StringIO()
@@ -115,10 +178,11 @@ def test_progress_is_for_terminals(terminal: bool, wanted: bool, shown: bool) ->
         for number in range(2):
             prediction = BusObjective(tensors_of([400])).predict(Plan())
             bar.trial(Trial(number=number, origin="mcmc", plan=Plan(), prediction=prediction))
-        bar.reevaluated(1, 3)
-        bar.reevaluated(2, 3)
+        bar.reevaluated(1, 3, prediction)
+        bar.reevaluated(2, 3, msgspec.structs.replace(prediction, iteration_us=654_300.0))
     assert ("searching" in text.getvalue()) is shown
     assert ("re-evaluating" in text.getvalue() and "2/3" in text.getvalue()) is shown
+    assert ("best 654.3 ms" in text.getvalue()) is shown, "the re-evaluated time, which the table has too"
 
 
 def test_a_digest_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
@@ -151,7 +215,7 @@ def test_every_kind_of_job_is_searched_and_its_plan_replayed(
     found = as_json("run", str(trace), "--trials", "15", "--sampler", "mcmc", "--out", str(tmp_path / "run"))
     assert found["trials"] == 15
     assert set(found["plans"][0]["plan"]) <= fields
-    best = as_json("replay", str(trace), "--plan", str(tmp_path / "run" / "plans" / "plan-0.json"))
+    best = as_json("replay", str(trace), "--plan", str(tmp_path / "run" / "plans" / "plan-1.json"))
     assert best["predicted_iteration_us"] == pytest.approx(found["best_us"])
 
 
@@ -177,7 +241,7 @@ class TestOnTheBundledSample:
         done = self.done("--trials", "20", "--json", cwd=tmp_path)
         result = json.loads(done.stdout)
         assert result["trials"] == 20
-        assert (tmp_path / result["run"] / "plans" / "plan-0.json").is_file()
+        assert (tmp_path / result["run"] / "plans" / "plan-1.json").is_file()
         assert done.stderr == ""
 
     def test_workers_and_a_storage_find_the_same_trials_for_all(self, tmp_path: Path) -> None:

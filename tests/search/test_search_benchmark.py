@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.predictor import Predictor
+from tests.sample import horovod_trace_path
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 def test_few_tensors_carry_all_bytes_and_all_work(benchmark: ModuleType) -> None:
-    graph = Predictor.from_trace(Trace.load(sample_trace_path())).graph
+    graph = Predictor.from_trace(Trace.load(horovod_trace_path())).graph
     small = benchmark.with_few_tensors(graph, 6)
     assert len(small.tensors) == 6
     assert sum(t.size_bytes for t in small.tensors) == sum(t.size_bytes for t in graph.tensors)

@@ -10,7 +10,6 @@ import pytest
 from bus_objective import KnobObjective, prediction_of
 
 from benchmarks.search_bert import bert_plans
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.build import validate
 from dpro_search.graph.dataflow import OpKind
@@ -21,6 +20,7 @@ from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
 from experiments.search.line_searches import all_plans, line_search, row
 from experiments.search.samplers import Charged, prices_of, searched, table
 from experiments.search.time_to_best import report
+from tests.sample import horovod_trace_path
 
 REPLAY_S = 2.0
 
@@ -70,7 +70,7 @@ def test_samplers_are_compared_with_the_best_of_all() -> None:
 
 
 def test_a_recording_is_searched_as_if_its_links_were_slower() -> None:
-    trace = Trace.load(sample_trace_path())
+    trace = Trace.load(horovod_trace_path())
     own, slower = (prices_of(trace, rate).predict(Plan()).iteration_us for rate in (None, "500mbit"))
     assert slower > 1.1 * own
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search.evaluation import Evaluations, InlineEvaluator
+from dpro_search.search.result import SearchResult
 from dpro_search.search.run_folder import Trial, locked_run, read_run
 from dpro_search.search.samplers import SAMPLERS, Proposal, make_sampler
 from dpro_search.search.shared_study import SharedStudy, without_password
@@ -100,6 +101,18 @@ def test_the_same_command_continues_and_prices_nothing_again(kind: str, workers:
     assert search(30, "two") == long, "a search that joins later finds the trials there"
     assert search(30, "one") == long
     assert long.count(b"\n") == 30
+
+
+def test_a_shorter_search_keeps_what_the_storage_has(tmp_path: Path) -> None:
+    def search(trials: int) -> SearchResult:
+        url = url_of(tmp_path)
+        return run_search(OBJECTIVE, trials=trials, sampler="mcmc", out=tmp_path / "run", trace_digest="bus", storage=url)
+
+    whole = search(40)
+    before = (tmp_path / "run" / "trials.jsonl").read_bytes()
+    short = search(10)
+    assert (short.trials, short.plans) == (whole.trials, whole.plans)
+    assert (tmp_path / "run" / "trials.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -92,11 +92,19 @@ def test_more_trials_continue_and_nothing_is_priced_twice(tmp_path: Path) -> Non
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_fewer_trials_than_the_journal_has_give_the_shorter_search(tmp_path: Path) -> None:
-    search(tmp_path / "run", trials=40)
-    short = search(tmp_path / "run", trials=10)
-    assert short.plans == search(tmp_path / "fresh", trials=10).plans
-    assert len((tmp_path / "run" / "trials.jsonl").read_bytes().splitlines()) == 40, "evaluated plans are kept"
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shorter_search_keeps_what_the_folder_has(workers: int, tmp_path: Path) -> None:
+    whole = run_search(OBJECTIVE, trials=40, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus", workers=workers)
+    before = outcome(tmp_path / "run")
+    short = run_search(OBJECTIVE, trials=10, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus", workers=workers)
+    assert (short.trials, short.plans) == (40, whole.plans)
+    assert outcome(tmp_path / "run") == before
+
+
+def test_a_search_that_times_out_at_once_keeps_what_the_folder_has(tmp_path: Path) -> None:
+    whole = search(tmp_path / "run")
+    short = run_search(OBJECTIVE, trials=99, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus", timeout_s=0.0)
+    assert (short.stopped, short.trials, short.plans) == ("timeout", 40, whole.plans)
 
 
 def test_the_recorded_setting_is_trial_0(tmp_path: Path) -> None:
@@ -123,9 +131,11 @@ def test_the_run_folder_says_everything(tmp_path: Path) -> None:
 
 
 def test_a_shorter_list_of_plans_leaves_no_old_file(tmp_path: Path) -> None:
-    search(tmp_path / "run")
     search(tmp_path / "run", trials=1)
-    assert [path.name for path in (tmp_path / "run" / "plans").iterdir()] == ["plan-0.json"]
+    for number in (0, 7):  # 0: the best plan's number in folders of earlier versions
+        (tmp_path / "run" / "plans" / f"plan-{number}.json").write_bytes(Plan.of(cycle_time_us=1.0).to_json())
+    search(tmp_path / "run", trials=1)
+    assert [path.name for path in (tmp_path / "run" / "plans").iterdir()] == ["plan-1.json"]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,7 @@ class JudgingObjective(BusObjective):
 
 def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_can(tmp_path: Path) -> None:
     objective = JudgingObjective(OBJECTIVE.tensors)
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[int, int, Prediction]] = []
     result = run_search(
         objective,
         trials=60,
@@ -277,9 +287,11 @@ def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_c
         seed=5,
         out=tmp_path / "run",
         trace_digest="bus",
-        on_reevaluated=lambda done, plans: calls.append((done, plans)),
+        on_reevaluated=lambda done, plans, found: calls.append((done, plans, found)),
     )
-    assert calls == [(done, len(result.plans) + 1) for done in range(1, len(result.plans) + 2)]
+    assert [call[:2] for call in calls] == [(done, len(result.plans) + 1) for done in range(1, len(result.plans) + 2)]
+    assert calls[0][2] == result.baseline
+    assert min(found.iteration_us for _, _, found in calls[1:]) == result.plans[0].prediction.iteration_us
     plain = search(tmp_path / "plain", trials=60)
     assert {ranked.plan for ranked in result.plans} == {ranked.plan for ranked in plain.plans}
     assert [ranked.prediction for ranked in result.plans] == [objective.reevaluated(ranked.plan) for ranked in result.plans]

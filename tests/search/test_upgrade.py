@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from dpro_search import load, load_run
-from dpro_search.collect.sample import sample_trace_path
 from dpro_search.errors import InputError
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import BytepsSettings, DdpSettings, FsdpSettings, KvstoreSettings, SchemeSettings
 from tests.faults.processes import fails_in_one_line, succeeds
+from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"
 TRACES = {name: DATA / "traces_v1" / f"{name}_mlp" for name in ("ddp", "fsdp", "byteps")} | {"kvstore": DATA / "kvstore_mlp"}
@@ -115,21 +115,23 @@ def test_its_plans_are_loaded(run: Path) -> None:
 
 
 def test_a_plan_is_exported_and_replayed(run: Path, tmp_path: Path) -> None:
-    succeeds("export", run, "--plan", 1, "--out", tmp_path / "tuned", "--target", "horovod")
+    succeeds("export", run, "--plan", 2, "--out", tmp_path / "tuned", "--target", "horovod")
     assert (tmp_path / "tuned" / "groups.json").is_file()
     result = json.loads((run / "result.json").read_text())
-    replayed = json.loads(succeeds("replay", "--plan", run / "plans" / "plan-1.json", "--json"))
+    replayed = json.loads(succeeds("replay", "--sample", HOROVOD_SAMPLE, "--plan", run / "plans" / "plan-1.json", "--json"))
     assert replayed["predicted_iteration_us"] == pytest.approx(result["plans"][1]["prediction"]["iteration_us"], rel=1e-9)
 
 
 def test_it_is_reported_where_its_trace_is_named(run: Path, tmp_path: Path) -> None:
-    succeeds("report", run, "--trace", sample_trace_path(), "--out", tmp_path / "run.html")
+    succeeds("report", run, "--trace", horovod_trace_path(), "--out", tmp_path / "run.html")
     assert "12 trials" in (tmp_path / "run.html").read_text()
 
 
 def test_it_is_continued_as_if_nothing_had_changed(run: Path) -> None:
     before = (run / "trials.jsonl").read_bytes()
-    found = json.loads(succeeds("run", "--trials", 14, "--sampler", "optuna", "--seed", 3, "--out", run, "--json"))
+    found = json.loads(
+        succeeds("run", "--sample", HOROVOD_SAMPLE, "--trials", 14, "--sampler", "optuna", "--seed", 3, "--out", run, "--json")
+    )
     assert found["trials"] == 14
     assert (run / "trials.jsonl").read_bytes().startswith(before)
 

@@ -51,6 +51,7 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
         raise InputError(f"tensor_groups: Horovod's trainer of {facts.framework} makes groups by number only (num_groups)")
     files: dict[str, bytes] = {}
     script: list[str] = []
+    setup: tuple[str, ...] = ()
     algorithms = HorovodSettings.of(plan).allreduce_algorithms
     if algorithms is not None:
         if facts.on_mpi is False:
@@ -58,7 +59,7 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
         rules = algorithm_part(algorithms, facts)
         env |= rules.env
         files |= rules.files
-        script += rules.script
+        setup = rules.setup
     if plan.compression not in (None, "fp16"):
         raise InputError(f"compression: Horovod has fp16, not {plan.compression}")
     by_tape = plan.tensor_groups is not None or (plan.compression is not None and facts.framework in (None, "tensorflow"))
@@ -71,7 +72,7 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
     elif plan.compression is not None:
         files |= trainer_files({"compression": plan.compression})
         script.append(TRAINER_LINE)
-    return Part(env=env, files=files, script=tuple(script))
+    return Part(env=env, files=files, script=tuple(script), setup=setup)
 
 
 HOROVOD = Target(

@@ -45,8 +45,8 @@ def algorithm_part(ranges: Ranges, facts: JobFacts) -> Part:
         files = {_RULES: _rules(by_ranks), _HIERARCHY_RULES: in_hierarchy}
         env = {**_TUNED, **hierarchy_env(f"{FOLDER}/{_HIERARCHY_RULES}")}
     named = " and ".join(f"`{name}`" for name in files)
-    script = f"Horovod must communicate by Open MPI, and {named} lie at the same path on all hosts."
-    return Part(env=env, files=files, script=(script,))
+    setup = f"Horovod must communicate by Open MPI, and {named} lie at the same path on all hosts."
+    return Part(env=env, files=files, setup=(setup,))
 
 
 def _rules(by_ranks: Mapping[int, Ranges]) -> bytes:

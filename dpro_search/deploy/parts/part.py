@@ -101,12 +101,15 @@ class Part:
         What `xla.py` does to the graph of a TensorFlow step.
     script
         What changes in the training script, in words, a sentence each; empty: nothing.
+    setup
+        What else must hold of the job, likewise.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     step: Mapping[str, object] = field(default_factory=dict)
     script: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
 
     @property
     def helpers(self) -> tuple[str, ...]:

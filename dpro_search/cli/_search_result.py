@@ -1,0 +1,192 @@
+"""What `dpro-search run` prints of a search's result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dpro_search.deploy.parts.part import Servers
+    from dpro_search.deploy.targets import Change
+    from dpro_search.kinds import Source
+    from dpro_search.machine import Calibration
+    from dpro_search.search import SearchResult
+    from dpro_search.space.plan import Plan, Prediction
+
+_CHANGES: Mapping[str | None, str] = {"environment": "env", "script": "script", None: "-"}
+_NOTES = {
+    "finished": "",
+    "timeout": " (stopped by --timeout)",
+    "interrupted": " (interrupted)",
+    "exhausted": " (the sampler found no new plan)",
+    "settled": " (expected further gain below the prediction error)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What real runs of a search's plans need.
+
+    Attributes
+    ----------
+    servers
+        Parameter servers of the recorded job.
+    changes
+        What changes in the job for each listed plan; None: it cannot follow the plan. Empty: not known.
+    """
+
+    servers: Servers | None = None
+    changes: Sequence[Change | None] = ()
+
+    @staticmethod
+    def of(source: Source, result: SearchResult) -> Deployment:
+        """That of the plans found for a trace or a description."""
+        from dpro_search.deploy.targets import change_of
+        from dpro_search.kinds import kind_of, targets_of
+
+        kind, targets = kind_of(source), targets_of(source)
+        if not targets:
+            return Deployment(servers=kind.servers(source))
+        facts = kind.facts(source)
+        return Deployment(servers=kind.servers(source), changes=[change_of(ranked.plan, targets, facts) for ranked in result.plans])
+
+
+def result_facts(result: SearchResult, deployment: Deployment) -> dict[str, Any]:
+    """The JSON output."""
+    from dpro_search.deploy.targets import more_servers
+
+    facts = result.summary()
+    for i, (row, ranked) in enumerate(zip(facts["plans"], result.plans, strict=True)):
+        row["more_servers"] = 0 if deployment.servers is None else more_servers(ranked.plan, deployment.servers)
+        row["change"] = deployment.changes[i] if deployment.changes else None
+    return facts
+
+
+def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
+    """A sentence on the plans that need more server hosts than were recorded; empty: there are none."""
+    from dpro_search.deploy.targets import more_servers
+
+    found = {number: more for number, plan in enumerate(plans, 1) if (more := more_servers(plan, servers))}
+    if not found:
+        return ""
+    needs = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
+    if servers.on_workers:
+        return f"Plans that need further hosts for servers: {needs}, with links like the workers'; the recorded ones shared hosts."
+    return f"Plans with more than the {servers.count} recorded servers: {needs}. Each server needs a host with a link like theirs."
+
+
+def print_result(
+    console: Console,
+    result: SearchResult,
+    deployment: Deployment | None = None,
+    calibration: Calibration | None = None,
+    origin: str = "recorded",
+) -> None:
+    """The best plans as a table, their gain, what they need, and the run folder.
+
+    Parameters
+    ----------
+    deployment
+        What the plans need; None: not known.
+    calibration
+        What the intervals were calibrated on; None: not known.
+    origin
+        Where the setting without a plan comes from, in a word.
+    """
+    from dpro_search.cli._output import microseconds
+    from dpro_search.search.result import PLAN_FILE
+
+    deployment = deployment or Deployment()
+    servers = deployment.servers
+    console.print(result_table(result, deployment.changes, origin))
+    best = result.plans[0]
+    if not result.feasible:
+        console.print(
+            f"No plan keeps the memory limit. The plan with the least memory {best.prediction.infeasible}.", style="yellow"
+        )
+    elif result.baseline.infeasible is not None:
+        console.print(
+            f"The {origin} setting {result.baseline.infeasible} MiB. Best plan that fits:"
+            f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the {origin} speed."
+        )
+    elif result.worth_measuring:
+        console.print(
+            f"No gain is certain: the intervals overlap. The best plan is predicted to be {best.speedup:.2f}x as fast;"
+            " measure it with `dpro-search validate`.",
+            style="yellow",
+        )
+    elif not result.gain_certain:
+        console.print(
+            f"No gain found: no plan is faster than the {origin} setting by more than the prediction intervals.",
+            style="yellow",
+        )
+    else:
+        console.print(
+            f"Best plan: {microseconds(best.prediction.iteration_us)} instead of"
+            f" {microseconds(result.baseline.iteration_us)}, predicted speed-up {best.speedup:.2f}x."
+        )
+    if best.beats_recorded is not None and best.quantile_us is not None:
+        console.print(
+            f"Re-ranked by a quantile over resampled durations: {microseconds(best.quantile_us)};"
+            f" the best plan is faster than the {origin} setting in {best.beats_recorded:.0%} of the draws."
+        )
+    if calibration is not None and not calibration.calibrated:
+        console.print(f"Intervals: {calibration.text}.", style="yellow", soft_wrap=True)
+    if servers is not None and (note := servers_note([ranked.plan for ranked in result.plans], servers)):
+        console.print(note, style="yellow")
+    if result.front:
+        console.print(f"{len(result.front)} plans are on the Pareto front of time and memory: pareto.csv.")
+    if result.workers_lost:
+        console.print(f"{result.workers_lost} workers ended too early; others took over their plans.", style="yellow")
+    note = _NOTES[result.stopped]
+    console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
+    console.print("File of the best plan:", f"{result.run}/{PLAN_FILE.format(1)}", soft_wrap=True)
+    console.print(f"All plans, to open in a browser: dpro-search report {result.run} --out report.html", soft_wrap=True)
+
+
+def result_table(result: SearchResult, changes: Sequence[Change | None] = (), origin: str = "recorded") -> Table:
+    """Plans by predicted iteration time, the setting without a plan in its place or last; "?" where intervals overlap."""
+    from rich import box
+    from rich.table import Table
+
+    from dpro_search.space.plan import Plan
+
+    notes = []
+    if changes:
+        notes.append("change: env = environment only; script = the script needs a change")
+    if any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans):
+        notes.append(f"? = not certain: overlaps the interval of the {origin} setting")
+    table = Table(box=box.SIMPLE, caption="\n".join(notes) or None, caption_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("plan", ratio=1)
+    for title in ("iteration", "interval", "speed-up", *(["change"] if changes else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    for number, (named, ranked) in enumerate(zip(result.names, result.plans, strict=True), 1):
+        name = f"as {origin}" if ranked.plan == Plan() else named
+        uncertain = ranked.plan != Plan() and not ranked.gain_certain
+        words = [_CHANGES[changes[number - 1]]] if changes else []
+        if ranked.plan == Plan():
+            words = [""] * len(words)
+        table.add_row(
+            str(number),
+            name,
+            *_times(ranked.prediction),
+            f"{ranked.speedup:.2f}x" + (" ?" if uncertain else "  "),
+            *words,
+            style="green" if ranked.gain_certain else "",
+        )
+    if all(ranked.plan != Plan() for ranked in result.plans):
+        table.add_row("", f"as {origin}", *_times(result.baseline), "1.00x  ", *([""] if changes else []))
+    return table
+
+
+def _times(prediction: Prediction) -> tuple[str, str]:
+    from dpro_search.cli._output import microseconds
+
+    low, high = map(microseconds, prediction.interval_us)
+    low = low.removesuffix(high[high.index(" ") :])  # a common unit is printed once
+    return microseconds(prediction.iteration_us), f"{low} - {high}"

@@ -1,0 +1,82 @@
+"""The bundled recordings, and the first command: a search of the default one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro_search.cli._sample import validation_of
+from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_of, sample_trace_path, samples
+from dpro_search.errors import InputError
+from dpro_search.space.plan import Plan
+
+
+def dpro(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder in which the first command ran, with what it printed."""
+    folder = tmp_path_factory.mktemp("first")
+    return folder, dpro("run", "--trials", 500, cwd=folder).stdout
+
+
+def test_the_first_command_shows_a_certain_gain_of_at_least_1_3(first: tuple[Path, str]) -> None:
+    folder, text = first
+    (run,) = (folder / "runs").iterdir()
+    result = json.loads((run / "result.json").read_text())
+    assert result["plans"][0]["gain_certain"]
+    assert result["plans"][0]["speedup"] >= 1.3
+    assert f"predicted speed-up {result['plans'][0]['speedup']:.2f}x" in text
+
+
+def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
+    sample = samples()[0]
+    validation = validation_of(sample)
+    assert validation is not None
+    (ran, *_) = validation.plans
+    assert ran.plan != Plan()
+    assert ran.speedup_measured >= 1.3
+    assert ran.beyond_noise
+    assert ran.losses is not None
+    assert ran.losses.verdict == "same"
+    text = " ".join(first[1].split())
+    assert f"Plan 1 on real runs: {ran.measured_us / 1e3:.1f} ms" in text
+    assert f"measured speed-up {ran.speedup_measured:.2f}x (predicted {ran.speedup_predicted:.2f}x)" in text
+
+
+def test_it_names_the_next_file_and_the_commands_for_another_job(first: tuple[Path, str]) -> None:
+    folder, text = first
+    (line,) = (line for line in text.splitlines() if line.startswith("File of the best plan:"))
+    assert Plan.load(folder / line.removeprefix("File of the best plan: ")) != Plan()
+    verbs = [line.split()[1] for line in text.splitlines() if line.startswith("  dpro-search")]
+    assert verbs == ["collect", "run", "validate"]
+
+
+def test_every_sample_tells_what_it_is_and_is_small() -> None:
+    assert next(sample.name for sample in samples()) == DEFAULT_SAMPLE
+    for sample in samples():
+        assert sample.description
+        assert "A real recording" in sample.provenance
+        assert sample_of(sample.folder) == sample
+        assert sum(path.stat().st_size for path in sample.folder.iterdir()) < 1e6
+
+
+def test_samples_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
+    rows = json.loads(dpro("samples", "--json").stdout)["samples"]
+    assert [row["name"] for row in rows] == [sample.name for sample in samples()]
+    assert rows[0]["measured_speedup"] >= 1.3
+    assert all(row["name"] in dpro("samples").stdout for row in rows)
+    found = json.loads(dpro("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path).stdout)
+    assert Path(found["run"]).name.startswith(rows[1]["name"])
+
+
+def test_an_unknown_sample_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match=f"--sample none: no such sample \\(known: {DEFAULT_SAMPLE}"):
+        sample_trace_path("none")

@@ -17,7 +17,7 @@ from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Job, job_of, kind_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds._replay_facts import ReplayRequest, facts_of_job
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
@@ -110,7 +110,7 @@ class _Gathered:
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
             name=name,
-            replay=replay_facts(self.trace, ReplayRequest()),
+            replay=facts_of_job(self.job, ReplayRequest()),
             diagnosis=self.job.diagnose(),
             timeline=timeline,
             groups=self.job.tensor_groups(step, best),

@@ -74,13 +74,17 @@ def replay_facts(trace: Trace, request: ReplayRequest) -> dict[str, Any]:
     GraphError
         The trace cannot be replayed.
     """
+    return facts_of_job(job_of(trace), request)
+
+
+def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
+    """As `replay_facts`, of a job that exists: what it has replayed is not replayed again."""
     if request.compares and request.changed:
         raise InputError(
             "--holdout-step and --own-durations compare with the recording: leave out --plan, --cluster, --set and --what-if"
         )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
-    job = job_of(trace)
     scenario = scenario_of(job, request)
     job, plan = job.under(scenario)
     job = job.allowing(plan, request.options)

@@ -71,8 +71,8 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
     job = RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
     held = job.held_out(5)
     assert held.measured_us == pytest.approx(held.baseline_us + 50, abs=1)
-    assert held.predicted_us == pytest.approx(held.baseline_us, abs=1)
-    assert held.error_pct == pytest.approx((held.predicted_us / held.measured_us - 1) * 100)
+    assert held.prediction.iteration_us == pytest.approx(held.baseline_us, abs=1)
+    assert held.error_pct == pytest.approx((held.prediction.iteration_us / held.measured_us - 1) * 100)
 
 
 def test_a_step_without_a_measured_iteration_cannot_be_held_out(tmp_path):

@@ -13,7 +13,7 @@ from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds.imported.pipeline import recorded_predictor
-from dpro_search.kinds.imported.recorded import RecordedPredictor
+from dpro_search.kinds.imported.recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
@@ -67,15 +67,13 @@ class Imported(Job):
         return graph
 
     def held_out(self, step: int) -> Comparison:
-        held = self.predictor.held_out(step)
-        others = recorded_predictor(self.trace, without=(step,))
         started = time.perf_counter()
-        prediction = _prediction(others, ())
+        held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=prediction,
+            prediction=_as_prediction(held.prediction, "recorded"),
             error_pct=held.error_pct,
-            ops=len(others.graph),
+            ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
             more={"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct},
         )
@@ -120,12 +118,15 @@ def imported_job(trace: Trace, options: PlanOptions) -> Imported:
 
 
 def _prediction(predictor: RecordedPredictor, changes: tuple[Change, ...]) -> Prediction:
-    found = predictor.predict(changes)
+    return _as_prediction(predictor.predict(changes), "extrapolated" if changes else "recorded")
+
+
+def _as_prediction(found: RecordedPrediction, source: str) -> Prediction:
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,
         breakdown_us=found.breakdown_us,
         peak_memory_bytes=None,
-        source="extrapolated" if changes else "recorded",
+        source=source,
         settled=found.settled,
     )

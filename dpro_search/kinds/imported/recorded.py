@@ -49,13 +49,13 @@ class HeldOut:
 
     step: int
     measured_us: float
-    predicted_us: float
+    prediction: RecordedPrediction
     baseline_us: float
 
     @property
     def error_pct(self) -> float:
         """Signed error of the prediction."""
-        return (self.predicted_us / self.measured_us - 1) * 100
+        return (self.prediction.iteration_us / self.measured_us - 1) * 100
 
     @property
     def baseline_error_pct(self) -> float:
@@ -82,6 +82,7 @@ class RecordedPredictor:
     def __init__(self, trace: Trace, *, without: Sequence[int] = ()) -> None:
         self._trace = trace
         self._without = tuple(without)
+        self._replays: dict[int, tuple[float, bool]] = {}  # by step: its settled iteration and whether the replay settled
 
     @cached_property
     def ops(self) -> RecordedOps:
@@ -106,14 +107,15 @@ class RecordedPredictor:
 
     def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
         """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
-        graphs = (graph_of_step(self.ops, step, self._without, samples=False) for step in self._measured_steps())
-        replays = [replay(_changed(graph, changes)) for graph in graphs]
-        found = np.array([timeline.iteration_us for timeline in replays])
+        steps = self._measured_steps()
+        replays = [self._replayed(step, changes) for step in steps]
+        found = np.array([us for us, _ in replays])
+        middle = steps[int(np.argsort(found, kind="stable")[len(found) // 2])]
         return RecordedPrediction(
             iteration_us=float(np.median(found)),
             interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
-            settled=all(timeline.settled for timeline in replays),
+            breakdown_us=device_breakdown(self._timeline(middle, changes)),
+            settled=all(settled for _, settled in replays),
         )
 
     def held_out(self, step: int) -> HeldOut:
@@ -127,10 +129,11 @@ class RecordedPredictor:
             )
         predictor = RecordedPredictor(self._trace, without=(*self._without, step))
         predictor.__dict__["ops"] = self.ops  # they are the same, and take longest
+        predictor._replays = self._replays
         return HeldOut(
             step=step,
             measured_us=measured[step],
-            predicted_us=predictor.predict().iteration_us,
+            prediction=predictor.predict(),
             baseline_us=float(np.median(others)),
         )
 
@@ -156,13 +159,35 @@ class RecordedPredictor:
         inside = np.isin(events.step, self._trace.steps.index)
         return float(self._trace.steps.end_us.max() - events.start_us[inside].min())
 
+    def _replayed(self, step: int, changes: Sequence[Change]) -> tuple[float, bool]:
+        """The settled iteration of a step's graph, and whether it settled.
+
+        It is kept where it is the same whichever steps are left out: without changes, and with the step's own durations only.
+        """
+        own = not changes and self._has_own_durations(step)
+        if own and step in self._replays:
+            return self._replays[step]
+        timeline = self._timeline(step, changes)
+        found = timeline.iteration_us, timeline.settled
+        if own:
+            self._replays[step] = found
+        return found
+
+    def _has_own_durations(self, step: int) -> bool:
+        """Whether the durations of all ops of a step are known from that step alone."""
+        return bool(self.ops.known[self.ops.step == step].all())
+
+    def _timeline(self, step: int, changes: Sequence[Change]) -> Timeline:
+        return replay(changed(graph_of_step(self.ops, step, self._without, samples=False), changes))
+
     def _measured_steps(self) -> list[int]:
         """Steps in use that have a measured iteration; all in use where none has."""
         used = [step for step in self.ops.steps if step not in self._without]
         return [step for step in used if step in self.iterations_us] or used
 
 
-def _changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
+def changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
+    """The graph with all of the changes."""
     for change in changes:
         graph = change.apply(graph)
     return graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
 
-def facts_of_trace(folder: Path) -> Facts:
-    """The content of a report of a recording."""
-    return _Gathered(folder).facts(folder.resolve().name)
+OnPart = Callable[[str], None]
 
 
-def facts_of_run(run: Path, trace: Path | None) -> Facts:
-    """The content of a report of a search; `trace` is the path of its trace, if it has moved.
+def facts_of_trace(folder: Path, on_part: OnPart = lambda part: None) -> Facts:
+    """The content of a report of a recording; `on_part` is called with what is about to be done, in words."""
+    return _Gathered(folder, on_part).facts(folder.resolve().name)
+
+
+def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None) -> Facts:
+    """The content of a report of a search; `trace` is the path of its trace, if it has moved; `on_part` as in `facts_of_trace`.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         raise InputError(f"{folder}: the trace of this search is no longer there; give its new path with --trace")
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
-    gathered = _Gathered(folder)
+    gathered = _Gathered(folder, on_part)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
     named = [(ranked.plan, f"plan {number}: {describe(ranked.plan)}") for number, ranked in enumerate(result.plans)]
     for row, (_, name) in zip(search["plans"], named, strict=True):
@@ -95,8 +98,10 @@ def _refuse_impossible(path: Path, found: object) -> None:
 class _Gathered:
     """The content from the trace; methods add to `notes` and `provenance`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_part: OnPart) -> None:
+        on_part("reading the trace")
         self.folder = folder
+        self.on_part = on_part
         self.trace = Trace.load(folder)
         self.job: Job = job_of(self.trace)
         self.notes: list[str] = list(self.trace.meta.warnings)
@@ -104,14 +109,19 @@ class _Gathered:
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
+        self.on_part("replaying the recording")
+        replay = facts_of_job(self.job, ReplayRequest())
         step = typical_step(self.trace)
+        self.on_part("making the timeline of a step")
         timeline = self._timeline(step)
+        self.on_part("asking what would gain")
+        diagnosis = self.job.diagnose()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
             name=name,
-            replay=facts_of_job(self.job, ReplayRequest()),
-            diagnosis=self.job.diagnose(),
+            replay=replay,
+            diagnosis=diagnosis,
             timeline=timeline,
             groups=self.job.tensor_groups(step, best),
             held_out=self._held_out(),
@@ -140,14 +150,15 @@ class _Gathered:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
         found: list[HeldOutStep] = []
-        for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
+        for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)][:_HELD_OUT]:
+            self.on_part(f"predicting step {step} from all others")
             try:
                 held = self.job.held_out(step)
             except DproSearchError:
                 continue
             predicted_us = held.measured_us * (1 + held.error_pct / 100)
             found.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
-        return found[:_HELD_OUT]
+        return found
 
 
 def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -182,7 +193,7 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
 
 def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
     """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
-    from dpro_search.deploy.validate import Validation
+    from dpro_search.deploy.validate import Validation, is_beyond_noise
 
     if not path.is_file():
         return None
@@ -193,6 +204,8 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = msgspec.to_builtins(validation)
+    for row in found["plans"]:  # of an older version, the interval could touch 1.00
+        row["beyond_noise"] = is_beyond_noise(row["speedup_measured"], row["speedup_interval"], validation.noise_pct)
     for key in ("plans", "refused", "failed"):
         for row, ran in zip(found[key], getattr(validation, key), strict=True):
             row["name"] = names.get(ran.plan) or describe(ran.plan)

@@ -72,7 +72,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
-    trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
+    trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes)
     validation = _validation(run / "validation.json", gathered, dict(named))
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
@@ -113,7 +113,7 @@ class _Gathered:
         replay = facts_of_job(self.job, ReplayRequest())
         step = typical_step(self.trace)
         self.on_part("making the timeline of a step")
-        timeline = self._timeline(step)
+        timeline = step_timeline(self.job, self.trace, step, self.notes)
         self.on_part("asking what would gain")
         diagnosis = self.job.diagnose()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -131,21 +131,6 @@ class _Gathered:
             **searched,
         )
 
-    def _timeline(self, step: int | None) -> StepTimeline:
-        predicted = self._predicted()
-        kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
-        measured = [] if step is None else measured_lanes(self.trace, step, kind_of)
-        return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
-
-    def _predicted(self) -> list[Lane]:
-        """The replayed step, from the content of a Perfetto file."""
-        try:
-            content = self.job.perfetto(Plan(), recorded=True)
-        except InputError as refusal:
-            self.notes.append(f"the timeline has no replayed lanes ({refusal})")
-            return []
-        return predicted_lanes(msgspec.json.decode(content)["traceEvents"])
-
     def _held_out(self) -> list[HeldOutStep]:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
@@ -161,7 +146,19 @@ class _Gathered:
         return found
 
 
-def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
+def step_timeline(job: Job, trace: Trace, step: int | None, notes: list[str]) -> StepTimeline:
+    """The replayed step, from the content of a Perfetto file, and the recorded one; `notes` says what is missing."""
+    predicted: list[Lane] = []
+    try:
+        predicted = predicted_lanes(msgspec.json.decode(job.perfetto(Plan(), recorded=True))["traceEvents"])
+    except InputError as refusal:
+        notes.append(f"the timeline has no replayed lanes ({refusal})")
+    kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
+    measured = [] if step is None else measured_lanes(trace, step, kind_of)
+    return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
+
+
+def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
     """The readable part of the journal, without locking it: a search may be writing it."""
     from dpro_search.search.run_folder import Trial
 

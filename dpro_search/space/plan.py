@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from dpro_search._repr import short_repr
 from dpro_search.collect._files import DAMAGED
 from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.errors import InputError
@@ -86,6 +87,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
     compression: Literal["fp16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in (*_NOT_NEGATIVE, *_POSITIVE):

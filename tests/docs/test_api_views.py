@@ -142,7 +142,7 @@ def test_a_missing_library_is_named_with_the_extra(library, method, run, monkeyp
         (lambda job, run: run.report("."), "name a file, like 'report.html'"),
         (lambda job, run: run.plot("memory"), "kind must be 'progress' or 'pareto'"),
         (lambda job, run: job.plot(rank=7), "rank 7 has no events to plot; ranks are 0, 1"),
-        (lambda job, run: job.plot(step=3), "step 3 was not profiled; choose a step from 13 to 22"),
+        (lambda job, run: job.plot(step=3), "step 3 was not profiled; choose a step from 13 to 23"),
     ],
 )
 def test_errors_speak_of_parameters_and_methods(ask, said, job, run, tmp_path, monkeypatch):

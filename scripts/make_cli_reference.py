@@ -39,7 +39,7 @@ def page() -> str:
 def section(name: str) -> str:
     """One verb: its docstring, its usage, its arguments and options."""
     function = loaded(VERBS[name])
-    parameters = [_Parameter(found) for found in inspect.signature(function).parameters.values()]
+    parameters = [Parameter(found) for found in inspect.signature(function).parameters.values()]
     text, _, example = inspect.cleandoc(function.__doc__ or "").partition("Example: ")
     arguments = [parameter for parameter in parameters if parameter.positional]
     options = [
@@ -52,7 +52,7 @@ def section(name: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-class _Parameter:
+class Parameter:
     """A parameter of a verb's function, as the command line shows it."""
 
     def __init__(self, found: inspect.Parameter) -> None:
@@ -103,7 +103,7 @@ class _Parameter:
             yield f"default: {self.default.value if isinstance(self.default, Enum) else self.default}"
 
 
-def _table(parameters: list[_Parameter], title: str) -> str:
+def _table(parameters: list[Parameter], title: str) -> str:
     rows = [parameter.row for parameter in parameters if not parameter.info.hidden]
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""Links between the README, the pages of docs/ and the reports of experiments/ and benchmarks/ lead somewhere."""
+"""Links of the README, SKILL.md, the pages of docs/ and the reports beside them lead somewhere."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "SKILL.md",
+    ROOT / "docs" / "llms.txt",
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "dpro_search").rglob("*.md")),
     *sorted((ROOT / "experiments").rglob("*.md")),
     *sorted((ROOT / "benchmarks").rglob("*.md")),
 ]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpro_search import _api_plots as plots
 from dpro_search._api_tables import Tabular, columns_of
-from dpro_search._kernel_names import short_names
 from dpro_search._repr import short_repr
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.report.html import bullets, paragraph, table, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent
 from dpro_search.space.describe import describe

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search._kernel_names import short_names
 from dpro_search._text import shortened
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind

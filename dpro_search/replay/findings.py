@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro_search._kernel_names import short_names
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.device_time import Lateness, RankTime
 from dpro_search.replay.sensitivity import Gain

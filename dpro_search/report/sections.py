@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dpro_search._kernel_names import short_names
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.report import units
 from dpro_search.report.charts import Part, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
@@ -68,10 +68,13 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline) -> S
     known = {row["rank"]: row for row in diagnosis["ranks"]}
     bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
     caption = "Time of each rank in one iteration of the recorded setting."
-    if replayed := diagnosis.get("breakdown_us"):
-        bars_of_ranks.insert(0, _bar("replayed iteration, mean over ranks", {key: us for key, us in replayed.items() if us}))
+    shown = list(rows.values())
+    if any("step_us" in row for row in diagnosis["ranks"]):
+        replayed = {key: us for key, us in diagnosis["breakdown_us"].items() if us}
+        shown.append(replayed)
+        bars_of_ranks.insert(0, _bar("replayed iteration, mean over ranks", replayed))
         caption = "Time of a rank in the replayed iteration, and of each rank in the recorded steps (mean over them)."
-    present = [key for key in _PARTS if any(parts.get(key) for parts in rows.values())]
+    present = [key for key in _PARTS if any(parts.get(key) for parts in shown)]
     columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to enqueue#", "time waited for other ranks#")
     numbers = table(
         "An iteration by rank",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search import _kernel_names
-from dpro_search._kernel_names import short_names
+from dpro_search.collect import kernel_names
+from dpro_search.collect.kernel_names import short_names
 
 COPY = "at::native::(anonymous namespace)::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const"
 ELEMENTWISE = (
@@ -17,7 +17,7 @@ MULTIPLY = "void at::native::vectorized_elementwise_kernel<4, at::native::%sFunc
 
 
 def test_the_example_in_the_module_runs():
-    assert doctest.testmod(_kernel_names).failed == 0
+    assert doctest.testmod(kernel_names).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def horovod_plans(groupings: Iterable[Grouping]) -> Iterator[Plan]:
     known = tuple(groupings)
     for cycle_us in cycles_us:
         for grouping in known:
-            yield Plan(tensor_groups=grouping, cycle_time_us=cycle_us)
+            yield Plan.of(tensor_groups=grouping, cycle_time_us=cycle_us)
         for threshold in thresholds:
-            yield Plan(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
+            yield Plan.of(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
 
 
 def costs_us(objective: Objective, plans: Iterable[Plan], workers: int = 1) -> dict[Plan, float]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from dpro_search import _api_plots as plots
 from dpro_search._api_errors import page_path, speaks_python
 from dpro_search._api_tables import Tabular, columns_of
@@ -22,6 +20,7 @@ from dpro_search.search import SearchResult
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from dpro_search.space.plan_json import by_setting
 
 if TYPE_CHECKING:
     from dpro_search.deploy.export import ExportedFiles
@@ -165,7 +164,7 @@ class Run(Tabular):
             warmup=warmup,
             timeout_s=timeout_s,
         )
-        facts = msgspec.to_builtins(found)
+        facts = by_setting(found)
         return RealRuns(
             baseline_us=found.baseline_us,
             noise_pct=found.noise_pct,

@@ -23,6 +23,11 @@ def short_repr(value: Any) -> str:
     return _cut(_shown(value, 0), _MOST)
 
 
+def short_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call with named arguments, cut as `short_repr` does."""
+    return _cut(f"{name}({', '.join(f'{key}={_shown(value, 1)}' for key, value in arguments.items())})", _MOST)
+
+
 def _shown(value: Any, depth: int) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"<{value.dtype}{list(value.shape)}>"
@@ -37,6 +42,8 @@ def _shown(value: Any, depth: int) -> str:
     if isinstance(value, tuple | list | set | frozenset):
         brackets = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
         return _items((_shown(one, depth + 1) for one in value), len(value), brackets, depth)
+    if isinstance(value, msgspec.Struct) and type(value).__repr__ not in (msgspec.Struct.__repr__, short_repr):
+        return _cut(repr(value), 2 * _MOST_OF_TEXT)
     if isinstance(value, type) or not (dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct)):
         return _cut(repr(value), _MOST_OF_TEXT)
     fields = list(_fields(value))

@@ -111,7 +111,7 @@ class Recording(Tabular):
         Examples
         --------
         >>> job = load()
-        >>> job.replay(Plan(fusion_threshold_bytes=0)).measured_us is None  # another setting has no measurement
+        >>> job.replay(Plan.of(fusion_threshold_bytes=0)).measured_us is None  # another setting has no measurement
         True
         >>> sorted(job.replay().breakdown_us)
         ['compute', 'contention', 'exposed_communication']

@@ -24,6 +24,7 @@ from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, pred
 from dpro_search.report.units import count
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from dpro_search.space.plan_json import by_setting, decoded
 
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
@@ -168,10 +169,9 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str,
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []
     found: list[Mapping[str, Any]] = []
-    decoder = msgspec.json.Decoder(Trial)
     for number, line in enumerate(lines):
         try:
-            trial = decoder.decode(line)
+            trial = decoded(line, Trial)
         except DAMAGED as error:
             notes.append(f"trials from {number} on are not shown ({path}: line {number + 1} is damaged: {error})")
             break
@@ -195,12 +195,12 @@ def _validation(path: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> M
     if not path.is_file():
         return None
     try:
-        validation = msgspec.json.decode(path.read_bytes(), type=Validation)
+        validation = decoded(path.read_bytes(), Validation)
     except (OSError, *DAMAGED, InputError) as error:
         raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
-    found: dict[str, Any] = msgspec.to_builtins(validation)
+    found: dict[str, Any] = by_setting(validation)
     for row in found["plans"]:  # of an older version, the interval could touch 1.00
         row["beyond_noise"] = is_beyond_noise(row["speedup_measured"], row["speedup_interval"], validation.noise_pct)
     for key in ("plans", "refused", "failed"):

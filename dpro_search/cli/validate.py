@@ -52,7 +52,6 @@ def validate(
 
     Example: dpro-search validate runs/mine --top 3 -- python train.py
     """
-    import msgspec
 
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, stderr_console
@@ -61,6 +60,7 @@ def validate(
     from dpro_search.errors import JobError
     from dpro_search.kinds import recorded_job, searchable_job_of
     from dpro_search.search.run_folder import read_run
+    from dpro_search.space.plan_json import by_setting
 
     console = stderr_console()
 
@@ -84,7 +84,7 @@ def validate(
             on_run=show,
         )
     if as_json:
-        print_json(msgspec.to_builtins(validation))
+        print_json(by_setting(validation))
     else:
         _print(run, validation, calibration)
 

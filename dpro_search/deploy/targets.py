@@ -24,7 +24,7 @@ def targets_for(plan: Plan, available: Sequence[Target], preferred: Target | Non
     InputError
         No target can express a field of the plan, or several can.
     """
-    able = {name: [target for target in available if name in target.fields] for name in plan.changes}
+    able = {name: [target for target in available if name in target.fields] for name in plan.settings}
     chosen = {targets[0] for targets in able.values() if len(targets) == 1}
     for name, targets in able.items():
         if not targets:
@@ -83,7 +83,7 @@ def parts_of(
     if len(of_framework) > 1:
         one, other = list(of_framework.values())[:2]
         raise InputError(f"--target {one} and {other}: a job has one framework; leave out one of them")
-    for name in plan.changes:
+    for name in plan.settings:
         if not any(name in target.fields for target in targets):
             raise InputError(f"{name}: {_reason(name, targets, known)}")
     return {target: target.part(plan, facts) for target in targets}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._base import COMPUTE, Comparison, Job, Kind, PlanOptions, Table, with_memory_limit
+from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,9 @@ __all__ = [
     "recorded_job",
     "searchable_job_of",
 ]
+
+
+import_kinds_by(_names.registered)
 
 
 def kinds() -> tuple[Kind, ...]:

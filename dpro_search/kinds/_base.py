@@ -8,6 +8,8 @@ A kind of job is one module of this package (or a small package) with a constant
         def recognises(self, trace): ...             def timeline(self, plan): ...
         def job(self, trace, options): ...           def diagnose(self): ...
 
+Settings that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
+
 A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
 that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
 """
@@ -113,8 +115,8 @@ class PlanOptions:
         """The options under which a plan with the fields of this one is legal: what is requested is predicted, not proposed."""
         return replace(
             self,
-            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.changes if name in _COMPUTE_OF_FIELD},
-            allow_lossy=self.allow_lossy or any(name in plan.changes for name in _LOSSY),
+            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.settings if name in _COMPUTE_OF_FIELD},
+            allow_lossy=self.allow_lossy or any(name in plan.settings for name in _LOSSY),
         )
 
 
@@ -238,7 +240,7 @@ class Job(ABC):
         if scenario.groups is not None:
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
-            plan = msgspec.structs.replace(plan, tensor_groups=contiguous_groups(self.tensors, scenario.groups))
+            plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
         change = scenario.cluster
         if change.machines is not None and any(group.host.device.kind != "cpu" for group in change.machines.groups):
             job = job.at_scale(change.machines, change.ranks)

@@ -11,6 +11,7 @@ from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.grouping import GroupingReplay, Shortcuts
 from dpro_search.space.data_parallel import DataParallelJob, buckets
 from dpro_search.space.plan import Plan, Prediction, refuse_unknown
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.tensor_fusion import TensorFusion
 
@@ -88,11 +89,11 @@ class DataParallelPredictor:
     def group_of(self, plan: Plan) -> Ints:
         """Group of each tensor under a plan, [tensors]; raises `InputError` for a plan that this job cannot follow."""
         refuse_unknown(plan, self.space.fields, self.space.job.name)
-        groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
+        groups, threshold = plan.tensor_groups, HorovodSettings.of(plan).fusion_threshold_bytes
+        if groups is None and threshold is None:
             groups = self.recorded.groups
         if groups is None:
-            sizes = buckets(self._tensor_bytes, float(plan.fusion_threshold_bytes or 0))
+            sizes = buckets(self._tensor_bytes, float(threshold or 0))
             return np.repeat(np.arange(len(sizes)), [len(bucket) for bucket in sizes])
         found = [-1] * len(self.tensors)
         for number, group in enumerate(groups):

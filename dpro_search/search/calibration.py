@@ -21,9 +21,10 @@ from dpro_search.search.correction import Correction, Knobs, Session, half_width
 from dpro_search.search.objective import Objective, reevaluator_of
 from dpro_search.search.robustness import sampled_of
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan_json import by_setting, decoded
 from dpro_search.space.transformations import PlanSpace
 
-CALIBRATION_VERSION = 2
+CALIBRATION_VERSION = 3  # 2: all settings were fields of a plan
 _FILE = "calibration.json"
 
 
@@ -82,9 +83,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search validate'") from error
         try:
             version = msgspec.json.decode(raw, type=_Versioned).version
-            if version != CALIBRATION_VERSION:
-                raise InputError(f"{path}: calibration version {version}, this program reads {CALIBRATION_VERSION}; validate again")
-            found = msgspec.json.decode(raw, type=Calibration)
+            if version not in (2, CALIBRATION_VERSION):
+                known = f"this program reads 2 to {CALIBRATION_VERSION}"
+                raise InputError(f"{path}: calibration version {version}, {known}; validate again")
+            found = msgspec.structs.replace(decoded(raw, Calibration), version=CALIBRATION_VERSION)
         except DAMAGED as error:
             raise InputError(f"{path}: not a calibration ({error}); make it again with 'dpro-search validate'") from error
         if not found.sessions or not _usable(found.sessions):
@@ -94,7 +96,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def named(self) -> str:
         """The measurements as text, which `calibration_named` reads. It identifies the correction of a search."""
-        return msgspec.json.encode(_Named(sessions=self.sessions, knobs=self.knobs), order="sorted").decode()
+        return msgspec.json.encode(by_setting(_Named(sessions=self.sessions, knobs=self.knobs)), order="sorted").decode()
 
     @property
     def summary(self) -> str:
@@ -201,7 +203,7 @@ class CalibratedObjective:
 def calibration_named(text: str, where: str) -> Calibration:
     """The calibration of a text `Calibration.named`; raises `InputError`, which names `where`, if it is not one."""
     try:
-        found = msgspec.json.decode(text, type=_Named)
+        found = decoded(text, _Named)
     except DAMAGED as error:
         raise InputError(f"{where}: not a calibration of this version ({error}); search again with --calibrate") from error
     if not _usable(found.sessions):

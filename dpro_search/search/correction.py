@@ -197,7 +197,7 @@ def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
 
 def knobs_of(plan: Plan | Mapping[str, object]) -> Knobs:
     """What a plan (or recorded values of its fields) sets, by field: groupings by how many groups they have."""
-    values = {name: getattr(plan, name) for name in plan.changes} if isinstance(plan, Plan) else plan
+    values = plan.settings if isinstance(plan, Plan) else plan
     return {name: _knob(name, value) for name, value in values.items() if value is not None}
 
 

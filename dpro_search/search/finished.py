@@ -60,8 +60,8 @@ def line_as_written(trial: FinishedTrial) -> bytes:
 
 def plan_size(plan: Plan) -> PlanSize:
     """The size of a plan."""
-    changes = plan.changes
-    return PlanSize(len(changes), sum(len(value) for name in changes if isinstance(value := getattr(plan, name), tuple)))
+    values = plan.settings.values()
+    return PlanSize(len(values), sum(len(value) for value in values if isinstance(value, tuple)))
 
 
 def size_of(trial: FinishedTrial) -> PlanSize:

@@ -18,13 +18,14 @@ from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
 from dpro_search.search.objective import Reevaluator
 from dpro_search.search.robustness import beats
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan, Prediction, setting_names
+from dpro_search.space.plan_json import decoded
 
 Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled"]
 MOST_PLANS = 10
 _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
-    *("peak_memory_bytes", *Plan.__struct_fields__, "trial"),
+    "peak_memory_bytes",
 )
 WORTH_MEASURING = 1.03  # smaller predicted gains were noise in real runs, larger ones often real (experiments/testbed/README.md)
 NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
@@ -152,7 +153,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         """Read the result of a run folder; raises `InputError` if it has none."""
         path = run / "result.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=SearchResult)
+            return decoded(path.read_bytes(), SearchResult)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
         except DAMAGED as error:
@@ -259,7 +260,7 @@ def _complexity(trial: FinishedTrial) -> tuple[PlanSize, float, int]:
 
 def _row(ranked: RankedPlan) -> dict[str, Any]:
     row = {
-        "plan": msgspec.to_builtins(ranked.plan),
+        "plan": msgspec.to_builtins(ranked.plan.settings),
         "predicted_iteration_us": ranked.prediction.iteration_us,
         "interval_us": ranked.prediction.interval_us,
         "peak_memory_bytes": ranked.prediction.peak_memory_bytes,
@@ -273,13 +274,14 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
 
 
 def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
-    """A table of plans; fields that are lists by their length."""
+    """A table of plans; settings that are lists by their length."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    table.writerow(_CSV_COLUMNS)
+    names = setting_names()
+    table.writerow((*_CSV_COLUMNS, *names, "trial"))
     for rank, ranked in enumerate(plans):
         plan, prediction = ranked.plan, ranked.prediction
-        values = [getattr(plan, name) for name in Plan.__struct_fields__]
+        values = map(plan.get, names)
         table.writerow(
             [
                 *(rank, file.format(rank), prediction.iteration_us, *prediction.interval_us, ranked.speedup),

@@ -28,8 +28,9 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan_json import decoded
 
-RUN_VERSION = 1
+RUN_VERSION = 2  # 1: all settings were fields of a plan
 _FLUSH_S = 0.5
 _FLUSH_BYTES = 2**18  # per write: fits the processor's cache
 
@@ -146,11 +147,10 @@ class Journal:
         self._file.seek(0)
         raw = self._file.readall()
         whole_bytes = raw.rfind(b"\n") + 1
-        decoder = msgspec.json.Decoder(Trial)
         trials: list[Trial] = []
         for number, line in enumerate(raw[:whole_bytes].splitlines()):
             try:
-                trial = decoder.decode(line)
+                trial = decoded(line, Trial)
                 if trial.number != number:
                     raise InputError(f"trial {trial.number} where {number} belongs")
             except (*DAMAGED, InputError) as error:
@@ -201,8 +201,8 @@ def read_run(folder: Path) -> RunInfo:
     try:
         raw = path.read_bytes()
         version = msgspec.json.decode(raw, type=_Version).version
-        if version != RUN_VERSION:
-            raise InputError(f"{path}: version {version} of run folders, this program reads {RUN_VERSION}; update dpro-search")
+        if version not in (1, RUN_VERSION):
+            raise InputError(f"{path}: version {version} of run folders, this program reads 1 to {RUN_VERSION}; update dpro-search")
         return msgspec.json.decode(raw, type=RunInfo)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
@@ -234,23 +234,30 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
         if not path.is_file():
             if folder.exists() and (not folder.is_dir() or any(not entry.name.startswith(".") for entry in folder.iterdir())):
                 raise InputError(f"{folder}: exists and is not a run folder (no run.json); choose another --out")
-            write_file(path, msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+            _write_info(path, info)
             return info
         link = next((entry for entry in folder.iterdir() if entry.is_symlink()), None)
         if link is not None:
             raise InputError(f"{link}: a link in a run folder is not followed; choose another --out")
-        earlier = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        written = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except DAMAGED as error:
         raise InputError(f"{path}: damaged ({error}); choose another --out") from error
     except OSError as error:
         raise _unwritable(folder, error) from error
+    earlier = msgspec.structs.replace(written, version=RUN_VERSION) if written.version == 1 else written
     for field, option in _IDENTITY.items():
         theirs, ours = getattr(earlier, field), getattr(info, field)
         if theirs != ours:
             raise InputError(
                 f"{path}: a search with another {field} ('{_short(theirs)}', not '{_short(ours)}'); {option}choose another --out"
             )
+    if written != earlier:  # new lines of the journal are of this version
+        _write_info(path, earlier)
     return earlier
+
+
+def _write_info(path: Path, info: RunInfo) -> None:
+    write_file(path, msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
 
 
 _IDENTITY = {

@@ -26,6 +26,7 @@ from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan_json import by_setting, converted
 
 PATIENCE_S = 60.0  # how long a storage may be unreachable
 _OPENING_PATIENCE_S = 10.0  # at the start, when an address or a password may be wrong
@@ -118,7 +119,8 @@ class SharedStudy:
     def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
         """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""
         shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
-        row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: msgspec.to_builtins(shared)})
+        # Settings side by side, as version 1 wrote and reads them: searches of both versions may share a study.
+        row = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={_ATTRIBUTE: by_setting(shared)})
         self._patiently(lambda: self._study.add_trial(row))
         news = self.news()
         self._settle(self._own_running)
@@ -148,7 +150,7 @@ class SharedStudy:
 
     def _decoded(self, row: FrozenTrial) -> SharedTrial:
         try:
-            return msgspec.convert(row.user_attrs.get(_ATTRIBUTE), SharedTrial)
+            return converted(row.user_attrs.get(_ATTRIBUTE), SharedTrial)
         except (msgspec.ValidationError, InputError) as error:
             raise InputError(
                 f"--storage {self.place}: trial {row.number} of study '{self._study.study_name}' was not written by this program"

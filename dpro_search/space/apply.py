@@ -14,6 +14,7 @@ from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.units import enqueues_of_units, releases_of_units
 
 if TYPE_CHECKING:
@@ -87,13 +88,14 @@ class HorovodJobs:
         post_us, post_order, number = enqueues_of_units(self._post_us, unit_of, units)
         unit_of = number[unit_of]
         owner, work_us, ptr, unit = releases_of_units(*self._releases, unit_of, len(self._classes.core), units)
-        exact = plan.tensor_groups is not None or (plan.fusion_threshold_bytes is None and settings.groups is not None)
-        threshold = settings.fusion_threshold_bytes if plan.fusion_threshold_bytes is None else plan.fusion_threshold_bytes
+        own = HorovodSettings.of(plan)
+        exact = plan.tensor_groups is not None or (own.fusion_threshold_bytes is None and settings.groups is not None)
+        threshold = settings.fusion_threshold_bytes if own.fusion_threshold_bytes is None else own.fusion_threshold_bytes
         slower: dict[str, Floats] = {}
-        if plan.allreduce_algorithms is not None:
+        if own.allreduce_algorithms is not None:
             if self._choice is None:
                 raise InputError("plan: allreduce_algorithms: nothing is known of what other algorithms take")
-            slower = dict(zip(("ratio_from_bytes", "ratio"), self._choice.ratios(plan.allreduce_algorithms), strict=True))
+            slower = dict(zip(("ratio_from_bytes", "ratio"), self._choice.ratios(own.allreduce_algorithms), strict=True))
         return HorovodJob(
             class_of_rank=self._classes.class_of_rank,
             core=self._classes.core,
@@ -110,7 +112,7 @@ class HorovodJobs:
             release_unit=unit,
             fusion_threshold_bytes=float(threshold),
             exact_groups=exact,
-            cycle_us=settings.cycle_time_us if plan.cycle_time_us is None else plan.cycle_time_us,
+            cycle_us=settings.cycle_time_us if own.cycle_time_us is None else own.cycle_time_us,
             comm=self._comm,
             **slower,
         )
@@ -118,7 +120,7 @@ class HorovodJobs:
     def _units(self, plan: Plan) -> Ints:
         """Unit of every tensor, [tensors], numbered from 0."""
         groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
+        if groups is None and HorovodSettings.of(plan).fusion_threshold_bytes is None:
             groups = self._settings.groups
         if groups is None:
             return np.arange(len(self._tensors))

@@ -1,54 +1,42 @@
-"""`Plan`: what to change about a job. An immutable value; the empty plan is "as recorded"."""
+"""`Plan`: what to change about a job. An immutable value; the empty plan is "as recorded".
+
+A *setting* is a name with a value, like ``cycle_time_us``; what people read and write are settings (``--set``, tables, keys of
+``--json``). A plan holds those that several synchronisation schemes know as fields of its own, and those of its scheme together in
+``scheme``. `Plan.of`, `Plan.changed` and `Plan.get` take any setting by its name.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from dpro_search._repr import short_repr
+from dpro_search._repr import short_call
 from dpro_search.collect._files import DAMAGED
-from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.errors import InputError
+from dpro_search.space.schemes import SchemeSettings, check_numbers, import_kinds, scheme_types
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2  # 1: all settings were fields of the plan
 
-MOST = 1e15  # of any number in a plan: a petabyte, or thirty years; arrays and clocks hold that
-_NOT_NEGATIVE = ("fusion_threshold_bytes", "credit")
-_POSITIVE = (
-    *("cycle_time_us", "bucket_cap_bytes", "first_bucket_bytes", "servers", "bigarray_bound", "slice_threshold"),
-    *("partition_bytes", "micro_batches"),
-)
 _NAME_SETS = {"bfloat16_ops": "op", "recomputed_ops": "op", "recomputed_modules": "module", "bfloat16_modules": "module"}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
-    """Changes of strategy; None leaves a setting as it was recorded. Predictors refuse fields that their kind of job does not know.
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True, forbid_unknown_fields=True):
+    """Changes of strategy; None leaves a setting as it was recorded. Predictors refuse settings that their kind of job has not.
 
     Attributes
     ----------
-    fusion_threshold_bytes, cycle_time_us
-        Horovod: largest fused collective (0: no fusion), and shortest distance between two wake-ups of the communication thread.
     tensor_groups
         Exact tensor fusion: names of the tensors of each group. A tensor in no group goes alone, when it is ready.
-    allreduce_algorithms
-        Horovod on Open MPI: how all-reduces of at least so many bytes add up, (bytes, algorithm) from the smallest on, which is 0.
-        "hierarchy": within each host, among hosts, and back; where all hosts have several ranks.
-    bucket_cap_bytes, first_bucket_bytes
-        PyTorch DDP: size at which a gradient bucket is closed, and the same of the first bucket.
-    prefetch, reshard_after_forward
-        PyTorch FSDP: whether each unit's parameters are gathered while the unit before it computes, and whether a unit gives its
-        parameters up after the forward pass.
-    servers, bigarray_bound, p3, slice_threshold
-        MXNet KVStore: number of servers; elements from which a tensor is spread over all of them; priority-based slices, and the
-        elements of one.
-    servers_on_workers
-        MXNet KVStore, BytePS: servers run on the workers' hosts, in turn, in place of hosts of their own.
-    partition_bytes, credit
-        BytePS: size of a tensor's parts, and how many of them may be under way.
+    servers, servers_on_workers
+        Parameter servers: their number, and whether they run on the workers' hosts, in turn, in place of hosts of their own.
+    scheme
+        Settings that only one scheme knows, a `SchemeSettings` with at least one of them; None: there are none.
     op_clusters
         Op fusion: names of the ops of each cluster, without the rank; the same on all ranks.
     bfloat16_ops
@@ -65,21 +53,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Lossy compression of gradients: "fp16", "2bit", or PyTorch's PowerSGD with matrices of the named rank ("powersgd-1").
     """
 
-    fusion_threshold_bytes: int | None = None
-    cycle_time_us: float | None = None
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
-    allreduce_algorithms: tuple[tuple[int, MpiAlgorithm], ...] | None = None
-    bucket_cap_bytes: int | None = None
-    first_bucket_bytes: int | None = None
-    prefetch: bool | None = None
-    reshard_after_forward: bool | None = None
     servers: int | None = None
-    bigarray_bound: int | None = None
-    p3: bool | None = None
-    slice_threshold: int | None = None
     servers_on_workers: bool | None = None
-    partition_bytes: int | None = None
-    credit: int | None = None
+    scheme: Any = None  # SchemeSettings | None: decoders must not fix the types, which kinds of jobs add
     op_clusters: tuple[tuple[str, ...], ...] | None = None
     bfloat16_ops: tuple[str, ...] | None = None
     recomputed_ops: tuple[str, ...] | None = None
@@ -88,35 +65,58 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     micro_batches: int | None = None
     compression: Literal["fp16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_call("Plan.of", self.settings) if self.settings else "Plan()"
 
     def __post_init__(self) -> None:
-        for name in (*_NOT_NEGATIVE, *_POSITIVE):
-            value = getattr(self, name)
-            if value is not None and not value <= MOST:
-                raise InputError(f"{name} must be at most {MOST:.0e}")
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"{name} must be >= 0, not {value}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{name} must be > 0, not {value}")
-        _check_ranges("allreduce_algorithms", self.allreduce_algorithms)
+        if self.scheme is not None:
+            scheme = self.scheme if isinstance(self.scheme, SchemeSettings) else _decoded_scheme(self.scheme)
+            msgspec.structs.force_setattr(self, "scheme", scheme if scheme.settings else None)
+        check_numbers(self, ("servers", "micro_batches"))
         _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
         _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)
         for name, member in _NAME_SETS.items():
-            names = getattr(self, name) or ()
-            if len(set(names)) != len(names):
+            names = getattr(self, name)
+            if names and len(set(names)) != len(names):
                 raise InputError(f"{name}: {member} '{next(one for one in names if names.count(one) > 1)}' is named twice")
         for name in ("recomputed_modules", "bfloat16_modules"):
-            _check_not_nested(name, getattr(self, name) or ())
+            if names := getattr(self, name):
+                _check_not_nested(name, names)
+
+    @staticmethod
+    def of(**settings: Any) -> Plan:
+        """A plan by settings of one scheme: ``Plan.of(cycle_time_us=2500.0, micro_batches=2)``. Raises what `changed` does."""
+        return _EMPTY.changed(**settings)
+
+    def changed(self, **settings: Any) -> Plan:
+        """The plan with other values of settings; None: as recorded.
+
+        Raises `InputError` for an unknown name, a value out of range, and settings of two schemes.
+        """
+        common = {name: value for name, value in settings.items() if owner_of(name) is None}
+        if len(common) == len(settings):
+            return msgspec.structs.replace(self, **common)
+        own = {name: value for name, value in settings.items() if name not in common}
+        if self.scheme is not None:
+            own = self.scheme.settings | own
+        own = {name: value for name, value in own.items() if value is not None}
+        scheme = _only_owner(own)(**own) if own else None
+        return msgspec.structs.replace(self, scheme=scheme, **common)
+
+    def get(self, name: str) -> Any:
+        """The value of a setting; None: as recorded. Raises `InputError` for an unknown name."""
+        return getattr(self if owner_of(name) is None else self.scheme, name, None)
 
     @property
-    def changes(self) -> tuple[str, ...]:
-        """Names of the fields that the plan sets, in their order."""
-        return tuple(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+    def settings(self) -> dict[str, Any]:
+        """Values by name of all that the plan changes, in a fixed order."""
+        found: dict[str, Any] = {}
+        for name, value in zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True):
+            if name == "scheme" and value is not None:
+                found |= value.settings
+            elif value is not None:
+                found[name] = value
+        return found
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, with its format's version."""
@@ -124,16 +124,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
 
     @staticmethod
     def from_json(raw: bytes, where: str = "plan") -> Plan:
-        """Read what `to_json` wrote; raises `InputError` that names `where`."""
+        """Read what `to_json` wrote, now or in version 1, or settings by name; raises `InputError` that names `where`."""
         try:
-            fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-            version = msgspec.json.decode(fields.pop("version", msgspec.Raw(b"null")))
-            if version != PLAN_VERSION:
-                raise InputError(f"{where}: plan version {version}, this program reads {PLAN_VERSION}")
-            unknown = set(fields) - set(Plan.__struct_fields__)
-            if unknown:
-                raise InputError(f"{where}: unknown field {min(unknown)!r} (known: {', '.join(Plan.__struct_fields__)})")
-            return msgspec.json.decode(msgspec.json.encode(fields), type=Plan)
+            fields = msgspec.json.decode(raw, type=dict[str, Any])
+            version = fields.pop("version", None)
+            if version not in (1, PLAN_VERSION):
+                raise InputError(f"{where}: plan version {version}, this program reads 1 to {PLAN_VERSION}")
+            if unknown := _unknown(fields.keys() - {"scheme"}):
+                raise InputError(f"{where}: unknown field {min(unknown)!r} (known: {', '.join(setting_names())})")
+            return msgspec.convert(upgraded(fields), Plan)
         except DAMAGED as error:
             raise InputError(f"{where}: not a plan ({error})") from error
 
@@ -145,36 +144,104 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         return Plan.from_json(path.read_bytes(), str(path))
 
 
+def upgraded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan as JSON has them, with settings of a scheme, which version 1 had beside the others, in ``scheme``.
+
+    No two schemes have settings of one name, so that the names tell the scheme. Fields of this version, and unknown ones, stay.
+    Raises `msgspec.ValidationError` for settings of two schemes.
+    """
+    names = setting_names()
+    own = {name: value for name, value in fields.items() if name in names and value is not None and owner_of(name) is not None}
+    if not own or "scheme" in fields:
+        return dict(fields)
+    try:
+        owner = _only_owner(own)
+    except InputError as error:
+        raise msgspec.ValidationError(str(error)) from error
+    rest = {name: value for name, value in fields.items() if name not in own and value is not None}
+    return {"scheme": {"name": owner.__struct_config__.tag, **own}, **rest}
+
+
+def setting_names() -> tuple[str, ...]:
+    """The names of all settings: those of each scheme, then those that several know."""
+    own = [name for each in scheme_types() for name in each.__struct_fields__]
+    return (*own, *(name for name in Plan.__struct_fields__ if name != "scheme"))
+
+
+def setting_types() -> dict[str, Any]:
+    """Their types, by name."""
+    types: list[type[msgspec.Struct]] = [*scheme_types(), Plan]
+    found = {field.name: field.type for each in types for field in msgspec.structs.fields(each)}
+    return {name: found[name] for name in setting_names()}
+
+
+@cache
+def owner_of(name: str) -> type[SchemeSettings] | None:
+    """The scheme that a setting belongs to; None: several know it. Raises `InputError` for an unknown name."""
+    if _unknown({name}):
+        near = difflib.get_close_matches(name, setting_names(), n=1)
+        raise InputError(f"plan: no setting is called '{name}'" + (f"; did you mean {near[0]}?" if near else ""))
+    owners = [each for each in scheme_types() if name in each.__struct_fields__]
+    assert len(owners) + (name in Plan.__struct_fields__) == 1, f"several schemes have a setting '{name}'"
+    return owners[0] if owners else None
+
+
+def _unknown(names: AbstractSet[str]) -> AbstractSet[str]:
+    """Those of some names that are no settings of any kind."""
+    if names - {*setting_names()}:
+        import_kinds()
+    return names - {*setting_names()}
+
+
+def _only_owner(settings: Mapping[str, Any]) -> type[SchemeSettings]:
+    """The scheme of some settings; raises `InputError` if they are of several."""
+    owners = {owner: name for name in settings if (owner := owner_of(name)) is not None}
+    first, *others = owners
+    if others:
+        raise InputError(
+            f"{owners[first]} is a setting of {first.title} and {owners[others[0]]} one of {others[0].title}: "
+            "a plan has settings of one of them"
+        )
+    return first
+
+
+def _decoded_scheme(plain: Any) -> SchemeSettings:
+    """Settings of a scheme as JSON has them."""
+    name = plain.get("name") if isinstance(plain, dict) else None
+    if all(each.__struct_config__.tag != name for each in scheme_types()):
+        import_kinds()
+    types = {each.__struct_config__.tag: each for each in scheme_types()}
+    if not isinstance(name, str) or name not in types:
+        raise InputError(f"scheme: a name is one of {', '.join(map(str, types))}, not {name!r}")
+    return msgspec.convert(plain, types[name])
+
+
 def refuse_unknown(plan: Plan, known: Collection[str], job: str) -> None:
-    """Raise `InputError` if a plan sets a field that a kind of job does not know.
+    """Raise `InputError` if a plan has a setting that a kind of job does not know.
 
     Parameters
     ----------
     known
-        Names of the fields that it knows.
+        Names of the settings that it knows.
     job
         What the kind is called: "a Horovod job".
     """
-    for name in plan.changes:
+    for name in plan.settings:
         if name not in known:
-            raise InputError(f"plan: {job} has no {name}; it knows {', '.join(known) or 'no field'}")
+            owner = owner_of(name)
+            whose = "" if owner is None else f" ({name} is a setting of {owner.title})"
+            raise InputError(f"plan: {job} has no {name}; it knows {', '.join(known) or 'no field'}{whose}")
 
 
 def _check_disjoint(field: str, member: str, whole: str, groups: tuple[tuple[str, ...], ...] | None) -> None:
-    names = [name for group in groups or () for name in group]
+    if groups is None:
+        return
+    names = [name for group in groups for name in group]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{field}: {member} '{twice}' is in two {whole}s")
-    if any(not group for group in groups or ()):
+    if not all(groups):
         raise InputError(f"{field}: a {whole} is empty")
-
-
-def _check_ranges(field: str, ranges: tuple[tuple[int, str], ...] | None) -> None:
-    if ranges is None:
-        return
-    starts = [start for start, _ in ranges]
-    if not starts or starts[0] != 0 or any(one >= other for one, other in itertools.pairwise(starts)) or starts[-1] > MOST:
-        raise InputError(f"{field}: sizes must begin at 0 and grow, like [[0, 'ring'], [65536, 'rabenseifner']], not {starts}")
 
 
 def _check_not_nested(field: str, paths: tuple[str, ...]) -> None:
@@ -184,6 +251,9 @@ def _check_not_nested(field: str, paths: tuple[str, ...]) -> None:
         whole = next((outer for i in range(1, len(parts)) if (outer := ".".join(parts[:i])) in chosen), None)
         if whole is not None:
             raise InputError(f"{field}: module '{path}' is a part of module '{whole}'; name one of them")
+
+
+_EMPTY = Plan()
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

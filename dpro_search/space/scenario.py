@@ -3,7 +3,7 @@
 Whatever changes a job has a name and a unit, and the same text everywhere: ``--set``, ``--what-if``, the Python API, the rows of
 `diagnose`:
 
-    fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           fields of a `Plan`
+    fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit                                             the cluster
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
 """
@@ -16,16 +16,13 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Literal
-
-import msgspec
 
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, setting_types
 
 ScaledPart = Literal["compute", "bandwidth", "communication"]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate")
@@ -137,7 +134,7 @@ class Scenario:
         Parameters
         ----------
         known
-            What can be changed about the job: names of plan fields, "groups", `CLUSTER_SETTINGS`, `SCALES`.
+            What can be changed about the job: names of settings of a plan, "groups", `CLUSTER_SETTINGS`, `SCALES`.
         job
             What the kind of job is called in errors: "a Horovod job".
 
@@ -171,16 +168,15 @@ class Scenario:
                 return replace(self, cluster=replace(self.cluster, ranks=parse_count(value)))
             if setting == "cores":
                 return replace(self, cluster=replace(self.cluster, cores=parse_count(value)))
-            return replace(self, plan=msgspec.structs.replace(self.plan, **{setting: readers()[setting](value)}))
+            return replace(self, plan=self.plan.changed(**{setting: readers()[setting](value)}))
         except InputError as error:
             raise InputError(f"{name}={value}: {error}") from error
 
 
-@cache
 def readers() -> dict[str, Callable[[str], Any]]:
-    """How the value of each plan field is read from text, by its name and type; fields that are lists cannot be written so."""
+    """How the value of each setting is read from text, by its name and type; settings that are lists cannot be written so."""
     found: dict[str, Callable[[str], Any]] = {}
-    for name, hint in typing.get_type_hints(Plan).items():
+    for name, hint in setting_types().items():
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
         if name.endswith("_bytes"):
             found[name] = parse_bytes

@@ -89,8 +89,8 @@ def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
     space = horovod_job(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
     choice = next(choice for choice in space.choices if choice.name == kind)
     if kind == "recomputation":
-        return min((Plan(**point) for point in choice.grids["segments"]), key=memory.predicted_bytes)
-    return Plan(**choice.grids["set"][0])
+        return min((Plan.of(**point) for point in choice.grids["segments"]), key=memory.predicted_bytes)
+    return Plan.of(**choice.grids["set"][0])
 
 
 def _record(trace: Trace, plan: Plan, folder: Path) -> None:

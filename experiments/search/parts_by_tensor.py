@@ -92,7 +92,7 @@ def cases(trace: Trace, rate_bps: float | None) -> list[Case]:
     plans = prices if rate_bps is None else prices.at_rate(rate_bps)
     found = []
     for name, priority in (("KVStore's bound", False), ("KVStore's priority slices", True)):
-        job = plans.job(Plan(p3=priority))
+        job = plans.job(Plan.of(p3=priority))
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
         found.append(Case(name, _kvstore(job), elements if priority else elements + 1))
     return found

@@ -43,6 +43,7 @@ from dpro_search.search import run_search
 from dpro_search.search.request import digest_of
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan_json import decoded
 from dpro_search.space.transformations import PlanSpace
 
 ALLOWED_POINTS = 5.0
@@ -128,7 +129,7 @@ class KeptRuns:
             columns = {name: getattr(found.times, name).tolist() for name in _COLUMNS}
             kept = _KeptRun(plan=plan, losses=found.losses, peak_rss_bytes=found.times.peak_rss_bytes, **columns)
             write_file(path, msgspec.json.encode(kept))
-        kept = msgspec.json.decode(path.read_bytes(), type=_KeptRun)
+        kept = decoded(path.read_bytes(), _KeptRun)
         if kept.plan != plan:
             raise SystemExit(f"{path}: a run of another plan; remove {self._folder} to run everything again")
         columns = {name: np.array(getattr(kept, name)) for name in _COLUMNS}
@@ -155,7 +156,7 @@ def main() -> None:
         for folder in options.folders:
             _prove(folder, options)
     made = [folder / "proof.json" for folder in options.folders if (folder / "proof.json").exists()]
-    print(table([msgspec.json.decode(path.read_bytes(), type=Proof) for path in made]))
+    print(table([decoded(path.read_bytes(), Proof) for path in made]))
 
 
 def _prove(folder: Path, options: argparse.Namespace) -> None:
@@ -167,7 +168,7 @@ def _prove(folder: Path, options: argparse.Namespace) -> None:
     compute = frozenset([*options.compute, *(["op-fusion"] if options.clusters else [])])
     prices = horovod_job(trace, PlanOptions(compute=compute))
     path = folder / "validation.json"
-    validation = msgspec.json.decode(path.read_bytes(), type=Validation) if path.exists() else None
+    validation = decoded(path.read_bytes(), Validation) if path.exists() else None
     if validation is not None:
         plan = next(row.plan for rows in (validation.plans, validation.refused) for row in rows)
     elif options.clusters:

@@ -135,7 +135,7 @@ def autotuned(log: str) -> tuple[Plan, dict[str, str]] | None:
         return None
     best = max(rows, key=lambda row: float(row["score"]))
     threshold_bytes = int(float(best["tensor_fusion_threshold"]) * 2**20)
-    plan = Plan(fusion_threshold_bytes=threshold_bytes, cycle_time_us=float(best["cycle_time_ms"]) * 1000)
+    plan = Plan.of(fusion_threshold_bytes=threshold_bytes, cycle_time_us=float(best["cycle_time_ms"]) * 1000)
     return plan, {"HOROVOD_CACHE_CAPACITY": "0"} if best.get("cache_enabled") == "0" else {}
 
 

@@ -18,6 +18,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import recorded_job
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
+from dpro_search.space.plan_json import decoded
 from experiments.search.testbed_jobs import SCHEMES, Scheme
 
 DEFAULT, AUTOTUNE, XLA, GRID, PLAN = "default", "autotune", "xla", "grid", "plan"
@@ -196,7 +197,7 @@ class Case:
 
 def read(path: Path) -> Measured:
     """A run that was measured before."""
-    return msgspec.json.decode(path.read_bytes(), type=Measured)
+    return decoded(path.read_bytes(), Measured)
 
 
 def open_case(folder: Path, setup: Setup | None = None) -> Case:
@@ -207,7 +208,7 @@ def open_case(folder: Path, setup: Setup | None = None) -> Case:
             raise InputError(f"{folder}: holds no case")
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(setup), indent=1) + b"\n")
-    found = msgspec.json.decode(path.read_bytes(), type=Setup)
+    found = decoded(path.read_bytes(), Setup)
     if setup is not None and found != setup:
         raise InputError(f"{folder}: holds a case with other options: {msgspec.json.encode(found).decode()}")
     return Case(folder, found)

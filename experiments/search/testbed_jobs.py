@@ -49,10 +49,10 @@ class Scheme:
 
     def setting(self, plan: Plan) -> Mapping[str, Any]:
         """A grid's plan as `switching` takes it."""
-        if plan.bucket_cap_bytes is not None:
-            return {"bucket_cap_mb": plan.bucket_cap_bytes / _MIB}
-        assert plan.cycle_time_us is not None, "a grid of buckets or of Horovod's knobs"
-        return {"threshold_bytes": plan.fusion_threshold_bytes, "cycle_time_ms": plan.cycle_time_us / 1e3}
+        if plan.get("bucket_cap_bytes") is not None:
+            return {"bucket_cap_mb": plan.get("bucket_cap_bytes") / _MIB}
+        assert plan.get("cycle_time_us") is not None, "a grid of buckets or of Horovod's knobs"
+        return {"threshold_bytes": plan.get("fusion_threshold_bytes"), "cycle_time_ms": plan.get("cycle_time_us") / 1e3}
 
 
 def _spread(plans: list[Plan]) -> tuple[Plan, ...]:
@@ -64,26 +64,26 @@ def _spread(plans: list[Plan]) -> tuple[Plan, ...]:
 def _horovod_grid() -> tuple[Plan, ...]:
     thresholds = [mib * _MIB for mib in (1, 4, 8, 16, 32, 128)]
     cycles_us = (1000.0, 2500.0, 5000.0, 10_000.0, 25_000.0)
-    return _spread([Plan(fusion_threshold_bytes=size, cycle_time_us=us) for size, us in product(thresholds, cycles_us)])
+    return _spread([Plan.of(fusion_threshold_bytes=size, cycle_time_us=us) for size, us in product(thresholds, cycles_us)])
 
 
 def _kvstore_grid() -> tuple[Plan, ...]:
     servers = (1, 2, 4)
     bounds = (30_000, 100_000, 300_000, 1_000_000, 3_000_000)
     slices = (40_000, 100_000, 400_000, 1_000_000, 4_000_000)
-    plain = [Plan(servers=count, bigarray_bound=bound) for count, bound in product(servers, bounds)]
-    return _spread([*plain, *(Plan(servers=count, p3=True, slice_threshold=size) for count, size in product(servers, slices))])
+    plain = [Plan.of(servers=count, bigarray_bound=bound) for count, bound in product(servers, bounds)]
+    return _spread([*plain, *(Plan.of(servers=count, p3=True, slice_threshold=size) for count, size in product(servers, slices))])
 
 
 def _byteps_grid() -> tuple[Plan, ...]:
     partitions = (256_000, 512_000, 1_024_000, 2_048_000, 4_096_000)
     choices = product((1, 2), partitions, (0, 4, 16))
-    return _spread([Plan(servers=count, partition_bytes=size, credit=credit) for count, size, credit in choices])
+    return _spread([Plan.of(servers=count, partition_bytes=size, credit=credit) for count, size, credit in choices])
 
 
 def _bucket_grid() -> tuple[Plan, ...]:
     sizes = np.geomspace(0.25 * _MIB, 128 * _MIB, 30)
-    return _spread([Plan(bucket_cap_bytes=round(size / (64 * _KIB)) * 64 * _KIB) for size in sizes.tolist()])
+    return _spread([Plan.of(bucket_cap_bytes=round(size / (64 * _KIB)) * 64 * _KIB) for size in sizes.tolist()])
 
 
 SCHEMES = {

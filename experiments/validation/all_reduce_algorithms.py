@@ -119,8 +119,8 @@ def _prices(folder: Path) -> Horovod:
 def _plans(prices: Horovod, algorithms: str | None = None) -> dict[str, Plan]:
     choice = prices.predictor.all_reduce_choice()
     wanted = choice.algorithms if algorithms is None else algorithms.split(",")
-    alone = {name: Plan(allreduce_algorithms=((0, name),)) for name in choice.algorithms if name in wanted}
-    return {RECORDED: Plan(), **alone, FASTEST: Plan(allreduce_algorithms=choice.fastest())}
+    alone = {name: Plan.of(allreduce_algorithms=((0, name),)) for name in choice.algorithms if name in wanted}
+    return {RECORDED: Plan(), **alone, FASTEST: Plan.of(allreduce_algorithms=choice.fastest())}
 
 
 def _all_reduces(folder: Path) -> Path:

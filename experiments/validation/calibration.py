@@ -21,6 +21,7 @@ from dpro_search.deploy.validate import noise_pct_of, typical_us
 from dpro_search.kinds import Job, job_of
 from dpro_search.search.correction import Correction, Knobs, MeasuredPoint, Session, knobs_of, mean_errors_pct
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario, readers
 from experiments.validation.frameworks import BASE_RATE, SCHEMES, WORKLOADS, Change, Run, Scheme
 from experiments.validation.measure import Measured
 
@@ -65,13 +66,9 @@ def _session(folder: Path, scheme: Scheme, workload: str) -> tuple[Session, Knob
     recording = Run(scheme=scheme, workload=workload, rate=BASE_RATE).path(folder)
     base = _runs(folder, scheme, workload, None)
     changed = [(change, runs) for change in scheme.changes if (runs := _runs(folder, scheme, workload, change))]
-    sets = [dict(text.split("=", 1) for text in change.sets) for change, _ in changed]
-    if (
-        len(changed) < 2
-        or not base
-        or not recording.exists()
-        or any(names - set(Plan.__struct_fields__) for names in map(set, sets))
-    ):
+    known = readers()
+    of_plans = all(text.partition("=")[0] in known for change, _ in changed for text in change.sets)
+    if len(changed) < 2 or not base or not recording.exists() or not of_plans:
         return None
     trace = Trace.load(recording)
     prices = job_of(trace)
@@ -79,8 +76,8 @@ def _session(folder: Path, scheme: Scheme, workload: str) -> tuple[Session, Knob
     session = Session(
         recorded=_point(prices, Plan(), base, noise),
         changed=tuple(
-            _point(prices, msgspec.convert(values, Plan, strict=False), runs, noise)
-            for values, (_, runs) in zip(sets, changed, strict=True)
+            _point(prices, Scenario().changed(change.sets, known=known, job="the job").plan, runs, noise)
+            for change, runs in changed
         ),
         recording_us=typical_us([trace.iterations_us()]),
     )

@@ -61,8 +61,8 @@ class Measured(msgspec.Struct):
 def plans(trace: Trace) -> dict[str, Plan]:
     """The changed configurations, by name; groups are contiguous in posting order and balanced by bytes."""
     tensors = Predictor.from_trace(trace).tensors
-    found = {f"threshold-{mib}MiB": Plan(fusion_threshold_bytes=mib * MIB) for mib in (0, 2, 16)}
-    found |= {f"cycle-{ms}ms": Plan(cycle_time_us=ms * 1000.0) for ms in (10, 50)}
+    found = {f"threshold-{mib}MiB": Plan.of(fusion_threshold_bytes=mib * MIB) for mib in (0, 2, 16)}
+    found |= {f"cycle-{ms}ms": Plan.of(cycle_time_us=ms * 1000.0) for ms in (10, 50)}
     return found | {f"groups-{n}": Plan(tensor_groups=contiguous_groups(tensors, n)) for n in (2, 4, 8, 16)}
 
 

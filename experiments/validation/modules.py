@@ -45,8 +45,8 @@ def plans(prices: Job, change: str) -> dict[str, Plan]:
     blocks = next(choice for choice in prices.space.choices if choice.name == change).grids[grid][-1][field]
     return {
         "as recorded": Plan(),
-        "half of the blocks": Plan(**{field: blocks[: len(blocks) // 2]}),
-        "all blocks": Plan(**{field: blocks}),
+        "half of the blocks": Plan.of(**{field: blocks[: len(blocks) // 2]}),
+        "all blocks": Plan.of(**{field: blocks}),
     }
 
 

@@ -90,11 +90,11 @@ def test_a_diagnosis_asks_for_other_hosts_of_servers_where_links_have_a_rate(tra
 
 def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan = tmp_path / "plan.json"
-    plan.write_bytes(Plan(partition_bytes=4096, servers=1).to_json())
+    plan.write_bytes(Plan.of(partition_bytes=4096, servers=1).to_json())
     asked = replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
     assert asked == replayed(trace, changes=("partition_bytes=4096", "servers=1"))["predicted_iteration_us"]
     assert replayed(trace, plan=Plan.load(plan))["measured_iteration_us"] is None
-    plan.write_bytes(Plan(p3=True).to_json())
+    plan.write_bytes(Plan.of(p3=True).to_json())
     with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):
         replayed(trace, plan=Plan.load(plan))
 

@@ -115,7 +115,7 @@ def test_export_prints_one_json_object(tmp_path: Path, plan_file: Path) -> None:
 
 
 def test_export_takes_the_best_plan_of_a_run(tmp_path: Path) -> None:
-    plans = [Plan(cycle_time_us=float(ms * 1000)) for ms in (3, 7)]
+    plans = [Plan.of(cycle_time_us=float(ms * 1000)) for ms in (3, 7)]
     (tmp_path / "run" / "plans").mkdir(parents=True)
     for number, plan in enumerate(plans):
         (tmp_path / "run" / "plans" / f"plan-{number}.json").write_bytes(plan.to_json())

@@ -41,7 +41,7 @@ def test_knobs_are_set_one_after_the_other(trace):
 
 def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     plan = tmp_path / "plan.json"
-    plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())
+    plan.write_bytes(Plan.of(bucket_cap_bytes=1).to_json())
     assert (
         replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
         == replayed(trace, changes=("bucket_cap_bytes=1",))["predicted_iteration_us"]

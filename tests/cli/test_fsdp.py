@@ -51,7 +51,7 @@ def test_a_change_that_cannot_be_made_is_named(trace, change, said):
 
 def test_a_plan_of_another_kind_of_job_is_refused(trace, tmp_path):
     plan = tmp_path / "plan.json"
-    plan.write_bytes(Plan(bucket_cap_bytes=1).to_json())
+    plan.write_bytes(Plan.of(bucket_cap_bytes=1).to_json())
     with pytest.raises(InputError, match="has no bucket_cap_bytes"):
         replayed(trace, plan=Plan.load(plan))
 

@@ -26,7 +26,7 @@ def validated(monkeypatch, tmp_path):
         times = np.full(9, 2e5)
         on_run("recorded", StepTimes(iteration_us=times, compute_cpu_us=times, comm_cpu_us=times))
         on_run("plan 0", JobError(REASON))
-        failed = FailedPlan(plan=Plan(cycle_time_us=1.0), predicted_us=1e5, reason=REASON, runs=1, measured_us=1.1e5)
+        failed = FailedPlan(plan=Plan.of(cycle_time_us=1.0), predicted_us=1e5, reason=REASON, runs=1, measured_us=1.1e5)
         found = Validation(
             baseline_us=2e5, baseline_predicted_us=2e5, baseline_error_pct=0, noise_pct=1, rounds=2, plans=(), failed=(failed,)
         )

@@ -21,7 +21,7 @@ from dpro_search.deploy.parts.part import JobFacts, Servers
 from dpro_search.deploy.targets import parts_of, targets_for
 from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan, Prediction, setting_names
 from tests.faults.processes import succeeds
 
 T = SimpleNamespace(**{target.name.upper(): target for target in all_targets()})
@@ -36,21 +36,21 @@ def prediction(us):
     ("plan", "target", "env"),
     [
         (
-            Plan(fusion_threshold_bytes=0, cycle_time_us=2500.0),
+            Plan.of(fusion_threshold_bytes=0, cycle_time_us=2500.0),
             T.HOROVOD,
             {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "2.5"},
         ),
         (Plan(servers=3), T.MXNET, {"DMLC_NUM_SERVER": "3"}),
         (Plan(servers_on_workers=True), T.MXNET, {"DPRO_SEARCH_SERVER_HOSTS": "workers"}),
         (Plan(servers_on_workers=False), T.BYTEPS, {"DPRO_SEARCH_SERVER_HOSTS": "own"}),
-        (Plan(bigarray_bound=1000), T.MXNET, {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}),
+        (Plan.of(bigarray_bound=1000), T.MXNET, {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}),
         (
-            Plan(p3=True, slice_threshold=400),
+            Plan.of(p3=True, slice_threshold=400),
             T.MXNET,
             {"DMLC_PS_VAN_TYPE": "p3", "MXNET_UPDATE_ON_KVSTORE": "0", "MXNET_KVSTORE_SLICE_THRESHOLD": "400"},
         ),
         (
-            Plan(partition_bytes=1024, credit=4, servers=1),
+            Plan.of(partition_bytes=1024, credit=4, servers=1),
             T.BYTEPS,
             {"BYTEPS_PARTITION_BYTES": "1024", "BYTEPS_SCHEDULING_CREDIT": "4", "DMLC_NUM_SERVER": "1"},
         ),
@@ -74,7 +74,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
         (Plan(compression="powersgd-1"), (T.HOROVOD,), "Horovod has fp16, not powersgd-1"),
         (Plan(compression="2bit"), (T.DDP,), "DDP has fp16 and powersgd-4, powersgd-2, powersgd-1, not 2bit"),
-        (Plan(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
+        (Plan.of(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
         (Plan(servers_on_workers=True), (T.HOROVOD,), "servers_on_workers: horovod cannot express it .known to: mxnet, byteps;"),
         (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),
         (Plan(op_clusters=(("a",),), micro_batches=2), (T.XLA, T.PYTORCH), "--target xla and pytorch: a job has one framework"),
@@ -96,7 +96,7 @@ def test_an_op_that_the_backward_pass_uses_at_once_is_not_computed_again_and_ref
 
 def test_modules_are_checked_against_the_recording_and_go_with_the_parts_of_a_batch():
     facts = JobFacts(modules=[ModuleInfo(name="layers.0", type="Block", member=True)])
-    plan = Plan(recomputed_modules=("layers.0",), micro_batches=2, bucket_cap_bytes=2**20)
+    plan = Plan.of(recomputed_modules=("layers.0",), micro_batches=2, bucket_cap_bytes=2**20)
     parts = parts_of(plan, targets_for(plan, (T.DDP, T.PYTORCH)), facts)
     files = parts[T.PYTORCH].files
     assert set(files) == {"modules.json", "modules.py", "micro_batches.json", "micro_batches.py"}
@@ -123,7 +123,7 @@ def test_horovod_on_mxnet_has_no_exact_groups():
 
 
 def test_every_field_of_a_plan_has_a_target():
-    assert {name for target in all_targets() for name in target.fields} == set(Plan.__struct_fields__)
+    assert {name for target in all_targets() for name in target.fields} == set(setting_names())
 
 
 def test_the_command_line_names_every_target():
@@ -133,11 +133,11 @@ def test_the_command_line_names_every_target():
 @pytest.mark.parametrize(
     ("plan", "available", "targets"),
     [
-        (Plan(cycle_time_us=1.0, op_clusters=(("a",),)), None, (T.HOROVOD, T.XLA)),
+        (Plan.of(cycle_time_us=1.0, op_clusters=(("a",),)), None, (T.HOROVOD, T.XLA)),
         (Plan(tensor_groups=(("a",),)), None, (T.HOROVOD,)),
         (Plan(tensor_groups=(("a",),)), (T.DDP, T.PYTORCH), (T.DDP,)),
-        (Plan(bucket_cap_bytes=1, micro_batches=2), (T.DDP, T.PYTORCH), (T.DDP, T.PYTORCH)),
-        (Plan(servers=2, credit=1), None, (T.BYTEPS,)),
+        (Plan.of(bucket_cap_bytes=1, micro_batches=2), (T.DDP, T.PYTORCH), (T.DDP, T.PYTORCH)),
+        (Plan.of(servers=2, credit=1), None, (T.BYTEPS,)),
         (Plan(op_clusters=(("a",),), micro_batches=2), None, (T.XLA, T.TENSORFLOW)),
         (Plan(), (T.MXNET,), (T.MXNET,)),
     ],
@@ -154,11 +154,11 @@ def test_a_plan_that_two_targets_can_express_needs_a_choice():
 
 def test_a_plan_for_another_kind_of_job_is_refused():
     with pytest.raises(InputError, match="bucket_cap_bytes: horovod and xla and tensorflow cannot express it"):
-        targets_for(Plan(bucket_cap_bytes=1), (T.HOROVOD, T.XLA, T.TENSORFLOW))
+        targets_for(Plan.of(bucket_cap_bytes=1), (T.HOROVOD, T.XLA, T.TENSORFLOW))
 
 
 def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
-    plan = Plan(
+    plan = Plan.of(
         tensor_groups=(("a#0",),), cycle_time_us=2000.0, op_clusters=(("x", "y"),), bfloat16_ops=("z",), recomputed_ops=("x",),
         micro_batches=2,
     )  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_readme_is_five_lines_at_most_for_one_system(tmp_path):
 @pytest.mark.parametrize("helper", ["ddp", "micro_batches", "tape", "trainer", "xla"])
 def test_a_helper_needs_nothing_of_this_package(helper, tmp_path):
     plans = {
-        "ddp": Plan(bucket_cap_bytes=1), "micro_batches": Plan(micro_batches=2), "tape": Plan(tensor_groups=(("a",),)),
+        "ddp": Plan.of(bucket_cap_bytes=1), "micro_batches": Plan(micro_batches=2), "tape": Plan(tensor_groups=(("a",),)),
         "trainer": Plan(compression="2bit"), "xla": Plan(op_clusters=(("a",),)),
     }  # fmt: skip
     targets = {"ddp": T.DDP, "micro_batches": T.PYTORCH, "tape": T.HOROVOD, "trainer": T.MXNET, "xla": T.XLA}
@@ -198,7 +198,7 @@ def test_a_helper_needs_nothing_of_this_package(helper, tmp_path):
 
 
 def test_powersgd_begins_when_it_can_and_the_readme_says_how_to_begin_later(tmp_path):
-    export_plan(Plan(compression="powersgd-2", bucket_cap_bytes=2**20), tmp_path / "out", (T.DDP,))
+    export_plan(Plan.of(compression="powersgd-2", bucket_cap_bytes=2**20), tmp_path / "out", (T.DDP,))
     found = json.loads((tmp_path / "out" / "ddp.json").read_text())
     assert (found["compression"], found["options"]) == ("powersgd-2", {"bucket_cap_mb": 1.0})
     options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}

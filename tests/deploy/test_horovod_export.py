@@ -24,7 +24,7 @@ def test_the_empty_plan_sets_nothing() -> None:
 
 
 def test_settings_have_horovods_units() -> None:
-    plan = Plan(fusion_threshold_bytes=0, cycle_time_us=2500.0)
+    plan = Plan.of(fusion_threshold_bytes=0, cycle_time_us=2500.0)
     assert horovod_environment(plan) == {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "2.5"}
 
 
@@ -34,13 +34,13 @@ def test_exact_groups_are_kept_from_merging() -> None:
 
 @pytest.mark.parametrize(("threshold_bytes", "largest_bytes"), [(None, 0), (0, 0), (1024, 0), (2**20, 2**29), (2**30, 2**29)])
 def test_exact_groups_are_kept_from_splitting(threshold_bytes: int | None, largest_bytes: int) -> None:
-    plan = Plan(tensor_groups=GROUPED.tensor_groups, fusion_threshold_bytes=threshold_bytes)
+    plan = Plan.of(tensor_groups=GROUPED.tensor_groups, fusion_threshold_bytes=threshold_bytes)
     exported = int(horovod_environment(plan, largest_group_bytes=largest_bytes)["HOROVOD_FUSION_THRESHOLD"])
     assert exported >= max(largest_bytes, threshold_bytes or 0, 1)
 
 
 def test_a_plan_without_groups_needs_no_change_of_the_script(tmp_path: Path) -> None:
-    exported = export_plan(Plan(cycle_time_us=5000), tmp_path / "out", (HOROVOD,))
+    exported = export_plan(Plan.of(cycle_time_us=5000), tmp_path / "out", (HOROVOD,))
     assert exported.files == ("README.md", "horovod.env", "plan.json")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(exported.files)
 
@@ -51,7 +51,7 @@ def test_groups_are_written_as_the_plan_has_them(tmp_path: Path) -> None:
 
 
 def test_algorithms_are_rules_of_open_mpi(tmp_path: Path) -> None:
-    plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (65536, "rabenseifner")), cycle_time_us=5000)
+    plan = Plan.of(allreduce_algorithms=((0, "recursive-doubling"), (65536, "rabenseifner")), cycle_time_us=5000)
     exported = export_plan(plan, tmp_path / "out", (HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
     rules = tmp_path / "out" / "allreduce.rules"
     numbers = [line.split("#")[0].split() for line in rules.read_text().splitlines()]
@@ -70,14 +70,14 @@ def test_rules_have_the_numbers_with_which_algorithms_are_measured() -> None:
 
 
 def test_algorithms_beside_groups_and_compression_are_written_too(tmp_path: Path) -> None:
-    plan = Plan(allreduce_algorithms=((0, "ring"),), tensor_groups=GROUPED.tensor_groups, compression="fp16")
+    plan = Plan.of(allreduce_algorithms=((0, "ring"),), tensor_groups=GROUPED.tensor_groups, compression="fp16")
     exported = export_plan(plan, tmp_path / "out", (HOROVOD,), JobFacts(framework="tensorflow", on_mpi=True))
     assert {"allreduce.rules", "groups.json", "tape.py"} <= set(exported.files)
 
 
 def test_algorithms_for_a_job_on_gloo_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="which has one algorithm"):
-        export_plan(Plan(allreduce_algorithms=((0, "ring"),)), tmp_path / "out", (HOROVOD,), JobFacts(on_mpi=False))
+        export_plan(Plan.of(allreduce_algorithms=((0, "ring"),)), tmp_path / "out", (HOROVOD,), JobFacts(on_mpi=False))
     assert not (tmp_path / "out").exists()
 
 
@@ -86,7 +86,7 @@ def numbers_of(path: Path) -> list[str]:
 
 
 def test_a_hierarchy_is_rules_of_two_components(tmp_path: Path) -> None:
-    plan = Plan(allreduce_algorithms=((0, "hierarchy"), (65536, "rabenseifner"), (262144, "hierarchy")))
+    plan = Plan.of(allreduce_algorithms=((0, "hierarchy"), (65536, "rabenseifner"), (262144, "hierarchy")))
     facts = JobFacts(framework="tensorflow", on_mpi=True, ranks=8, ranks_per_host=2)
     exported = export_plan(plan, tmp_path / "out", (HOROVOD,), facts)
     among_four_hosts, all_ranks = ["4", "1", "0 4 0 0"], ["8", "1", "0 6 0 0"]
@@ -100,7 +100,7 @@ def test_a_hierarchy_is_rules_of_two_components(tmp_path: Path) -> None:
 
 def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -> None:
     facts = JobFacts(on_mpi=True, ranks=4, ranks_per_host=2)
-    export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
+    export_plan(Plan.of(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
     assert numbers_of(tmp_path / "out" / "allreduce.rules") == ["1", "2", "1", "2", "1", "0 3 0 0"]
 
 
@@ -115,7 +115,7 @@ def test_a_hierarchy_of_two_hosts_is_one_exchange_between_them(tmp_path: Path) -
 )
 def test_a_hierarchy_without_use_is_refused_with_the_reason(facts: JobFacts, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=reason):
-        export_plan(Plan(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
+        export_plan(Plan.of(allreduce_algorithms=((0, "hierarchy"),)), tmp_path / "out", (HOROVOD,), facts)
     assert not (tmp_path / "out").exists()
 
 

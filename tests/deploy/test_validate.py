@@ -13,7 +13,7 @@ from dpro_search.errors import InputError, JobError
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan, Prediction
 
-FAST, SLOW = Plan(cycle_time_us=1.0), Plan(cycle_time_us=2.0)
+FAST, SLOW = Plan.of(cycle_time_us=1.0), Plan.of(cycle_time_us=2.0)
 
 
 def prediction(us):
@@ -38,7 +38,7 @@ class FakeJob:
         self.ran.append(plan)
         self.limits_s.append(timeout_s)
         if (plan, self.ran.count(plan)) in self.fails:
-            raise JobError(f"failed at {plan.cycle_time_us} us")
+            raise JobError(f"failed at {plan.get('cycle_time_us')} us")
         centre = self.medians_us[plan] * (1 + self.spread * self._rng.normal())
         us = centre * (1 + 0.01 * self._rng.normal(size=30))
         times = StepTimes(iteration_us=us, compute_cpu_us=us, comm_cpu_us=us)

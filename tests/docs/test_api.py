@@ -51,7 +51,7 @@ def test_it_says_what_the_command_line_says():
     found = job.replay(changes={"fusion_threshold_bytes": 0})
     assert found.iteration_us == facts["predicted_iteration_us"]
     assert found.breakdown_us == facts["breakdown_us"]
-    assert job.replay(dpro_search.Plan(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
+    assert job.replay(dpro_search.Plan.of(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_tables_are_well_formed_and_hostile_names_stay_text(run):
 
 
 def test_real_runs_are_a_table_that_says_what_trains_something_else():
-    plan = Plan(fusion_threshold_bytes=0)
+    plan = Plan.of(fusion_threshold_bytes=0)
     other = Equivalence(verdict="different", compared=20, difference=0.1, tolerance=1e-4, reason="first 20 losses differ")
     ran = MeasuredPlan(
         plan=plan,

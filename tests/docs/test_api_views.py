@@ -38,7 +38,9 @@ def run(job, tmp_path_factory):
 
 def test_a_plan_shows_only_what_it_changes():
     assert repr(Plan()) == "Plan()"
-    assert repr(Plan(fusion_threshold_bytes=0)) == "Plan(fusion_threshold_bytes=0)"
+    plan = Plan.of(fusion_threshold_bytes=0, micro_batches=2)
+    assert repr(plan) == "Plan.of(fusion_threshold_bytes=0, micro_batches=2)"
+    assert eval(repr(plan)) == plan
 
 
 def test_a_large_plan_fits_on_a_screen():

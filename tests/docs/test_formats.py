@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.trace import DependencyKind, EventKind, Events, Steps, TraceMeta
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import setting_names
 from tests.faults.processes import SEARCH, succeeds
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
@@ -17,7 +17,7 @@ WRITTEN = PAGE[PAGE.index("## Files that dpro-search writes") :]
     "names",
     [
         TraceMeta.__struct_fields__,
-        Plan.__struct_fields__,
+        (*setting_names(), "scheme"),
         [column.name for kind in (Events, Steps) for column in dataclasses.fields(kind)],
     ],
     ids=["meta.json", "plan", "trace.npz"],

@@ -52,7 +52,7 @@ def test_a_search_of_a_strategy_tries_its_plans_only(tmp_path):
     objective = restricted(sample(), "tensor fusion")
     tried = []
     run_search(objective, trials=30, out=tmp_path / "run", trace_digest="sample", on_trial=lambda trial: tried.append(trial.plan))
-    assert {name for plan in tried for name in plan.changes} == {"fusion_threshold_bytes", "tensor_groups"}
+    assert {name for plan in tried for name in plan.settings} == {"fusion_threshold_bytes", "tensor_groups"}
 
 
 def test_op_fusion_alone_is_searched_without_collectives_to_look_at(tmp_path):
@@ -62,7 +62,7 @@ def test_op_fusion_alone_is_searched_without_collectives_to_look_at(tmp_path):
         objective, trials=4, sampler="critical-path", out=tmp_path / "run", trace_digest="sample",
         on_trial=lambda trial: tried.append(trial.plan),
     )  # fmt: skip
-    assert {name for plan in tried for name in plan.changes} == set(FIELDS["op fusion"])
+    assert {name for plan in tried for name in plan.settings} == set(FIELDS["op fusion"])
 
 
 def test_a_strategy_that_a_job_does_not_have_leaves_nothing_to_search():

@@ -21,7 +21,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, setting_names
 from tests.faults.processes import RAW, SEARCH, dpro, fails_in_one_line, succeeds
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -48,11 +48,15 @@ def read_plan(raw: bytes) -> Plan | None:
         return None
 
 
+NAMES = st.sampled_from((*setting_names(), "scheme", "name"))
+
+
 class TestPlans:
     @FUZZ
-    @given(fields=st.dictionaries(st.sampled_from(Plan.__struct_fields__) | st.text(max_size=5), VALUES, max_size=4))
-    def test_any_object_is_a_plan_or_one_line(self, fields):
-        plan = read_plan(json.dumps({"version": 1, **fields}).encode())
+    @given(fields=st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=4), own=st.dictionaries(NAMES, VALUES, max_size=2))
+    def test_any_object_is_a_plan_or_one_line(self, fields, own):
+        scheme = {"scheme": {"name": "horovod", **own}} if own else {}
+        plan = read_plan(json.dumps({"version": 2, **scheme, **fields}).encode())
         assert plan is None or Plan.from_json(plan.to_json()) == plan
 
     @FUZZ
@@ -81,7 +85,7 @@ class TestPlans:
     )
     def test_a_plan_of_any_numbers_is_priced_or_refused(self, threshold, cycle_us):
         try:
-            plan = Plan(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
+            plan = Plan.of(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
             found = predictor().predict(plan)
         except DproSearchError as error:
             one_line(error)

@@ -75,12 +75,12 @@ def on_link(algorithm: Algorithm, ranks_per_host: int = 1) -> float:
 
 
 def test_sizes_are_added_up_as_the_plan_says(tmp_path):
-    sent = bytes_sent(Plan(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "ring"))), tmp_path)
+    sent = bytes_sent(Plan.of(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "ring"))), tmp_path)
     assert sent == [on_link(Algorithm.RECURSIVE_DOUBLING), on_link(Algorithm.RING)]
 
 
 def test_another_plan_of_the_same_sizes_sends_other_bytes(tmp_path):
-    small, large = bytes_sent(Plan(allreduce_algorithms=((0, "ring"), (LARGE, "recursive-doubling"))), tmp_path)
+    small, large = bytes_sent(Plan.of(allreduce_algorithms=((0, "ring"), (LARGE, "recursive-doubling"))), tmp_path)
     assert large > 1.2 * small
 
 
@@ -93,11 +93,11 @@ def test_another_plan_of_the_same_sizes_sends_other_bytes(tmp_path):
     ],
 )
 def test_sizes_in_a_hierarchy_and_others_send_what_they_should_over_the_links_of_two_hosts(ranges, sent, tmp_path):
-    found = bytes_sent(Plan(allreduce_algorithms=ranges), tmp_path, ranks_per_host=2, sizes=(SMALL, LARGE, SMALL))
+    found = bytes_sent(Plan.of(allreduce_algorithms=ranges), tmp_path, ranks_per_host=2, sizes=(SMALL, LARGE, SMALL))
     assert found == [pytest.approx(share, rel=0.12) for share in sent]
 
 
 def test_algorithms_that_know_no_hosts_send_over_their_links_what_the_counts_say(tmp_path):
-    plan = Plan(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "rabenseifner")))
+    plan = Plan.of(allreduce_algorithms=((0, "recursive-doubling"), (LARGE, "rabenseifner")))
     doubling, halving = on_link(Algorithm.RECURSIVE_DOUBLING, 2), on_link(Algorithm.HALVING_DOUBLING, 2)
     assert bytes_sent(plan, tmp_path, ranks_per_host=2) == [doubling, halving]

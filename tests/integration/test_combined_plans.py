@@ -29,7 +29,7 @@ GROUPS = (("last/bias#25", "last/kernel#24", "block_5/right_5/bias#23"), ("block
 GRADIENTS = 26
 PLANS = {
     "groups": Plan(recomputed_ops=AGAIN, bfloat16_ops=HALF, tensor_groups=GROUPS),
-    "parts": Plan(op_clusters=FUSED, fusion_threshold_bytes=0, micro_batches=2),
+    "parts": Plan.of(op_clusters=FUSED, fusion_threshold_bytes=0, micro_batches=2),
     "all": Plan(op_clusters=FUSED, recomputed_ops=AGAIN, bfloat16_ops=HALF, tensor_groups=GROUPS, micro_batches=2),
 }
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -103,7 +102,7 @@ def torch_base(torch_job):
     return torch_job.run(Plan(), warmup=2)
 
 
-@pytest.mark.parametrize("plan", [Plan(bucket_cap_bytes=20_000), Plan(micro_batches=4), Plan(compression="fp16")])
+@pytest.mark.parametrize("plan", [Plan.of(bucket_cap_bytes=20_000), Plan(micro_batches=4), Plan(compression="fp16")])
 def test_pytorch_trains_the_same(torch_job, torch_base, plan):
     found = verdict(torch_job, plan, torch_base)
     assert found.verdict == "same", found.reason
@@ -113,7 +112,7 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
 def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(torch_job, tmp_path, rank):
     trace = PYTORCH_DDP.record(torch_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
     prices = job_of(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
-    plan = Plan(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
+    plan = Plan.of(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
     spec = replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(tmp_path / "sent")})
     run = replace(torch_job, spec=spec).run(plan, warmup=2)
     first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))
@@ -133,7 +132,7 @@ def fsdp_job(torch_python):
 
 
 @pytest.mark.parametrize(
-    ("plan", "gathers"), [(Plan(prefetch=True), 7), (Plan(reshard_after_forward=False), 4)], ids=["prefetch", "keep"]
+    ("plan", "gathers"), [(Plan.of(prefetch=True), 7), (Plan.of(reshard_after_forward=False), 4)], ids=["prefetch", "keep"]
 )
 def test_a_fully_sharded_job_trains_the_same_and_gathers_what_its_plan_says(fsdp_job, tmp_path, plan, gathers):
     """Of four units the root keeps its parameters until the backward pass: as recorded, the three layers are gathered again."""
@@ -152,8 +151,8 @@ def blocks_job(torch_job):
 
 def test_modules_that_are_computed_again_train_the_same_to_the_last_bit(blocks_job, tmp_path):
     found = []
-    parts = Plan(micro_batches=2, bucket_cap_bytes=20_000)
-    for name, plan in [("as-written", parts), ("again", msgspec.structs.replace(parts, recomputed_modules=("0", "2")))]:
+    parts = Plan.of(micro_batches=2, bucket_cap_bytes=20_000)
+    for name, plan in [("as-written", parts), ("again", parts.changed(recomputed_modules=("0", "2")))]:
         spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
         run = replace(blocks_job, spec=spec).run(plan, warmup=2)
         found.append((run.losses, json.loads((tmp_path / name).read_text())))
@@ -166,7 +165,7 @@ def test_modules_in_bfloat16_converge_to_the_same_and_computing_them_again_chang
     plan, found = Plan(bfloat16_modules=("0", "2")), []
     for name, again in [("once", None), ("the-same", ("0", "2")), ("their-parts", ("0.0", "2.4")), ("what-holds-none", ("1",))]:
         spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
-        both = msgspec.structs.replace(plan, recomputed_modules=again)
+        both = plan.changed(recomputed_modules=again)
         run = replace(blocks_job, spec=spec).run(both, warmup=2)
         found.append((run.losses, json.loads((tmp_path / name).read_text())))
     assert found[0][0] != plain.losses  # it did compute in another precision
@@ -218,7 +217,7 @@ def test_ddp_makes_exactly_the_groups_of_a_plan(torch_job, tmp_path):
 def _ready_order(torch_job, folder):
     """Of a run whose buckets hold one gradient each."""
     spec = replace(torch_job.spec, env={**torch_job.spec.env, "BUCKETS_TO": str(folder / "alone")})
-    replace(torch_job, spec=spec).run(Plan(bucket_cap_bytes=1), warmup=2)
+    replace(torch_job, spec=spec).run(Plan.of(bucket_cap_bytes=1), warmup=2)
     return [index for bucket in _buckets(folder / "alone") for index in bucket]
 
 
@@ -229,12 +228,12 @@ def _buckets(path):
 def test_a_script_that_does_not_follow_is_told_what_to_use(torch_python):
     plain = job("pytorch-ddp", (torch_python, WORKLOADS.parents[1] / "tests" / "integration" / "ddp_job.py", "plain"), "pytorch")
     with pytest.raises(JobError, match=r"does not follow the plan: its script does not use ddp\.py \(planned_ddp in place of"):
-        plain.run(Plan(bucket_cap_bytes=1000), warmup=2)
+        plain.run(Plan.of(bucket_cap_bytes=1000), warmup=2)
 
 
 def test_a_plan_for_another_kind_of_job_is_refused_before_it_runs(torch_job):
     with pytest.raises(InputError, match="cycle_time_us: ddp and pytorch cannot express it"):
-        torch_job.run(Plan(cycle_time_us=1.0), warmup=2)
+        torch_job.run(Plan.of(cycle_time_us=1.0), warmup=2)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +252,7 @@ def test_mxnet_pushes_compressed_gradients(kvstore_job):
     assert len(kvstore_job.run(Plan(compression="2bit"), warmup=2).times.iteration_us) >= 4
 
 
-@pytest.mark.parametrize("plan", [Plan(servers=1), Plan(p3=True, slice_threshold=400_000)])
+@pytest.mark.parametrize("plan", [Plan(servers=1), Plan.of(p3=True, slice_threshold=400_000)])
 def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstore_base, plan):
     found = verdict(kvstore_job, plan, kvstore_base)
     assert found.compared == 8
@@ -263,7 +262,7 @@ def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstor
 def test_a_plan_whose_run_hangs_is_ended_and_the_others_are_measured(mxnet_python):
     hangs = job("mxnet-kvstore", (mxnet_python, KVSTORE_JOB, "hangs-with-a-bound"), "mxnet", DMLC_NUM_SERVER="1")
     expected = Prediction(iteration_us=1e4, interval_us=(9e3, 1.1e4), breakdown_us={}, peak_memory_bytes=None, source="recorded")
-    plans = [(Plan(bigarray_bound=1000), expected), (Plan(servers=2), expected)]
+    plans = [(Plan.of(bigarray_bound=1000), expected), (Plan(servers=2), expected)]
     found = validate(hangs, expected, plans, warmup=2, timeout_s=15)
     (failed,) = found.failed
     assert "took longer than 15 s" in failed.reason
@@ -286,12 +285,12 @@ def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
     )
     plain = job("mxnet-horovod", command, "mxnet")
     base = plain.run(Plan(), warmup=2)
-    found = verdict(plain, Plan(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
+    found = verdict(plain, Plan.of(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
     assert found.verdict == "same", found.reason
     assert np.isfinite(base.times.iteration_us).all()
 
 
-@pytest.mark.parametrize("plan", [Plan(servers=1, partition_bytes=512_000, credit=4), Plan(compression="fp16")])
+@pytest.mark.parametrize("plan", [Plan.of(servers=1, partition_bytes=512_000, credit=4), Plan(compression="fp16")])
 def test_byteps_trains_the_same_with_other_servers_parts_and_credit_and_by_halves(byteps_python, plan):
     command = (byteps_python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
     plain = job("mxnet-byteps", command, "mxnet", DMLC_NUM_SERVER="2")

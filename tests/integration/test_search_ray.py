@@ -26,7 +26,7 @@ OBJECTIVE = BusObjective(tensors_of([40_000] * 8))
 
 class Refusing(BusObjective):
     def predict(self, plan: Plan) -> Prediction:
-        if plan.cycle_time_us == 777.0:
+        if plan.get("cycle_time_us") == 777.0:
             raise InputError("plan: no such tensor")
         return super().predict(plan)
 
@@ -52,11 +52,11 @@ def cluster() -> Iterator[Any]:
 def test_what_goes_wrong_in_a_task_is_said_here(cluster: Any) -> None:
     with RayEvaluator(Refusing(OBJECTIVE.tensors), 2) as evaluator:
         evaluations = Evaluations(evaluator)
-        evaluations.request(Plan(cycle_time_us=776.0))
-        assert evaluations.wait(Plan(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan(cycle_time_us=776.0))
-        evaluations.request(Plan(cycle_time_us=777.0))
+        evaluations.request(Plan.of(cycle_time_us=776.0))
+        assert evaluations.wait(Plan.of(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan.of(cycle_time_us=776.0))
+        evaluations.request(Plan.of(cycle_time_us=777.0))
         with pytest.raises(InputError, match="plan: no such tensor"):
-            evaluations.wait(Plan(cycle_time_us=777.0))
+            evaluations.wait(Plan.of(cycle_time_us=777.0))
 
 
 def test_tasks_find_what_processes_find_though_a_node_is_lost(cluster: Any, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class KindConformance:
 
     def test_a_plan_that_repeats_the_recording_is_the_empty_one(self, job: Job) -> None:
         repeated = {name: value for name, value in job.space.job.values.items() if value is not None}
-        assert job.space.simplest(Plan(**repeated)) == Plan()
+        assert job.space.simplest(Plan.of(**repeated)) == Plan()
 
     def test_every_choice_changes_the_prediction(self, job: Job) -> None:
         recorded_us = job.predict(Plan()).iteration_us
@@ -94,7 +94,7 @@ class KindConformance:
     def test_a_field_of_another_kind_is_refused_with_both_names(self, job: Job) -> None:
         foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
         with pytest.raises(InputError, match=f"{job.title} has no {foreign}"):
-            job.predict(Plan(**{foreign: 1}))
+            job.predict(Plan.of(**{foreign: 1}))
 
     def test_a_misspelt_knob_is_one_line_with_the_nearest_name(self, job: Job) -> None:
         known = (*job.askable, *job.settings)

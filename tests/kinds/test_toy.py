@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,35 +65,59 @@ def test_it_is_a_kind_among_others() -> None:
 def test_replay(folder: Path) -> None:
     recorded = verb("replay", folder / "trace")
     assert recorded["error_pct"] == pytest.approx(0, abs=1e-6)
-    fewer = verb("replay", folder / "trace", "--set", "micro_batches=1", "--what-if", "compute=0.5")
+    fewer = verb("replay", folder / "trace", "--set", "rounds=1", "--what-if", "compute=0.5")
     assert fewer["predicted_iteration_us"] == pytest.approx(toy.COMPUTE_US / 2 + toy.ROUND_US)
 
 
 def test_diagnose(folder: Path) -> None:
     assert verb("diagnose", folder / "trace")["findings"] == ["Rounds take most of a step."]
-    assert "micro_batches=1" in printed("diagnose", folder / "trace")
+    assert "rounds=1" in printed("diagnose", folder / "trace")
 
 
 def test_run_export_validate_and_report(folder: Path) -> None:
     found = verb("run", folder / "trace", "--trials", 8, "--sampler", "mcmc", "--out", folder / "run")
-    assert found["plans"][0]["plan"] == {"micro_batches": 1}
+    assert found["plans"][0]["plan"] == {"rounds": 1}
     verb("export", folder / "run", "--out", folder / "tuned")
     assert (folder / "tuned" / "toy.env").read_text() == "TOY_ROUNDS=1\n"
     measured = verb("validate", folder / "run", "--top", 1, "--rounds", 2, "--warmup", 1)
+    assert measured["plans"][0]["plan"] == {"rounds": 1}
     assert measured["plans"][0]["predicted_us"] == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
     assert measured["plans"][0]["measured_us"] > toy.COMPUTE_US
     verb("report", folder / "run", "--out", folder / "run.html")
-    assert "1 micro-batch" in (folder / "run.html").read_text()
+    assert "1 round" in (folder / "run.html").read_text()
+
+
+def test_its_settings_are_found_where_nothing_has_imported_it(folder: Path) -> None:
+    """A process that begins with a file of a plan knows only the line in `kinds._names`."""
+    verb("run", folder / "trace", "--trials", 4, "--sampler", "mcmc", "--out", folder / "again")
+    (folder / "by-name.json").write_text('{"version": 2, "rounds": 1}')
+    plans = (folder / "again" / "plans" / "plan-0.json", folder / "by-name.json")
+    assert json.loads(plans[0].read_bytes()) == {"version": 2, "scheme": {"name": "toy", "rounds": 1}}
+    for number, plan in enumerate(plans):
+        us = alone("replay", folder / "trace", "--plan", plan)["predicted_iteration_us"]
+        assert us == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
+        alone("export", plan, "--out", folder / f"alone-{number}")
+    alone("report", folder / "again", "--out", folder / "again.html")
+    assert alone("run", folder / "trace", "--trials", 6, "--sampler", "mcmc", "--out", folder / "again")["trials"] == 6
+
+
+def alone(*args: object) -> dict[str, Any]:
+    """What a verb prints in a process of its own."""
+    begin = "from dpro_search.kinds import _names; _names.KINDS = ('tests.kinds.toy', *_names.KINDS); "
+    command = [sys.executable, "-c", begin + "from dpro_search.cli import main; main()", args[0], "--json", *args[1:]]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def test_doctor(folder: Path) -> None:
     checks = {check["name"]: check for check in verb("doctor", folder / "trace")["checks"]}
-    assert checks["run"]["detail"] == "plans may change micro_batches"
+    assert checks["run"]["detail"] == "plans may change rounds"
     assert checks["export"]["detail"] == "for toy"
     assert checks["validate"]["ok"]
 
 
 def test_the_python_api(folder: Path) -> None:
     job = dpro_search.load(folder / "trace")
-    assert job.replay(Plan(micro_batches=1)).iteration_us < job.replay().iteration_us
-    assert job.diagnose().gains[0]["what_if"] == "micro_batches=1"
+    assert job.replay(Plan.of(rounds=1)).iteration_us < job.replay().iteration_us
+    assert job.diagnose().gains[0]["what_if"] == "rounds=1"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scale
+from dpro_search.space.schemes import SchemeSettings, counted
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
 
@@ -46,29 +47,39 @@ FORMAT = "toy-rounds"
 COMPUTE_US, ROUND_US, ROUNDS = 3000.0, 500.0, 8
 
 
+class ToySettings(SchemeSettings, tag="toy", frozen=True, kw_only=True):
+    """What plans of such jobs change."""
+
+    rounds: int | None = None
+
+    title = "the toy"
+    positive = ("rounds",)
+    words: ClassVar[Mapping[str, Any]] = {"rounds": counted("round")}
+
+
 class Rounds(Knob):
     """How many rounds a step waits for."""
 
     name = "rounds"
-    fields = ("micro_batches",)
+    fields = ("rounds",)
 
     def legal(self, plan: Plan) -> str | None:
-        return None if (plan.micro_batches or 1) <= ROUNDS else f"micro_batches: a toy job has {ROUNDS} rounds at most"
+        return None if (ToySettings.of(plan).rounds or 1) <= ROUNDS else f"rounds: a toy job has {ROUNDS} at most"
 
     @cached_property
     def choice(self) -> Choice:
-        grids = {RECORDED: ({},), "set": grid("micro_batches", range(1, ROUNDS))}
+        grids = {RECORDED: ({},), "set": grid("rounds", range(1, ROUNDS))}
         return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
 class ToyJob(Job):
     title = "a toy job"
-    askable = ("micro_batches",)
+    askable = ("rounds",)
     settings = ("compute", "communication")
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.tensors = trace, trace.tensors
-        facts = JobFacts(name=self.title, tensors=trace.tensors, values={"micro_batches": ROUNDS})
+        facts = JobFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
         self.space = PlanSpace(facts, [Rounds(facts)])
         self._scales: tuple[Scale, ...] = ()
 
@@ -78,7 +89,7 @@ class ToyJob(Job):
         return changed
 
     def _graph(self, plan: Plan) -> ReplayGraph:
-        rounds = plan.micro_batches or ROUNDS
+        rounds = ToySettings.of(plan).rounds or ROUNDS
         builder = GraphBuilder()
         (thread,) = builder.add_devices(np.arange(1), OrderPolicy.PROGRAM, "thread {0}", (range(1),))
         builder.add_ops(np.full(1, thread), np.full(1, COMPUTE_US), kind=OpKind.FORWARD, name="compute", axes=(range(1),))
@@ -109,7 +120,7 @@ class ToyJob(Job):
 
     def diagnose(self) -> dict[str, Any]:
         timeline = self.timeline(Plan())
-        fewer_us = self.predict(Plan(micro_batches=1)).iteration_us
+        fewer_us = self.predict(Plan.of(rounds=1)).iteration_us
         gain_us = timeline.iteration_us - fewer_us
         return {
             "iteration_us": timeline.iteration_us,
@@ -117,7 +128,7 @@ class ToyJob(Job):
             "critical_path": path_facts(timeline),
             "critical_ops": critical_ops(timeline),
             "ranks": [{"rank": 0}],
-            "gains": [{"what_if": "micro_batches=1", "predicted_iteration_us": fewer_us, "gain_us": gain_us}],
+            "gains": [{"what_if": "rounds=1", "predicted_iteration_us": fewer_us, "gain_us": gain_us}],
             "findings": ["Rounds take most of a step."],
             "warnings": [],
         }
@@ -127,10 +138,10 @@ class ToyJob(Job):
 
 
 def rounds_part(plan: Plan, facts: DeployedFacts) -> Part:
-    return Part(env={"TOY_ROUNDS": str(plan.micro_batches or ROUNDS)})
+    return Part(env={"TOY_ROUNDS": str(ToySettings.of(plan).rounds or ROUNDS)})
 
 
-TARGET = Target(name="toy", fields=("micro_batches",), part=rounds_part, communicates=True)
+TARGET = Target(name="toy", fields=("rounds",), part=rounds_part, communicates=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,8 @@ def test_a_tensor_in_no_group_goes_alone():
 
 
 def test_a_threshold_makes_groups_of_neighbours():
-    assert predictor().group_of(Plan(fusion_threshold_bytes=6000)).tolist() == [0, 0, 1, 2]
-    assert predictor().group_of(Plan(fusion_threshold_bytes=0)).tolist() == [0, 1, 2, 3]
+    assert predictor().group_of(Plan.of(fusion_threshold_bytes=6000)).tolist() == [0, 0, 1, 2]
+    assert predictor().group_of(Plan.of(fusion_threshold_bytes=0)).tolist() == [0, 1, 2, 3]
 
 
 def test_compute_and_exposed_communication_are_the_iteration():
@@ -43,7 +43,7 @@ def test_what_the_job_does_not_have_is_named():
     with pytest.raises(InputError, match="no tensor 'e'"):
         predictor().predict(Plan(tensor_groups=(("e",),)))
     with pytest.raises(InputError, match="no cycle_time_us"):
-        predictor().predict(Plan(cycle_time_us=1000.0))
+        predictor().predict(Plan.of(cycle_time_us=1000.0))
 
 
 @pytest.mark.parametrize("name", ["mcmc", "optuna"])

@@ -98,15 +98,16 @@ def test_a_search_finds_a_plan_that_is_no_slower(kind: str, tmp_path: Path) -> N
     prices = KINDS[kind]()
     result = run_search(prices, trials=12, seed=1, out=tmp_path / "run", trace_digest=kind)
     assert result.plans[0].prediction.iteration_us <= 1.01 * result.baseline.iteration_us
-    assert set(result.plans[0].plan.changes) <= set(prices.space.fields)
+    assert set(result.plans[0].plan.settings) <= set(prices.space.fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> None:
     prices = KINDS[kind]()
-    foreign = Plan(bucket_cap_bytes=1) if kind != "ddp" else Plan(servers=1)
-    with pytest.raises(InputError, match=f"plan: {prices.space.job.name} has no {foreign.changes[0]}; it knows") as refusal:
-        prices.predict(foreign)
+    foreign, owner = ("bucket_cap_bytes", "PyTorch DDP") if kind != "ddp" else ("credit", "BytePS")
+    with pytest.raises(InputError, match=f"plan: {prices.space.job.name} has no {foreign}; it knows") as refusal:
+        prices.predict(Plan.of(**{foreign: 1}))
+    assert f"({foreign} is a setting of {owner})" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -178,8 +179,8 @@ def test_a_second_server_takes_half_of_what_is_cut() -> None:
     prices = kvstore()
     one = prices.predict(Plan()).iteration_us
     uncut = prices.predict(Plan(servers=2)).iteration_us
-    cut = prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
-    slices = prices.predict(Plan(servers=2, p3=True, slice_threshold=100_000)).iteration_us
+    cut = prices.predict(Plan.of(servers=2, bigarray_bound=1000)).iteration_us
+    slices = prices.predict(Plan.of(servers=2, p3=True, slice_threshold=100_000)).iteration_us
     assert cut < uncut <= one * 1.01
     assert slices < uncut
 
@@ -187,7 +188,7 @@ def test_a_second_server_takes_half_of_what_is_cut() -> None:
 def test_the_search_finds_a_plan_as_good_as_cutting_the_large_tensor(tmp_path: Path) -> None:
     prices = kvstore()
     result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="kvstore")
-    assert result.plans[0].prediction.iteration_us <= prices.predict(Plan(servers=2, bigarray_bound=1000)).iteration_us
+    assert result.plans[0].prediction.iteration_us <= prices.predict(Plan.of(servers=2, bigarray_bound=1000)).iteration_us
     best = result.plans[0].plan
     assert (best.servers or 1) > 1 or best.servers_on_workers
 
@@ -202,7 +203,7 @@ def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
     on_another_link = prices.at_rate(100e6)
     assert on_another_link.predict(Plan(compression="2bit")).iteration_us < on_another_link.predict(Plan()).iteration_us
     with pytest.raises(InputError, match="does not compress priority slices"):
-        prices.predict(Plan(compression="2bit", p3=True))
+        prices.predict(Plan.of(compression="2bit", p3=True))
     with pytest.raises(InputError, match="has no compression"):
         kvstore().predict(Plan(compression="2bit"))
 
@@ -272,7 +273,7 @@ class TestHorovod:
     """The bundled sample: TensorFlow, two ranks."""
 
     def test_communication_alone_is_priced_as_the_predictor_does(self) -> None:
-        plan = Plan(fusion_threshold_bytes=MIB, cycle_time_us=2000.0)
+        plan = Plan.of(fusion_threshold_bytes=MIB, cycle_time_us=2000.0)
         assert horovod().predict(plan) == predictor().predict(plan)
 
     def test_exchanges_are_in_order_and_whole(self) -> None:
@@ -289,8 +290,8 @@ class TestHorovod:
 
     def test_half_the_bytes_cost_less_communication(self) -> None:
         prices = job_of(sample(), PlanOptions(allow_lossy=True))
-        slow = Plan(fusion_threshold_bytes=0)
-        half = Plan(fusion_threshold_bytes=0, compression="fp16")
+        slow = Plan.of(fusion_threshold_bytes=0)
+        half = Plan.of(fusion_threshold_bytes=0, compression="fp16")
         assert prices.predict(half).iteration_us < prices.predict(slow).iteration_us
         with pytest.raises(InputError, match="has no compression"):
             horovod().predict(half)

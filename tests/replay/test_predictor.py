@@ -37,7 +37,7 @@ def test_predictions_are_deterministic():
 
 
 def test_the_interval_holds_the_prediction_and_is_wider_for_a_changed_setting():
-    recorded, changed = predictor().predict(Plan()), predictor().predict(Plan(cycle_time_us=2000.0))
+    recorded, changed = predictor().predict(Plan()), predictor().predict(Plan.of(cycle_time_us=2000.0))
     for prediction in (recorded, changed):
         assert prediction.interval_us[0] < prediction.iteration_us < prediction.interval_us[1]
     assert changed.source == "extrapolated"
@@ -52,7 +52,7 @@ def test_a_faster_link_is_faster_and_never_beats_the_compute():
 
 
 def test_no_fusion_is_slower_than_horovods_default():
-    assert predictor().predict(Plan(fusion_threshold_bytes=0)).iteration_us > predictor().predict(Plan()).iteration_us
+    assert predictor().predict(Plan.of(fusion_threshold_bytes=0)).iteration_us > predictor().predict(Plan()).iteration_us
 
 
 def test_one_group_of_everything_hides_nothing():
@@ -66,7 +66,7 @@ def test_the_breakdown_adds_up_to_the_iteration():
 
 
 def test_a_larger_fusion_buffer_needs_more_memory():
-    small, large = (predictor().predict(Plan(fusion_threshold_bytes=n)).peak_memory_bytes for n in (2**20, 2**26))
+    small, large = (predictor().predict(Plan.of(fusion_threshold_bytes=n)).peak_memory_bytes for n in (2**20, 2**26))
     assert large - small > 2**24
 
 
@@ -130,7 +130,7 @@ def test_more_samples_extend_fewer():
 
 
 def test_sampled_replays_of_a_plan_and_a_cluster_are_around_its_prediction():
-    plan, cluster = Plan(fusion_threshold_bytes=2**22), rate(1e9)
+    plan, cluster = Plan.of(fusion_threshold_bytes=2**22), rate(1e9)
     found = predictor().sampled(plan, cluster, samples=20)
     assert np.median(found) == pytest.approx(predictor().predict(plan, cluster).iteration_us, rel=0.05)
 

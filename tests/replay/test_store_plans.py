@@ -98,16 +98,16 @@ PLANS = {
     kvstore: [
         Plan(),
         Plan(servers=3, servers_on_workers=True),
-        Plan(bigarray_bound=1000, servers=2),
-        Plan(p3=True, slice_threshold=20_000),
+        Plan.of(bigarray_bound=1000, servers=2),
+        Plan.of(p3=True, slice_threshold=20_000),
     ],
     byteps: [
         Plan(),
         Plan(servers=1, servers_on_workers=True),
-        Plan(partition_bytes=65_536),
-        Plan(credit=2),
-        Plan(credit=1, partition_bytes=400_000),
-        Plan(compression="fp16", partition_bytes=100_000),
+        Plan.of(partition_bytes=65_536),
+        Plan.of(credit=2),
+        Plan.of(credit=1, partition_bytes=400_000),
+        Plan.of(compression="fp16", partition_bytes=100_000),
     ],
 }
 

@@ -17,15 +17,15 @@ DATA = Path(__file__).parents[1] / "data"
 
 def test_groups_that_a_limit_makes_hold_every_tensor_once():
     whole = sum(tensor.size_bytes for tensor in sample().tensors)
-    for plan in (Plan(fusion_threshold_bytes=0), Plan(fusion_threshold_bytes=2**20), Plan(cycle_time_us=20e3)):
+    for plan in (Plan.of(fusion_threshold_bytes=0), Plan.of(fusion_threshold_bytes=2**20), Plan.of(cycle_time_us=20e3)):
         found = replayed_groups(predictor(), plan)
         assert sum(group.count for group in found) == len(sample().tensors)
         assert sum(group.size_bytes for group in found) == whole
-    assert {group.count for group in replayed_groups(predictor(), Plan(fusion_threshold_bytes=0))} == {1}
+    assert {group.count for group in replayed_groups(predictor(), Plan.of(fusion_threshold_bytes=0))} == {1}
 
 
 @pytest.mark.parametrize(
-    "plan", [None, Plan(cycle_time_us=5e3), Plan(tensor_groups=((sample().tensors[0].name, sample().tensors[1].name),))]
+    "plan", [None, Plan.of(cycle_time_us=5e3), Plan(tensor_groups=((sample().tensors[0].name, sample().tensors[1].name),))]
 )
 def test_a_horovod_job_has_collectives(plan):
     found = job_of(sample()).tensor_groups(typical_step(sample()), plan)
@@ -38,7 +38,7 @@ def test_a_horovod_job_has_collectives(plan):
 
 def test_a_ddp_job_has_buckets_that_follow_the_limit():
     trace = assemble_ddp(DATA / "ddp_mlp")
-    found = job_of(trace).tensor_groups(None, Plan(bucket_cap_bytes=1))
+    found = job_of(trace).tensor_groups(None, Plan.of(bucket_cap_bytes=1))
     recorded, planned = found.groups.values()
     assert found.noun == "bucket"
     assert len(recorded) == 2

@@ -68,14 +68,14 @@ class BusObjective:
         return tuple(found)
 
     def _cycle_us(self, plan: Plan) -> float:
-        return plan.cycle_time_us or self.recorded.cycle_time_us
+        return plan.get("cycle_time_us") or self.recorded.cycle_time_us
 
     def _groups(self, plan: Plan) -> Grouping:
         groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
+        if groups is None and plan.get("fusion_threshold_bytes") is None:
             groups = self.recorded.groups
         if groups is None:
-            threshold_bytes = plan.fusion_threshold_bytes
+            threshold_bytes = plan.get("fusion_threshold_bytes")
             if threshold_bytes is None:
                 threshold_bytes = self.recorded.fusion_threshold_bytes
             return threshold_groups(self.tensors, threshold_bytes)
@@ -96,5 +96,5 @@ class KnobObjective:
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        cap = plan.bucket_cap_bytes or self._recorded_bytes
+        cap = plan.get("bucket_cap_bytes") or self._recorded_bytes
         return prediction_of(100_000.0 * (1 + 0.1 * abs(math.log(cap / self._best_bytes))), plan, 0.005, cap)

@@ -12,7 +12,7 @@ from dpro_search.search.calibration import CalibratedObjective, Calibration, cal
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.space.plan import Plan, Prediction
 
-PLANS = [Plan(), *(Plan(cycle_time_us=1000.0 * 2**n) for n in range(4))]
+PLANS = [Plan(), *(Plan.of(cycle_time_us=1000.0 * 2**n) for n in range(4))]
 RECORDED = {"cycle_time_us": 5000.0, "fusion_threshold_bytes": 2**26, "tensor_groups": None}
 
 
@@ -101,7 +101,7 @@ def test_the_summary_has_the_correction_and_its_error():
     [
         (None, "make it with 'dpro-search validate'"),
         ("{", "not a calibration"),
-        ('{"version": 1, "factors": {"compute": 1.2}, "points": []}', "version 1, this program reads 2; validate again"),
+        ('{"version": 1, "factors": {"compute": 1.2}, "points": []}', "version 1, this program reads 2 to 3; validate again"),
         ('{"version": 9}', "version 9"),
         ('{"version": 2, "sessions": []}', "not above 0"),
         ("recorded.measured_us", "not above 0"),

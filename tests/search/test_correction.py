@@ -11,7 +11,7 @@ from dpro_search.space.plan import Plan
 
 WIDTH = 0.12
 KNOBS = knobs_of({"servers": 2, "bigarray_bound": 1_000_000, "p3": False, "slice_threshold": 40_000, "tensor_groups": None})
-SLICES = [Plan(p3=True, slice_threshold=size) for size in (100_000, 120_000, 4_000_000)]
+SLICES = [Plan.of(p3=True, slice_threshold=size) for size in (100_000, 120_000, 4_000_000)]
 
 
 def point(plan, predicted_us, measured_us, noise=0.01):
@@ -28,7 +28,7 @@ def correction(*changed, machine=1.0, recording_us=4e5, noise=0.01):
 
 def test_a_setting_is_corrected_by_those_that_are_like_it_and_the_less_the_farther_it_is():
     found = correction((SLICES[0], 0.9))
-    same, near, far, other = (found.of(plan, WIDTH) for plan in (*SLICES, Plan(servers=1, bigarray_bound=30_000)))
+    same, near, far, other = (found.of(plan, WIDTH) for plan in (*SLICES, Plan.of(servers=1, bigarray_bound=30_000)))
     assert 0.9 < same[0] < near[0] < far[0] < other[0] < 1
     assert same[1] < near[1] < far[1] < other[1] < 1
     assert other == pytest.approx((1, 1), abs=0.05)
@@ -48,7 +48,7 @@ def test_a_recording_that_was_short_is_no_change_of_the_machine_if_the_predictio
 
 
 def test_half_of_a_small_change_of_the_machine_is_expected_to_last():
-    factor = correction((SLICES[0], 1.0), machine=1.03).of(Plan(servers=1, bigarray_bound=30_000), WIDTH)[0]
+    factor = correction((SLICES[0], 1.0), machine=1.03).of(Plan.of(servers=1, bigarray_bound=30_000), WIDTH)[0]
     assert 1.005 < factor < 1 + CARRIED * 0.03 + 0.003
 
 
@@ -90,7 +90,7 @@ def test_settings_are_alike_by_the_ratio_of_sizes_and_by_kind():
 
     assert alike(Plan(servers=2), Plan()) == 1  # as recorded
     assert alike(Plan(servers=4), Plan(servers=2)) > alike(Plan(servers=8), Plan(servers=2)) > math.exp(-1)
-    assert alike(Plan(p3=True), Plan(p3=False)) == pytest.approx(math.exp(-1))
+    assert alike(Plan.of(p3=True), Plan.of(p3=False)) == pytest.approx(math.exp(-1))
     groups = [Plan(tensor_groups=tuple((f"t{i}",) for i in range(count))) for count in (2, 3, 30)]
     assert alike(groups[0], groups[1]) > alike(groups[0], groups[2])
     assert alike(groups[0], Plan()) == pytest.approx(math.exp(-1))

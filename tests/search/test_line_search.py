@@ -12,6 +12,7 @@ from bus_objective import KnobObjective, prediction_of, tensors_of
 from dpro_search.search.samplers import sampler_for
 from dpro_search.search.samplers._line_search import LineSearchSampler
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.schemes import KvstoreSettings
 from dpro_search.space.transformations import Credit, JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
 
 
@@ -29,10 +30,10 @@ class Store:
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        servers = plan.servers or 1
-        size, best = (plan.slice_threshold or 40_000, 300_000) if plan.p3 else (plan.bigarray_bound or 1_000_000, 9_000_000)
+        servers, own = plan.servers or 1, KvstoreSettings.of(plan)
+        size, best = (own.slice_threshold or 40_000, 300_000) if own.p3 else (own.bigarray_bound or 1_000_000, 9_000_000)
         off = abs(math.log(size / (best / servers)))
-        return prediction_of(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if plan.p3 else 40), plan, 0.01)
+        return prediction_of(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if own.p3 else 40), plan, 0.01)
 
     def all_us(self) -> list[float]:
         grids = [
@@ -73,7 +74,7 @@ def test_coarse_points_of_every_grid_come_first() -> None:
     job = Store()
     first = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 11)]
     assert [plan.servers for plan in first[:3]] == [2, 3, 4]
-    assert len({plan.bigarray_bound for plan in first[3:]} - {None}) >= 3
+    assert len({plan.get("bigarray_bound") for plan in first[3:]} - {None}) >= 3
     assert {plan.servers for plan in first[3:]} == {3}, "the best so far"
 
 
@@ -84,20 +85,20 @@ def test_the_choice_with_fewest_points_is_searched_first_whatever_the_order_of_t
         job.space = PlanSpace(job.space.job, transformations)
         first = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 5)]
         assert [plan.servers for plan in first[:3]] == [1, 3, 4]
-        assert all(plan.partition_bytes is not None for plan in first[3:])
+        assert all(plan.get("partition_bytes") is not None for plan in first[3:])
 
 
 def test_a_single_good_value_far_from_other_good_ones_is_found_before_steps_in_two_knobs() -> None:
     job = SingleGoodSize()
     asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
     before = asked[: asked.index(job.best)]
-    assert Plan(partition_bytes=16_384) in before, "the best of all but the single good size"
-    assert not {Plan(partition_bytes=24_576, servers=servers) for servers in (1, 3)} & set(before)
+    assert Plan.of(partition_bytes=16_384) in before, "the best of all but the single good size"
+    assert not {Plan.of(partition_bytes=24_576, servers=servers) for servers in (1, 3)} & set(before)
 
 
 def test_a_complete_grid_is_searched_from_the_largest_parts_down() -> None:
     job = SingleGoodSize()
-    asked = [plan.partition_bytes for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
+    asked = [plan.get("partition_bytes") for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
     large = [size for size in asked if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first point
     assert large[:5] == [8_388_608, 4_194_304, 2_965_504, 2_097_152, 1_482_752]
 
@@ -112,10 +113,10 @@ def test_a_better_plan_from_elsewhere_is_searched_around() -> None:
     job = Store()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     searched(sampler, job, 200)
-    better = Plan(servers=2, bigarray_bound=7_000_000)
+    better = Plan.of(servers=2, bigarray_bound=7_000_000)
     sampler.observe(better, prediction_of(1.0, better, 0.01))
     proposal = sampler.ask()
-    assert proposal.plan.bigarray_bound == 7_000_000
+    assert proposal.plan.get("bigarray_bound") == 7_000_000
     assert proposal.plan != better
 
 
@@ -152,7 +153,7 @@ class Ridge:
     """Two knobs that must go together: partitions half as large need one server less; every other step makes it slower."""
 
     recorded = None
-    best = Plan(partition_bytes=32_768)
+    best = Plan.of(partition_bytes=32_768)
 
     def __init__(self) -> None:
         self.tensors = tensors_of([8_000_000, 500_000])
@@ -161,7 +162,7 @@ class Ridge:
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        halvings = 2 * math.log2((plan.partition_bytes or 4_096_000) / 32_768)
+        halvings = 2 * math.log2((plan.get("partition_bytes") or 4_096_000) / 32_768)
         servers = (plan.servers or 2) - 2
         return prediction_of(1000.0 + 100 * abs(halvings - servers) + 20 * (abs(halvings) + abs(servers)), plan, 0.01)
 
@@ -169,16 +170,16 @@ class Ridge:
 class SingleGoodSize(Ridge):
     """The same knobs: servers are best as recorded, small partitions are better, and one large size is best of all."""
 
-    best = Plan(partition_bytes=2_965_504)
+    best = Plan.of(partition_bytes=2_965_504)
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        size_bytes = plan.partition_bytes or 4_096_000
+        size_bytes = plan.get("partition_bytes") or 4_096_000
         us = 1000.0 + 20 * math.log2(size_bytes) + 100 * abs((plan.servers or 2) - 2)
-        return prediction_of(us - 300 * (size_bytes == self.best.partition_bytes), plan, 0.01)
+        return prediction_of(us - 300 * (size_bytes == self.best.get("partition_bytes")), plan, 0.01)
 
 
-@pytest.mark.parametrize("start", [Plan(partition_bytes=49_152, servers=3), Plan(partition_bytes=65_536, servers=4)])
+@pytest.mark.parametrize("start", [Plan.of(partition_bytes=49_152, servers=3), Plan.of(partition_bytes=65_536, servers=4)])
 def test_knobs_that_depend_on_each_other_are_stepped_in_together(start: Plan) -> None:
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
@@ -192,7 +193,7 @@ def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(job.best, job.predict(job.best))
-    asked = [(plan.partition_bytes, plan.servers) for plan, _ in searched(sampler, job, 100)]
+    asked = [(plan.get("partition_bytes"), plan.servers) for plan, _ in searched(sampler, job, 100)]
     beside = [asked.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
     both = [asked.index(plan) for plan in ((24_576, 1), (24_576, 3), (45_056, 1), (45_056, 3))]
     assert max(beside) < min(both)
@@ -202,8 +203,8 @@ def test_the_grids_through_the_best_plan_are_searched_completely_before_proposal
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     asked = {plan for plan, _ in searched(sampler, job, 100)}
-    partitions = {Plan(partition_bytes=point["partition_bytes"]) for point in job.space.choices[0].grids["set"]}
-    servers = {Plan(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
+    partitions = {Plan.of(partition_bytes=point["partition_bytes"]) for point in job.space.choices[0].grids["set"]}
+    servers = {Plan.of(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
     assert partitions | servers <= asked
 
 
@@ -211,19 +212,19 @@ def test_grids_that_the_best_plan_does_not_use_come_last() -> None:
     job = Store()
     plans = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
     points = {grid: len(values) for choice in job.space.choices for grid, values in choice.grids.items()}
-    bounds = [number for number, plan in enumerate(plans) if plan.bigarray_bound is not None]
-    slices = [number for number, plan in enumerate(plans) if plan.slice_threshold is not None]
-    assert len({plans[number].slice_threshold for number in slices}) == points["priority"], "none is left out"
-    assert len({plans[number].bigarray_bound for number in bounds}) == points["bound"]
+    bounds = [number for number, plan in enumerate(plans) if plan.get("bigarray_bound") is not None]
+    slices = [number for number, plan in enumerate(plans) if plan.get("slice_threshold") is not None]
+    assert len({plans[number].get("slice_threshold") for number in slices}) == points["priority"], "none is left out"
+    assert len({plans[number].get("bigarray_bound") for number in bounds}) == points["bound"]
     left = plans[max(slices) + 1 :]
     assert left
-    assert all(plan.bigarray_bound is not None for plan in left), "slices have priority in the best plan"
+    assert all(plan.get("bigarray_bound") is not None for plan in left), "slices have priority in the best plan"
 
 
 def test_a_knob_with_little_effect_gets_no_steps_before_complete_lines() -> None:
     job = Ridge()
     job.space = PlanSpace(job.space.job, (*job.space.transformations, Credit(job.space.job)))
     asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
-    stepped = asked.index(Plan(partition_bytes=45_056, servers=3))
-    assert len({plan.credit for plan in asked[:stepped]} - {None}) == 3, "its first points"
-    assert {plan.credit for plan in asked} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"
+    stepped = asked.index(Plan.of(partition_bytes=45_056, servers=3))
+    assert len({plan.get("credit") for plan in asked[:stepped]} - {None}) == 3, "its first points"
+    assert {plan.get("credit") for plan in asked} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"

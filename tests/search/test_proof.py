@@ -17,7 +17,7 @@ from experiments.search.proof import KeptRuns, Proof, named_clusters, proof_of, 
 
 SAME = Equivalence(verdict="same", compared=20, difference=1e-6, tolerance=1e-4, reason="20 losses are the same")
 FUSED = MeasuredPlan(
-    plan=Plan(fusion_threshold_bytes=2**26),
+    plan=Plan.of(fusion_threshold_bytes=2**26),
     predicted_us=400_000.0,
     interval_us=(380_000.0, 420_000.0),
     measured_us=450_000.0,

@@ -47,7 +47,7 @@ class Risky(BusObjective):
 
 def trials_of(points: list[tuple[float, int | None]]) -> list[Trial]:
     return [
-        Trial(number=i, origin="mcmc", plan=Plan(cycle_time_us=i + 1.0), prediction=prediction_of(us, Plan(), 0.01, memory))
+        Trial(number=i, origin="mcmc", plan=Plan.of(cycle_time_us=i + 1.0), prediction=prediction_of(us, Plan(), 0.01, memory))
         for i, (us, memory) in enumerate(points)
     ]
 
@@ -57,7 +57,7 @@ def test_the_best_plan_keeps_the_limit(sampler: str, tmp_path: Path) -> None:
     """Without a limit the best knob is at 8 MiB; within it, at the limit."""
     result = run_search(Limited(), trials=60, sampler=sampler, out=tmp_path / "run", trace_digest="knob")
     assert result.feasible
-    best = result.plans[0].plan.bucket_cap_bytes or 0
+    best = result.plans[0].plan.get("bucket_cap_bytes") or 0
     assert Limited.limit_bytes / 2 <= best <= Limited.limit_bytes
     assert all(ranked.prediction.infeasible is None for ranked in result.plans)
 
@@ -69,10 +69,10 @@ def test_where_nothing_fits_the_smallest_is_shown_with_the_reason() -> None:
     objective = Tight()
     trials = [
         Trial(number=i, origin="mcmc", plan=plan, prediction=objective.predict(plan))
-        for i, plan in enumerate([Plan(), Plan(bucket_cap_bytes=2**23), Plan(bucket_cap_bytes=2**17)])
+        for i, plan in enumerate([Plan(), Plan.of(bucket_cap_bytes=2**23), Plan.of(bucket_cap_bytes=2**17)])
     ]
     ranked = rank_plans(trials, trials[0].prediction)
-    assert ranked[0].plan == Plan(bucket_cap_bytes=2**17)
+    assert ranked[0].plan == Plan.of(bucket_cap_bytes=2**17)
     assert ranked[0].prediction.infeasible == "needs too much"
     assert not any(plan.gain_certain for plan in ranked)
 

@@ -50,7 +50,7 @@ def exhaustive_optimum_us() -> float:
     """Of all contiguous groupings at all cycle times of a fine grid."""
     names = [tensor.name for tensor in MIXED]
     return min(
-        BusObjective(MIXED).predict(Plan(tensor_groups=_cut(names, cuts), cycle_time_us=float(cycle_us))).iteration_us
+        BusObjective(MIXED).predict(Plan.of(tensor_groups=_cut(names, cuts), cycle_time_us=float(cycle_us))).iteration_us
         for cuts in itertools.product((False, True), repeat=len(names) - 1)
         for cycle_us in np.geomspace(500, 50_000, 30)
     )

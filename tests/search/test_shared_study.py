@@ -65,7 +65,7 @@ def test_however_searches_interleave_or_die_each_plan_counts_once(steps: list[in
 
 
 def test_of_two_searches_with_one_plan_the_first_to_write_counts(tmp_path: Path) -> None:
-    url, plan = url_of(tmp_path), Plan(cycle_time_us=2000.0)
+    url, plan = url_of(tmp_path), Plan.of(cycle_time_us=2000.0)
     first, second = (SharedStudy(url, "s", name) for name in ("first", "second"))
     prediction = OBJECTIVE.predict(plan)
     assert [news.own for news in first.add(Proposal(plan, "mcmc"), prediction)] == [True]
@@ -75,7 +75,7 @@ def test_of_two_searches_with_one_plan_the_first_to_write_counts(tmp_path: Path)
 
 
 def test_a_search_killed_between_row_and_state_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url, plan = url_of(tmp_path), Plan(cycle_time_us=2000.0)
+    url, plan = url_of(tmp_path), Plan.of(cycle_time_us=2000.0)
     killed = SharedStudy(url, "s", "killed")
     with monkeypatch.context() as cut:
         cut.setattr(SharedStudy, "_settle", lambda *_: None)
@@ -171,8 +171,8 @@ def test_numbers_are_the_same_for_all() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = url_of(Path(folder))
         one, two = (SharedStudy(url, "s", name) for name in "ab")
-        plans = [Plan(cycle_time_us=1000.0 + i) for i in (0, 1, 0, 2, 1, 3)]
+        plans = [Plan.of(cycle_time_us=1000.0 + i) for i in (0, 1, 0, 2, 1, 3)]
         for study, plan in zip(itertools.cycle((one, two)), plans, strict=False):
             study.add(Proposal(plan, "mcmc"), OBJECTIVE.predict(plan))
-        numbers = [(t.number, t.plan.cycle_time_us) for t, _ in SharedStudy(url, "s", "c").news()]
+        numbers = [(t.number, t.plan.get("cycle_time_us")) for t, _ in SharedStudy(url, "s", "c").news()]
         assert numbers == [(0, 1000.0), (1, 1001.0), (2, 1002.0), (3, 1003.0)]

@@ -112,7 +112,7 @@ def test_the_run_folder_says_everything(tmp_path: Path) -> None:
     result = search(tmp_path / "run")
     assert SearchResult.load(tmp_path / "run") == result
     info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["version"] == 1
+    assert info["version"] == 2
     assert (info["sampler"], info["seed"], info["trace_digest"]) == ("mcmc", 5, "bus")
     assert info["recorded"] == msgspec.to_builtins(OBJECTIVE.recorded)
     with (tmp_path / "run" / "topn.csv").open(newline="") as table:
@@ -160,7 +160,7 @@ def test_a_journal_that_the_sampler_would_not_have_written_is_refused(tmp_path: 
     search(tmp_path / "run", trials=5)
     journal = tmp_path / "run" / "trials.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
-    strange = msgspec.structs.replace(msgspec.json.decode(lines[3], type=Trial), plan=Plan(cycle_time_us=777.0))
+    strange = msgspec.structs.replace(msgspec.json.decode(lines[3], type=Trial), plan=Plan.of(cycle_time_us=777.0))
     journal.write_bytes(b"".join([*lines[:3], msgspec.json.encode(strange), b"\n", lines[4]]))
     with pytest.raises(InputError, match=r"line 4 is not what"):
         search(tmp_path / "run", trials=5)
@@ -211,15 +211,15 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_continued(tmp_path: Path) ->
 
 
 def test_near_ties_go_to_the_simpler_plan() -> None:
-    grouped = Plan(tensor_groups=(("a",), ("b",)), cycle_time_us=2000.0)
-    plans = [(Plan(), 2000.0), (grouped, 1000.0), (Plan(cycle_time_us=2000.0), 1009.0), (Plan(cycle_time_us=3000.0), 1020.0)]
+    grouped = Plan.of(tensor_groups=(("a",), ("b",)), cycle_time_us=2000.0)
+    plans = [(Plan(), 2000.0), (grouped, 1000.0), (Plan.of(cycle_time_us=2000.0), 1009.0), (Plan.of(cycle_time_us=3000.0), 1020.0)]
     ranked = rank_plans(trials_of(plans), prediction_of(2000.0))
-    assert [r.plan for r in ranked] == [Plan(cycle_time_us=2000.0), Plan(cycle_time_us=3000.0), Plan()]
+    assert [r.plan for r in ranked] == [Plan.of(cycle_time_us=2000.0), Plan.of(cycle_time_us=3000.0), Plan()]
 
 
 @given(st.lists(st.floats(1.0, 1e7), min_size=1, max_size=60))
 def test_listed_plans_are_distinct_and_sorted_and_the_first_is_best(times_us: list[float]) -> None:
-    plans = [(Plan(cycle_time_us=float(i + 1)), time_us) for i, time_us in enumerate(times_us)]
+    plans = [(Plan.of(cycle_time_us=float(i + 1)), time_us) for i, time_us in enumerate(times_us)]
     ranked = rank_plans(trials_of(plans), prediction_of(times_us[0]))
     listed_us = [r.prediction.iteration_us for r in ranked]
     assert listed_us == sorted(set(listed_us))
@@ -236,7 +236,7 @@ def test_listed_plans_are_distinct_and_sorted_and_the_first_is_best(times_us: li
     ],
 )
 def test_a_gain_is_certain_when_the_intervals_are_apart(prediction: Prediction, certain: bool) -> None:
-    trial = Trial(number=0, origin="mcmc", plan=Plan(cycle_time_us=2.0), prediction=prediction)
+    trial = Trial(number=0, origin="mcmc", plan=Plan.of(cycle_time_us=2.0), prediction=prediction)
     assert rank_plans([trial], prediction_of(1000.0, 0.01))[0].gain_certain is certain
 
 

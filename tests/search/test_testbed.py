@@ -12,7 +12,7 @@ from experiments.search.testbed_jobs import SCHEMES
 from experiments.search.testbed_report import judged
 
 SETUP = Setup(scheme="ps", workload="vgg16", rate="2gbit", python="python")
-AS_RECORDED, FAST, GOOD = Plan(), Plan(p3=True, slice_threshold=400_000), Plan(bigarray_bound=100_000)
+AS_RECORDED, FAST, GOOD = Plan(), Plan.of(p3=True, slice_threshold=400_000), Plan.of(bigarray_bound=100_000)
 PREDICTED_US = {Plan(): 400e3, FAST: 300e3, GOOD: 330e3}
 
 
@@ -59,7 +59,7 @@ def test_a_contender_that_trains_something_else_is_said_to():
 
 
 def test_the_grid_tells_how_far_predictions_are_off_and_whether_they_order_its_settings():
-    plans = {Plan(bigarray_bound=bound): 100.0 * bound for bound in (1, 2, 3, 4)}
+    plans = {Plan.of(bigarray_bound=bound): 100.0 * bound for bound in (1, 2, 3, 4)}
     grid = [run(1.25 * us / 1e3, plan) for plan, us in plans.items()]
     found = judged(SETUP, 30, {DEFAULT: [run(400)]}, grid, {**plans, Plan(): 1.0}.get, gain_certain=False)
     assert (found.agreement.tau, found.agreement.settings) == (pytest.approx(1), 4)
@@ -70,7 +70,7 @@ def test_what_the_autotuner_chose_is_the_row_with_the_highest_score():
     names = ("hierarchical_allreduce", "torus_allreduce", "cache_enabled", "cycle_time_ms", "tensor_fusion_threshold", "score")
     header = ",".join(names)
     log = f"{header}\n0,0,1,5,4,90.5\n0,0,0,12.5,32,120\n0,0,1,25,16,100\n"
-    chosen = Plan(fusion_threshold_bytes=32 * 2**20, cycle_time_us=12_500.0), {"HOROVOD_CACHE_CAPACITY": "0"}
+    chosen = Plan.of(fusion_threshold_bytes=32 * 2**20, cycle_time_us=12_500.0), {"HOROVOD_CACHE_CAPACITY": "0"}
     assert testbed.autotuned(log) == chosen
     assert testbed.autotuned(f"{header}\n") is None
 

@@ -165,7 +165,7 @@ def test_a_run_is_continued_when_its_workers_were_killed(tmp_path: Path) -> None
 def test_the_search_goes_on_with_the_workers_that_are_left(tmp_path: Path) -> None:
     with ProcessEvaluator(OBJECTIVE, 2) as evaluator:
         evaluations = Evaluations(evaluator)
-        plans = [Plan(cycle_time_us=1000.0 + i) for i in range(30)]
+        plans = [Plan.of(cycle_time_us=1000.0 + i) for i in range(30)]
         for plan in plans[:10]:
             evaluations.request(plan)
         evaluations.wait(plans[3])
@@ -196,11 +196,11 @@ class Fragile(BusObjective):
     """One plan ends the process that evaluates it; another is refused."""
 
     def predict(self, plan: Plan) -> Prediction:
-        if plan.cycle_time_us == 666.0:
+        if plan.get("cycle_time_us") == 666.0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if plan.cycle_time_us == 777.0:
+        if plan.get("cycle_time_us") == 777.0:
             raise InputError("plan: no such tensor")
-        if plan.cycle_time_us == 888.0:
+        if plan.get("cycle_time_us") == 888.0:
             raise ZeroDivisionError("division by zero")
         return super().predict(plan)
 
@@ -216,7 +216,7 @@ class Fragile(BusObjective):
 def test_what_goes_wrong_in_a_worker_is_said_here(cycle_us: float, error: type[Exception], message: str) -> None:
     with ProcessEvaluator(Fragile(OBJECTIVE.tensors), 4) as evaluator:
         evaluations = Evaluations(evaluator)
-        plan = Plan(cycle_time_us=cycle_us)
+        plan = Plan.of(cycle_time_us=cycle_us)
         with pytest.raises(error, match=message) as raised:
             wait_for(evaluations, plan)
     assert "\n" not in str(raised.value) or error is RuntimeError

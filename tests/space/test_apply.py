@@ -29,7 +29,7 @@ def test_the_empty_plan_is_the_recorded_setting():
 
 
 def test_knobs_are_taken_from_the_plan():
-    graph = applied(Plan(fusion_threshold_bytes=0, cycle_time_us=5000.0))
+    graph = applied(Plan.of(fusion_threshold_bytes=0, cycle_time_us=5000.0))
     assert (graph.fusion_threshold_bytes, graph.cycle_us) == (0, 5000)
 
 

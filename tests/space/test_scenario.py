@@ -6,7 +6,7 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, setting_names
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, ClusterChange, Scale, Scenario, readers
 
 KNOWN = (*readers(), "groups", *CLUSTER_SETTINGS, *SCALES)
@@ -24,12 +24,12 @@ def test_nothing_is_the_recorded_job() -> None:
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
-        ("fusion_threshold_bytes=16MiB", Plan(fusion_threshold_bytes=2**24)),
-        ("cycle_time_us=5ms", Plan(cycle_time_us=5000.0)),
+        ("fusion_threshold_bytes=16MiB", Plan.of(fusion_threshold_bytes=2**24)),
+        ("cycle_time_us=5ms", Plan.of(cycle_time_us=5000.0)),
         ("servers=3", Plan(servers=3)),
-        ("p3=on", Plan(p3=True)),
+        ("p3=on", Plan.of(p3=True)),
         ("compression=2bit", Plan(compression="2bit")),
-        ("bucket_cap_bytes=25MiB, first_bucket_bytes=1MB", Plan(bucket_cap_bytes=25 * 2**20, first_bucket_bytes=10**6)),
+        ("bucket_cap_bytes=25MiB, first_bucket_bytes=1MB", Plan.of(bucket_cap_bytes=25 * 2**20, first_bucket_bytes=10**6)),
     ],
 )
 def test_fields_of_a_plan_are_read_with_the_unit_of_their_name(text: str, plan: Plan) -> None:
@@ -75,7 +75,7 @@ def test_every_field_that_is_no_list_can_be_set() -> None:
         *("tensor_groups", "allreduce_algorithms", "op_clusters", "bfloat16_ops", "recomputed_ops"),
         *("recomputed_modules", "bfloat16_modules"),
     }
-    assert {*Plan.__struct_fields__} - {*readers()} == lists
+    assert {*setting_names()} - {*readers()} == lists
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:

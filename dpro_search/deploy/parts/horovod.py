@@ -6,6 +6,7 @@ from dpro_search.deploy.parts.open_mpi import algorithm_part
 from dpro_search.deploy.parts.part import TRAINER_LINE, JobFacts, Part, Target, as_json, helper_file, trainer_files
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 
 _GROUPS_VERSION = 1
 _DEFAULT_THRESHOLD_BYTES = 128 * 2**20  # Horovod's own
@@ -25,15 +26,15 @@ def horovod_environment(plan: Plan, *, largest_group_bytes: int = 0) -> dict[str
     With exact groups the threshold does not decide what is fused, but Horovod splits a group that is larger. So it is at least
     Horovod's default and the largest group; `tape.py` refuses a larger group.
     """
-    env = {}
-    threshold_bytes = plan.fusion_threshold_bytes
+    env, own = {}, HorovodSettings.of(plan)
+    threshold_bytes = own.fusion_threshold_bytes
     if plan.tensor_groups is not None:
         threshold_bytes = max(threshold_bytes or 0, largest_group_bytes, _DEFAULT_THRESHOLD_BYTES)
         env["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
     if threshold_bytes is not None:
         env["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
-    if plan.cycle_time_us is not None:
-        env["HOROVOD_CYCLE_TIME"] = f"{plan.cycle_time_us / 1000:.6g}"
+    if own.cycle_time_us is not None:
+        env["HOROVOD_CYCLE_TIME"] = f"{own.cycle_time_us / 1000:.6g}"
     return env
 
 
@@ -46,10 +47,11 @@ def horovod_part(plan: Plan, facts: JobFacts) -> Part:
         raise InputError(f"tensor_groups: Horovod's trainer of {facts.framework} makes groups by number only (num_groups)")
     files: dict[str, bytes] = {}
     script: list[str] = []
-    if plan.allreduce_algorithms is not None:
+    algorithms = HorovodSettings.of(plan).allreduce_algorithms
+    if algorithms is not None:
         if facts.on_mpi is False:
             raise InputError("allreduce_algorithms: the job communicates by Gloo, which has one algorithm; start it on MPI")
-        rules = algorithm_part(plan.allreduce_algorithms, facts)
+        rules = algorithm_part(algorithms, facts)
         env |= rules.env
         files |= rules.files
         script += rules.script

@@ -8,6 +8,7 @@ from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import DdpSettings, FsdpSettings
 from dpro_search.space.transformations.module_precision import refusal as precision_refusal
 from dpro_search.space.transformations.modules import refusal
 
@@ -26,15 +27,16 @@ _POWERSGD_START = (
 def ddp_part(plan: Plan, facts: JobFacts) -> Part:
     """Buckets and compression of DistributedDataParallel."""
     options: dict[str, object] = {}
-    if plan.tensor_groups is not None and plan.bucket_cap_bytes is not None:
+    own = DdpSettings.of(plan)
+    if plan.tensor_groups is not None and own.bucket_cap_bytes is not None:
         raise InputError("tensor_groups and bucket_cap_bytes: a bucket's size follows from its group; leave out one of them")
-    if plan.tensor_groups is not None and plan.first_bucket_bytes is not None:
+    if plan.tensor_groups is not None and own.first_bucket_bytes is not None:
         raise InputError("tensor_groups and first_bucket_bytes: a bucket's size follows from its group; leave out one of them")
-    if plan.first_bucket_bytes is not None:
-        later_mb = _recorded_cap_mb(facts) if plan.bucket_cap_bytes is None else plan.bucket_cap_bytes / _MIB
-        options["bucket_cap_mb_list"] = [plan.first_bucket_bytes / _MIB, later_mb]
-    elif plan.bucket_cap_bytes is not None:
-        options["bucket_cap_mb"] = plan.bucket_cap_bytes / _MIB
+    if own.first_bucket_bytes is not None:
+        later_mb = _recorded_cap_mb(facts) if own.bucket_cap_bytes is None else own.bucket_cap_bytes / _MIB
+        options["bucket_cap_mb_list"] = [own.first_bucket_bytes / _MIB, later_mb]
+    elif own.bucket_cap_bytes is not None:
+        options["bucket_cap_mb"] = own.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
     if plan.compression not in (None, "fp16", *POWERSGD):
@@ -57,7 +59,8 @@ def _recorded_cap_mb(facts: JobFacts) -> float:
 
 def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
     """Prefetching and resharding of ``fully_shard``."""
-    content = {"version": 1, "prefetch": bool(plan.prefetch), "reshard_after_forward": plan.reshard_after_forward}
+    own = FsdpSettings.of(plan)
+    content = {"version": 1, "prefetch": bool(own.prefetch), "reshard_after_forward": own.reshard_after_forward}
     script = ("`from fsdp import planned_fsdp`, and `model = planned_fsdp(model)` after `fully_shard(model)`.",)
     return Part(files={"fsdp.json": as_json(content), "fsdp.py": helper_file("fsdp.py")}, script=script)
 

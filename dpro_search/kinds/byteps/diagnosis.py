@@ -67,7 +67,7 @@ def _knob_gains(plans: StoreJob[BytepsJob], iteration_us: float) -> list[dict[st
     job = plans.recorded_job
     servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
     asked = {f"servers={servers}": Plan(servers=servers)}
-    asked |= {f"partition_bytes={size}": Plan(partition_bytes=size) for size in sizes if size} | placement_question(plans)
+    asked |= {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size} | placement_question(plans)
     legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
     return knob_rows(plans, iteration_us, legal, _ASKED_ITERATIONS)
 

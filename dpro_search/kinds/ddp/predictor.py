@@ -19,6 +19,7 @@ from dpro_search.machine import machine_constants
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import DdpCompression, JobFacts
 from dpro_search.space.transformations.module_precision import in_bfloat16, uncertainty_us
 from dpro_search.space.transformations.modules import recomputed, saved_bytes
@@ -125,7 +126,8 @@ class DdpPredictor(ProgramPredictor):
 
         PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
         """
-        limits = [plan.first_bucket_bytes, plan.bucket_cap_bytes]
+        own = DdpSettings.of(plan)
+        limits = [own.first_bucket_bytes, own.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
         return [limit for limit in limits if limit is not None]

@@ -13,7 +13,7 @@ _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1"
 
 def gains(predictor: DdpPredictor) -> Gains:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
-    plans = {f"bucket_cap_bytes={mib}MiB": Plan(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
-    plans |= {f"first_bucket_bytes={mib}MiB": Plan(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
+    plans = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
+    plans |= {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
     plans |= {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
     return predictor.gains(plans)

@@ -12,6 +12,7 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.ddp_job import LabelledJob
 from dpro_search.space.fsdp_job import apply_fsdp
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import KeepParameters, Prefetch
 
@@ -48,12 +49,13 @@ class FsdpPredictor(ProgramPredictor):
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> LabelledJob:
         """The job under a plan; raises `InputError` for a plan that such a job cannot follow. See `apply_fsdp`."""
         self.space.check(plan)
+        own = FsdpSettings.of(plan)
         return apply_fsdp(
             self.graph,
             self.costs,
             self.cluster,
-            prefetch=bool(plan.prefetch),
-            reshard=plan.reshard_after_forward is None,
+            prefetch=bool(own.prefetch),
+            reshard=own.reshard_after_forward is None,
             cluster=cluster or self._wanted,
         )
 

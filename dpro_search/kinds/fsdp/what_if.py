@@ -6,7 +6,7 @@ from dpro_search.kinds._predictor import Gains
 from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.space.plan import Plan
 
-_PLANS = {"prefetch=1": Plan(prefetch=True), "reshard_after_forward=0": Plan(reshard_after_forward=False)}
+_PLANS = {"prefetch=1": Plan.of(prefetch=True), "reshard_after_forward=0": Plan.of(reshard_after_forward=False)}
 
 
 def gains(predictor: FsdpPredictor) -> Gains:

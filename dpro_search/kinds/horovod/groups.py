@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
@@ -24,9 +23,9 @@ def tensor_groups(trace: Trace, predictor: Predictor, step: int | None, best: Pl
     note = ""
     if best is not None and best.tensor_groups is not None:
         found[describe(best)] = planned_groups(trace.tensors, best.tensor_groups)
-    elif best is not None and (best.fusion_threshold_bytes is not None or best.cycle_time_us is not None):
+    elif best is not None and {"fusion_threshold_bytes", "cycle_time_us"} & best.settings.keys():
         # Algorithms, of which only the search's model knows, hardly change which groups form.
-        planned = replayed_groups(predictor, msgspec.structs.replace(best, allreduce_algorithms=None))
+        planned = replayed_groups(predictor, best.changed(allreduce_algorithms=None))
         if planned:
             found[describe(best)] = planned
             note = "The plan sets a limit; these groups formed under it in a replayed iteration, and vary from one to the next."

@@ -30,6 +30,7 @@ from dpro_search.space.moves import threshold_groups
 from dpro_search.space.op_level import op_level, typical_step
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
 from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
@@ -97,11 +98,10 @@ class Horovod(PredictedJob[Predictor]):
         number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
 
         def groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
-            named = plan.tensor_groups
-            if named is None and plan.fusion_threshold_bytes is None:
+            named, threshold = plan.tensor_groups, HorovodSettings.of(plan).fusion_threshold_bytes
+            if named is None and threshold is None:
                 named = recorded.groups
             if named is None:
-                threshold = plan.fusion_threshold_bytes
                 named = threshold_groups(self.tensors, recorded.fusion_threshold_bytes if threshold is None else threshold)
             together = tuple(tuple(number[name] for name in group) for group in named)
             alone = tuple((place,) for place in number.values() if not any(place in group for group in together))
@@ -112,7 +112,7 @@ class Horovod(PredictedJob[Predictor]):
         return AtScale(self, Steps(steps=steps, groups=groups), PlanSpace(self.space.job, fusion), cluster, ranks)
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
-        if plan.allreduce_algorithms is not None and options.all_reduce_model is None:
+        if HorovodSettings.of(plan).allreduce_algorithms is not None and options.all_reduce_model is None:
             raise InputError(
                 "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
                 "Open MPI"
@@ -194,7 +194,7 @@ class Horovod(PredictedJob[Predictor]):
         )
 
     def _under(self, plan: Plan) -> _Step:
-        compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
+        compute = plan.changed(**dict.fromkeys(_COMMUNICATION))
         if compute not in self._steps:
             assert self._compute is not None, "a legal plan has no other fields"
             graph, uncertainty_us = transformed(self._compute, compute, self.space.transformations)
@@ -292,4 +292,4 @@ def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
 
 
 def _communication(plan: Plan) -> Plan:
-    return msgspec.structs.replace(plan, **{name: None for name in plan.changes if name not in _COMMUNICATION})
+    return plan.changed(**{name: None for name in plan.settings if name not in _COMMUNICATION})

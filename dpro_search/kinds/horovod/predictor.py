@@ -18,6 +18,7 @@ from dpro_search.space.apply import HorovodJobs
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
@@ -153,11 +154,11 @@ class Predictor(JobPredictor):
     def _buffer_bytes(self, plan: Plan) -> int:
         """Pages of the fusion buffer that are touched: the largest collective that is possible."""
         groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
+        threshold = HorovodSettings.of(plan).fusion_threshold_bytes
+        if groups is None and threshold is None:
             groups = self.recorded.groups
         if groups is not None:
             return max((sum(self._sizes[name] for name in group) for group in groups if len(group) > 1), default=0)
-        threshold = plan.fusion_threshold_bytes
         threshold = self.recorded.fusion_threshold_bytes if threshold is None else threshold
         return min(threshold, sum(self._sizes.values()))
 

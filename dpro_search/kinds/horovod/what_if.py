@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from dpro_search.kinds._predictor import Gains
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
@@ -25,9 +23,9 @@ def _knobs(plan: Plan) -> list[tuple[str, str, Plan]]:
     found = []
     for mib in (1, 8, 64):
         threshold = mib * 2**20
-        changed = msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, tensor_groups=None)
+        changed = plan.changed(fusion_threshold_bytes=threshold, tensor_groups=None)
         found.append((f"fusion_threshold_bytes={threshold}", f"HOROVOD_FUSION_THRESHOLD={threshold}", changed))
     for cycle_ms in (1, 10):
-        changed = msgspec.structs.replace(plan, cycle_time_us=cycle_ms * 1000.0)
+        changed = plan.changed(cycle_time_us=cycle_ms * 1000.0)
         found.append((f"cycle_time_us={cycle_ms * 1000}", f"HOROVOD_CYCLE_TIME={cycle_ms}", changed))
     return found

@@ -98,11 +98,11 @@ def _knob_gains(plans: StoreJob[KvstoreJob], iteration_us: float) -> list[dict[s
     asked = {f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)} | placement_question(plans)
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
-        asked |= {f"slice_threshold={size}": Plan(slice_threshold=size) for size in sizes}
+        asked |= {f"slice_threshold={size}": Plan.of(slice_threshold=size) for size in sizes}
     else:
         asked |= {
-            f"bigarray_bound={bound}": Plan(bigarray_bound=bound),
-            "p3=1, slice_threshold=400000": Plan(p3=True, slice_threshold=400_000),
+            f"bigarray_bound={bound}": Plan.of(bigarray_bound=bound),
+            "p3=1, slice_threshold=400000": Plan.of(p3=True, slice_threshold=400_000),
         }
     legal = {text: plan for text, plan in asked.items() if plans.space.refusal(plan) is None}
     return knob_rows(plans, iteration_us, legal, None)

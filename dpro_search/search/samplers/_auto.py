@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from dpro_search.search.samplers._base import Proposal, Sampler, cost_us
@@ -190,8 +189,8 @@ class AutoSampler(Sampler):
         for other in self._members:
             if other is not self._finder:
                 other.sampler.observe(plan, prediction)
-        if plan.cycle_time_us is not None:
-            self._want(msgspec.structs.replace(plan, cycle_time_us=None))
+        if plan.get("cycle_time_us") is not None:
+            self._want(plan.changed(cycle_time_us=None))
 
     def _want(self, plan: Plan) -> None:
         if plan != Plan() and plan not in self._wanted:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from dpro_search.errors import InputError
@@ -119,11 +118,11 @@ class CriticalPathSampler(Sampler):
                 joined(parts_of(exchanges), sync),
                 cut(exchanges, self._size_bytes, sync),
             ):
-                suggested = self.space.detailed(msgspec.structs.replace(plan, tensor_groups=groups))
+                suggested = self.space.detailed(plan.changed(tensor_groups=groups))
                 yield suggested
-                if plan.cycle_time_us is not None:
-                    yield msgspec.structs.replace(suggested, cycle_time_us=None)
-        compute = msgspec.structs.replace(plan, **dict.fromkeys(_COMMUNICATION))
+                if plan.get("cycle_time_us") is not None:
+                    yield suggested.changed(cycle_time_us=None)
+        compute = plan.changed(**dict.fromkeys(_COMMUNICATION))
         if compute not in self._optimised:  # the cost models of compute do not depend on communication
             self._optimised.add(compute)
             for delays_us in (collective_us(exchanges), {}):  # the cost of a late gradient is between these

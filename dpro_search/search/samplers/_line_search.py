@@ -9,7 +9,6 @@ from functools import partial
 from itertools import combinations
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from dpro_search.search.samplers._base import Proposal, Sampler, cost_us
@@ -194,7 +193,7 @@ class LineSearchSampler(Sampler):
     def _near_recorded(self, choice: Choice, axis: list[_GridPoint]) -> int | None:
         """Index on an axis of the point nearest to the recorded values; None: a value of its fields was not recorded."""
         values = {name: self.space.job.values.get(name) for name in choice.grids[axis[0][0]][0]}
-        near = choice.nearest(msgspec.structs.replace(Plan(), **values))
+        near = choice.nearest(Plan().changed(**values))
         return axis.index(near) if near in axis else None
 
     def _legal(self, plans: list[Plan]) -> list[Plan]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import TensorInfo
@@ -31,7 +30,7 @@ class JobFacts:
     tensors
         The communicated tensors, in the order in which they become ready.
     values
-        Recorded values of plan fields, of those that have one. A plan that repeats one changes nothing.
+        Recorded values of settings, of those that have one. A plan that repeats one changes nothing.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Choice:
     Attributes
     ----------
     fields
-        Plan fields that it sets; those that a grid point does not name stay as recorded.
+        Settings of a plan that it makes; those that a grid point does not name stay as recorded.
     grids
         By name, the points of each grid in their natural order. A point is the values of fields; that of `RECORDED` sets none.
     """
@@ -57,11 +56,11 @@ class Choice:
 
     def put(self, plan: Plan, grid: str, index: int) -> Plan:
         """The plan with the values of a grid point."""
-        return msgspec.structs.replace(plan, **(dict.fromkeys(self.fields) | dict(self.grids[grid][index])))
+        return plan.changed(**(dict.fromkeys(self.fields) | dict(self.grids[grid][index])))
 
     def nearest(self, plan: Plan) -> tuple[str, int]:
         """Grid and index of the point nearest to a plan; `RECORDED` where no grid sets the same fields."""
-        own = {name: getattr(plan, name) for name in self.fields if getattr(plan, name) is not None}
+        own = {name: value for name in self.fields if (value := plan.get(name)) is not None}
         found, least = (RECORDED, 0), math.inf
         for grid, points in self.grids.items():
             for index, point in enumerate(points):
@@ -92,7 +91,7 @@ class Transformation(abc.ABC):
     Attributes
     ----------
     name, fields
-        What it is called, and the plan fields that are its own.
+        What it is called, and the settings of a plan that are its own.
     weight
         How often it is chosen for a move, relative to others.
     choice
@@ -122,9 +121,9 @@ class Transformation(abc.ABC):
 
     def simplest(self, plan: Plan) -> Plan:
         """The plan without fields of its own that repeat the recording or have no effect."""
-        own = {name: value for name in self.fields if (value := getattr(plan, name)) is not None}
+        own = {name: value for name in self.fields if (value := plan.get(name)) is not None}
         repeated = [name for name, value in own.items() if value == self.job.values.get(name)]
-        return msgspec.structs.replace(plan, **dict.fromkeys(repeated)) if repeated else plan
+        return plan.changed(**dict.fromkeys(repeated)) if repeated else plan
 
     def detailed(self, plan: Plan) -> Plan:
         """The plan with the values that its moves start from written out."""

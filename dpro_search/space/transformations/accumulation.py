@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.graph.dataflow import DataflowGraph
@@ -45,7 +44,7 @@ class Accumulation(Knob, GraphTransformation):
         return f"micro_batches={parts}: at most {_MOST} parts" if parts > _MOST else None
 
     def simplest(self, plan: Plan) -> Plan:
-        return msgspec.structs.replace(plan, micro_batches=None) if plan.micro_batches == 1 else plan
+        return plan.changed(micro_batches=None) if plan.micro_batches == 1 else plan
 
     def apply(self, graph: DataflowGraph, plan: Plan) -> DataflowGraph:
         parts = plan.micro_batches or 1

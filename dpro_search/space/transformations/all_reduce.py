@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class AllReduceAlgorithms(Knob):
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
-        return self.known.refusal([algorithm for _, algorithm in plan.allreduce_algorithms or ()])
+        return self.known.refusal([algorithm for _, algorithm in HorovodSettings.of(plan).allreduce_algorithms or ()])
 
     @cached_property
     def choice(self) -> Choice:

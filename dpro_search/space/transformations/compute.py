@@ -237,7 +237,7 @@ def with_added_work(graph: DataflowGraph, place: Ints, added_us: Floats) -> Data
 
 
 def _sets(plan: Plan, transformation: Transformation) -> bool:
-    return any(getattr(plan, name) is not None for name in transformation.fields)
+    return any(plan.get(name) is not None for name in transformation.fields)
 
 
 @njit(cache=True)

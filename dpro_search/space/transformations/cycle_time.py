@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, Transformation, grid
 
 CYCLE_RANGE_US = (500.0, 50_000.0)
@@ -27,14 +27,15 @@ class CycleTime(Transformation):
         return None
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        if plan.cycle_time_us is not None and rng.random() < _BACK_SHARE:
-            return msgspec.structs.replace(plan, cycle_time_us=None)
-        now_us = max(plan.cycle_time_us or self.job.values.get("cycle_time_us") or DEFAULT_CYCLE_US, CYCLE_RANGE_US[0])
-        return msgspec.structs.replace(plan, cycle_time_us=rounded_cycle_us(now_us * math.exp(rng.normal(0.0, 1.0))))
+        own_us = HorovodSettings.of(plan).cycle_time_us
+        if own_us is not None and rng.random() < _BACK_SHARE:
+            return plan.changed(cycle_time_us=None)
+        now_us = max(own_us or self.job.values.get("cycle_time_us") or DEFAULT_CYCLE_US, CYCLE_RANGE_US[0])
+        return plan.changed(cycle_time_us=rounded_cycle_us(now_us * math.exp(rng.normal(0.0, 1.0))))
 
     def start(self, plan: Plan, number: int, count: int) -> Plan:
         """Alternately the library's default and the recorded one."""
-        return self.simplest(msgspec.structs.replace(plan, cycle_time_us=DEFAULT_CYCLE_US)) if number % 2 == 0 else plan
+        return self.simplest(plan.changed(cycle_time_us=DEFAULT_CYCLE_US)) if number % 2 == 0 else plan
 
     @cached_property
     def choice(self) -> Choice:

@@ -11,6 +11,7 @@ from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
+from dpro_search.space.transformations.slicing import in_priority_slices
 
 
 class GradientCompression(Knob):
@@ -104,17 +105,14 @@ class KvstoreCompression(GradientCompression):
         super().__init__(job, ("2bit",), allow_lossy=True, refused=refused)
 
     def legal(self, plan: Plan) -> str | None:
-        if plan.compression is not None and self._priority(plan):
+        if plan.compression is not None and in_priority_slices(plan, self.job):
             return "compression and p3: MXNet's KVStore does not compress priority slices"
         return super().legal(plan)
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        return plan if self._priority(plan) else super().propose(plan, rng, hot)
+        return plan if in_priority_slices(plan, self.job) else super().propose(plan, rng, hot)
 
     @cached_property
     def choice(self) -> Choice:
         # A point must be legal by itself: a job with priority slices compresses only in plans that leave these.
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)}) if self.job.values["p3"] else super().choice
-
-    def _priority(self, plan: Plan) -> bool:
-        return bool(self.job.values["p3"] if plan.p3 is None else plan.p3)

@@ -11,7 +11,7 @@ from dpro_search.space.transformations._space import PlanSpace
 from dpro_search.space.transformations.cycle_time import DEFAULT_CYCLE_US, CycleTime
 from dpro_search.space.transformations.tensor_fusion import FusionThreshold, TensorFusion
 
-HOROVOD_DEFAULT = Plan(fusion_threshold_bytes=128 * 2**20, cycle_time_us=DEFAULT_CYCLE_US)
+HOROVOD_DEFAULT = Plan.of(fusion_threshold_bytes=128 * 2**20, cycle_time_us=DEFAULT_CYCLE_US)
 
 
 def horovod_facts(tensors: Sequence[TensorInfo], recorded: CommSettings) -> JobFacts:

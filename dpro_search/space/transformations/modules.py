@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.collect.modules import ModuleInfo
@@ -55,11 +54,11 @@ class ModuleTransformation(Transformation):
         return outermost([module.name for module in self._modules if module.member and module.name in able] or self._candidates)
 
     def _chosen(self, plan: Plan) -> tuple[str, ...]:
-        return getattr(plan, self.fields[0]) or ()
+        return plan.get(self.fields[0]) or ()
 
     def _with(self, plan: Plan, names: set[str]) -> Plan:
         ordered = tuple(module.name for module in self._modules if module.name in names)
-        return msgspec.structs.replace(plan, **{self.fields[0]: ordered or None})
+        return plan.changed(**{self.fields[0]: ordered or None})
 
 
 class ModuleRecomputation(ModuleTransformation):

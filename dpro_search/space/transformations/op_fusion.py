@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
@@ -119,7 +118,7 @@ class OpFusion(ComputeTransformation):
                 moved = self._larger(clusters, rng)
             else:
                 break
-            candidate = msgspec.structs.replace(plan, op_clusters=moved or None)
+            candidate = plan.changed(op_clusters=moved or None)
             costly = any(price.us > price.members_us for price in map(self._price, set(moved).difference(clusters)))
             if costly and rng.random() >= _COSTLY_SHARE:
                 continue
@@ -140,9 +139,9 @@ class OpFusion(ComputeTransformation):
                 self._suggestions.clear()
             self._suggestions[key] = self._best(kept, delay_us)
         clusters, alone = self._suggestions[key]
-        found = msgspec.structs.replace(plan, op_clusters=clusters or None)
+        found = plan.changed(op_clusters=clusters or None)
         if self._precision is not None:
-            found = msgspec.structs.replace(found, bfloat16_ops=alone or None)
+            found = found.changed(bfloat16_ops=alone or None)
         return found if found != plan and self.legal(found) is None else None
 
     def _best(self, kept: frozenset[str], delay_us: Mapping[str, float]) -> tuple[Clusters, tuple[str, ...]]:
@@ -163,7 +162,7 @@ class OpFusion(ComputeTransformation):
     def simplest(self, plan: Plan) -> Plan:
         if plan.op_clusters is None:
             return plan
-        return msgspec.structs.replace(plan, op_clusters=self._canonical(plan.op_clusters) or None)
+        return plan.changed(op_clusters=self._canonical(plan.op_clusters) or None)
 
     def apply(self, change: ComputeChange, plan: Plan) -> None:
         clusters = plan.op_clusters or ()

@@ -9,6 +9,7 @@ from functools import cached_property
 from dpro_search.machine import machine_constants
 from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import BytepsSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, geometric, grid
 from dpro_search.space.transformations.servers import servers_under
 
@@ -23,12 +24,13 @@ class TensorPartition(Knob):
     fields = ("partition_bytes",)
 
     def legal(self, plan: Plan) -> str | None:
-        if plan.partition_bytes is None:
+        size_bytes = BytepsSettings.of(plan).partition_bytes
+        if size_bytes is None:
             return None
-        pages = math.ceil(plan.partition_bytes / PAGE_BYTES)
+        pages = math.ceil(size_bytes / PAGE_BYTES)
         parts = sum(math.ceil(tensor.size_bytes / (pages * PAGE_BYTES)) for tensor in self.job.tensors)
         if parts > MOST_PARTS:
-            return f"partition_bytes={plan.partition_bytes} cuts the tensors into {parts} parts; at most {MOST_PARTS} are replayed"
+            return f"partition_bytes={size_bytes} cuts the tensors into {parts} parts; at most {MOST_PARTS} are replayed"
         return None
 
     @cached_property
@@ -57,10 +59,11 @@ class Credit(Knob):
 def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:
     """A BytePS job as a plan would have it."""
     core, host = servers_under(plan, job)
+    own = BytepsSettings.of(plan)
     return replace(
         job,
-        partition_bytes=job.partition_bytes if plan.partition_bytes is None else plan.partition_bytes,
-        credit=job.credit if plan.credit is None else plan.credit,
+        partition_bytes=job.partition_bytes if own.partition_bytes is None else own.partition_bytes,
+        credit=job.credit if own.credit is None else own.credit,
         server_core=core,
         server_host=host,
         halves=job.halves if plan.compression is None else _halves(),

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from dpro_search.costmodel.memory import cast_elements
@@ -164,7 +163,7 @@ class Precision(ComputeTransformation):
         return tuple(sorted(names, key=lambda name: (self._place.get(name, -1), name)))
 
     def _with(self, plan: Plan, names: set[str]) -> Plan:
-        return msgspec.structs.replace(plan, bfloat16_ops=self._ordered(names) or None)
+        return plan.changed(bfloat16_ops=self._ordered(names) or None)
 
     def _refusal(self, name: str) -> str | None:
         kind, op_type = self.kind(name), self.type(name)

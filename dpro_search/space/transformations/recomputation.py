@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.graph.buffers import VIEWS
@@ -100,7 +99,7 @@ class Recomputation(ComputeTransformation):
     def _with(self, plan: Plan, names: set[str]) -> Plan:
         known = [name for name in self._candidates if name in names]
         rest = sorted(names.difference(known))
-        return msgspec.structs.replace(plan, recomputed_ops=(*known, *rest) or None)
+        return plan.changed(recomputed_ops=(*known, *rest) or None)
 
     def _refusal(self, name: str) -> str | None:
         kind, op_type = self.kind(name), self.type(name)

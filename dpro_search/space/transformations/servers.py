@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-import msgspec
-
 from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.placement import hosts_of_workers, on_workers, own_hosts
@@ -50,7 +48,7 @@ class ServerPlacement(Knob):
 
     def simplest(self, plan: Plan) -> Plan:
         """Without limits the field has no effect."""
-        return super().simplest(plan) if self.limited else msgspec.structs.replace(plan, servers_on_workers=None)
+        return super().simplest(plan) if self.limited else plan.changed(servers_on_workers=None)
 
     @cached_property
     def choice(self) -> Choice | None:

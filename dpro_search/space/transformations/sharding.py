@@ -20,7 +20,7 @@ class _Switch(Knob):
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
-        value = getattr(plan, self.fields[0])
+        value = plan.get(self.fields[0])
         if value is None or value is self.turned:
             return None
         return f"{self.fields[0]}: only {int(self.turned)} can be replayed; leave it out for what was recorded"

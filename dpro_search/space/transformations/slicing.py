@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.machine import machine_constants
 from dpro_search.space.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import KvstoreSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, grid
 from dpro_search.space.transformations.servers import servers_under
 
@@ -32,25 +32,24 @@ class KeySlicing(Knob):
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
-        if plan.p3 is None and plan.slice_threshold is None:
+        own = KvstoreSettings.of(plan)
+        if own.p3 is None and own.slice_threshold is None:
             return None
-        priority = self.job.values["p3"] if plan.p3 is None else plan.p3
-        threshold = plan.slice_threshold or self.job.values["slice_threshold"]
+        threshold = own.slice_threshold or self.job.values["slice_threshold"]
         slices = sum(math.ceil(count / threshold) for count in self.elements)
-        if priority and slices > MOST_SLICES:
+        if in_priority_slices(plan, self.job) and slices > MOST_SLICES:
             return f"slice_threshold={threshold} cuts the tensors into {slices} slices; at most {MOST_SLICES} are replayed"
         return None
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         """A step on the grids; one to priority slices leaves compression out, for these are never compressed."""
         moved = super().propose(plan, rng, hot)
-        priority = self.job.values["p3"] if moved.p3 is None else moved.p3
-        return msgspec.structs.replace(moved, compression=None) if priority else moved
+        return moved.changed(compression=None) if in_priority_slices(moved, self.job) else moved
 
     def simplest(self, plan: Plan) -> Plan:
         """With priority slices the bound has no effect, and without them their size has none."""
-        priority = self.job.values["p3"] if plan.p3 is None else plan.p3
-        return super().simplest(msgspec.structs.replace(plan, **{"bigarray_bound" if priority else "slice_threshold": None}))
+        idle = "bigarray_bound" if in_priority_slices(plan, self.job) else "slice_threshold"
+        return super().simplest(plan.changed(**{idle: None}))
 
     @cached_property
     def choice(self) -> Choice:
@@ -72,15 +71,21 @@ class KeySlicing(Knob):
         )
 
 
+def in_priority_slices(plan: Plan, job: JobFacts) -> bool:
+    """Whether a job has priority slices under a plan."""
+    own = KvstoreSettings.of(plan)
+    return bool(job.values["p3"] if own.p3 is None else own.p3)
+
+
 def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
     """A job with parameter servers as a plan would have it."""
-    old = job.slicing
+    old, own = job.slicing, KvstoreSettings.of(plan)
     slicing = replace(
         old,
         servers=old.servers if plan.servers is None else plan.servers,
-        bound=old.bound if plan.bigarray_bound is None else plan.bigarray_bound,
-        priority=old.priority if plan.p3 is None else plan.p3,
-        slice_threshold=old.slice_threshold if plan.slice_threshold is None else plan.slice_threshold,
+        bound=old.bound if own.bigarray_bound is None else own.bigarray_bound,
+        priority=old.priority if own.p3 is None else own.p3,
+        slice_threshold=old.slice_threshold if own.slice_threshold is None else own.slice_threshold,
     )
     compression = job.compression if plan.compression is None else _two_bit()
     core, host = servers_under(plan, job)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
 from dpro_search.space.plan import Plan
+from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation, grid
 
 MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more
@@ -65,12 +65,12 @@ class TensorFusion(Transformation):
     def simplest(self, plan: Plan) -> Plan:
         """With exact groups the threshold has no effect: they are neither cut nor joined."""
         groups = None if plan.tensor_groups == self.job.values.get("tensor_groups") else plan.tensor_groups
-        threshold = plan.fusion_threshold_bytes
+        set_bytes = threshold = HorovodSettings.of(plan).fusion_threshold_bytes
         if groups is not None or threshold == self.job.values.get("fusion_threshold_bytes"):
             threshold = None
-        if groups is plan.tensor_groups and threshold == plan.fusion_threshold_bytes:
+        if groups is plan.tensor_groups and threshold == set_bytes:
             return plan  # a new plan is checked anew
-        return msgspec.structs.replace(plan, fusion_threshold_bytes=threshold, tensor_groups=groups)
+        return plan.changed(fusion_threshold_bytes=threshold, tensor_groups=groups)
 
     def detailed(self, plan: Plan) -> Plan:
         """Dynamic fusion as groups filled up to the threshold: what it does when it never waits."""
@@ -95,14 +95,14 @@ class TensorFusion(Transformation):
         return Choice(name=self.name, fields=self.fields, grids=grids)
 
     def _with(self, plan: Plan, groups: Grouping) -> Plan:
-        return msgspec.structs.replace(plan, tensor_groups=groups, fusion_threshold_bytes=None)
+        return plan.changed(tensor_groups=groups, fusion_threshold_bytes=None)
 
     def _groups(self, plan: Plan) -> Grouping:
         groups = plan.tensor_groups
-        if groups is None and plan.fusion_threshold_bytes is None:
+        threshold = HorovodSettings.of(plan).fusion_threshold_bytes
+        if groups is None and threshold is None:
             groups = self.job.values.get("tensor_groups")
         if groups is None:
-            threshold = plan.fusion_threshold_bytes
             recorded = self.job.values["fusion_threshold_bytes"]
             return threshold_groups(self.job.tensors, recorded if threshold is None else threshold)
         named = {name for group in groups for name in group}

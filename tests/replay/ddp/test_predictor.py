@@ -70,11 +70,13 @@ def test_slower_compute_takes_longer(predictor):
 
 
 def test_many_buckets_cost_their_latencies(predictor):
-    each = predictor.predict(Plan(bucket_cap_bytes=1)).iteration_us
-    assert each > predictor.predict(Plan(bucket_cap_bytes=10**9)).iteration_us
+    each = predictor.predict(Plan.of(bucket_cap_bytes=1)).iteration_us
+    assert each > predictor.predict(Plan.of(bucket_cap_bytes=10**9)).iteration_us
 
 
-@pytest.mark.parametrize("plan", [Plan(cycle_time_us=1000.0), Plan(fusion_threshold_bytes=1), Plan(tensor_groups=(("9.bias",),))])
+@pytest.mark.parametrize(
+    "plan", [Plan.of(cycle_time_us=1000.0), Plan.of(fusion_threshold_bytes=1), Plan(tensor_groups=(("9.bias",),))]
+)
 def test_plans_that_ddp_cannot_follow_are_refused(predictor, plan):
     with pytest.raises(InputError, match="it knows bucket_cap_bytes"):
         predictor.predict(plan)

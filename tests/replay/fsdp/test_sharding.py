@@ -32,17 +32,17 @@ def test_nothing_is_hidden_where_every_collective_is_waited_for_at_once():
 
 
 def test_prefetching_hides_the_gather_of_every_unit_but_the_first_in_the_forward_pass():
-    saved = iteration_us(predictor()) - iteration_us(predictor(), Plan(prefetch=True))
+    saved = iteration_us(predictor()) - iteration_us(predictor(), Plan.of(prefetch=True))
     assert saved == pytest.approx(GATHER, abs=3)  # latencies beside computing ranks vary
 
 
 def test_prefetching_cannot_hide_more_than_there_is_to_compute():
     small = predictor(work=5.0)
-    assert iteration_us(small) - iteration_us(small, Plan(prefetch=True)) == pytest.approx(5, abs=3)
+    assert iteration_us(small) - iteration_us(small, Plan.of(prefetch=True)) == pytest.approx(5, abs=3)
 
 
 def test_parameters_that_are_kept_cost_no_second_gather_and_no_copies():
-    kept = Plan(reshard_after_forward=False)
+    kept = Plan.of(reshard_after_forward=False)
     assert iteration_us(predictor()) - iteration_us(predictor(), kept) == pytest.approx(2 * GATHER + 4 * 5)
     prediction = predictor().predict(kept)
     assert (prediction.source, prediction.peak_memory_bytes) == ("extrapolated", None)
@@ -54,7 +54,7 @@ def test_slower_compute_takes_longer_on_any_rank():
     assert iteration_us(predictor().faster(2.0, rank=1)) == pytest.approx(2 * COMPUTE + 4 * GATHER + 2 * SCATTER)
 
 
-@pytest.mark.parametrize("plan", [Plan(bucket_cap_bytes=1), Plan(micro_batches=2)])
+@pytest.mark.parametrize("plan", [Plan.of(bucket_cap_bytes=1), Plan(micro_batches=2)])
 def test_plans_of_other_kinds_of_jobs_are_refused(plan):
     with pytest.raises(InputError, match=r"a fully sharded job has no (bucket_cap_bytes|micro_batches)"):
         predictor().predict(plan)

@@ -12,7 +12,7 @@ from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 
-PLANS = [Plan(), Plan(fusion_threshold_bytes=0), Plan(fusion_threshold_bytes=2**22, cycle_time_us=3000.0)]
+PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan.of(fusion_threshold_bytes=2**22, cycle_time_us=3000.0)]
 
 
 def logged(plan=PLANS[0], cluster=None):
@@ -35,7 +35,7 @@ def test_every_time_of_an_op_follows_the_one_before():
 
 
 def test_phases_of_the_all_reduces_are_those_of_the_log():
-    timeline = logged(Plan(fusion_threshold_bytes=2**22))
+    timeline = logged(Plan.of(fusion_threshold_bytes=2**22))
     ops = iteration_ops(timeline)
     names = [ops.graph.name(op) for op in np.flatnonzero(ops.graph.op_kind == OpKind.COMM)]
     assert {name.rpartition("@")[0].rpartition(", ")[2] for name in names} == {"copy in", "latency", "transfer", "copy out"}

@@ -168,7 +168,7 @@ def test_what_the_optimizer_made_at_run_time_cannot_be_told_to_a_job(field: str)
     made = "encoder/ArithmeticOptimizer/AddOpsRewrite_add_1"
     names = tuple(made if name == "f1" else name for name in GRAPH.op_name)
     ops = (("f0", made),) if field == "op_clusters" else (made,)
-    assert "made by TensorFlow's optimizer" in str(space_of(replace(GRAPH, op_name=names))[1].refusal(Plan(**{field: ops})))
+    assert "made by TensorFlow's optimizer" in str(space_of(replace(GRAPH, op_name=names))[1].refusal(Plan.of(**{field: ops})))
 
 
 class TestAccumulation:

@@ -128,15 +128,15 @@ def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str
     [
         ("horovod", Plan(servers=2), "a Horovod job has no servers; it knows fusion_threshold_bytes, tensor_groups, cycle_time_us"),
         ("horovod", Plan(tensor_groups=(("g0", "nothing"),)), "the trace has no tensor 'nothing' (its first is 'g0')"),
-        ("ddp", Plan(fusion_threshold_bytes=1), "a DistributedDataParallel job has no fusion_threshold_bytes"),
-        ("kvstore", Plan(p3=True, slice_threshold=10), "at most 20000 are replayed"),
-        ("kvstore", Plan(credit=1), "a job with parameter servers has no credit"),
+        ("ddp", Plan.of(fusion_threshold_bytes=1), "a DistributedDataParallel job has no fusion_threshold_bytes"),
+        ("kvstore", Plan.of(p3=True, slice_threshold=10), "at most 20000 are replayed"),
+        ("kvstore", Plan.of(credit=1), "a job with parameter servers has no credit"),
         ("ddp", Plan(compression="2bit"), "a DistributedDataParallel job has fp16"),
         ("ddp", Plan(compression="powersgd-1"), "compress no gradient of this job"),
         ("kvstore", Plan(compression="powersgd-1"), "a job with parameter servers has 2bit"),
         ("horovod", Plan(compression="powersgd-1"), "a Horovod job has no compression"),
         ("kvstore", Plan(compression="fp16"), "a job with parameter servers has 2bit"),
-        ("kvstore", Plan(compression="2bit", p3=True), "does not compress priority slices"),
+        ("kvstore", Plan.of(compression="2bit", p3=True), "does not compress priority slices"),
         ("p3", Plan(compression="2bit"), "does not compress priority slices"),
         ("byteps", Plan(servers=5000), "at most 1024 are replayed"),
         ("byteps", Plan(compression="2bit"), "a job with BytePS has fp16"),
@@ -161,11 +161,11 @@ def test_powersgd_is_to_choose_where_gradients_are_matrices() -> None:
 
 
 def test_a_field_without_effect_is_left_out() -> None:
-    assert kvstore().simplest(Plan(slice_threshold=100_000)) == Plan(), "there are no slices"
-    assert kvstore().simplest(Plan(p3=True, bigarray_bound=5)) == Plan(p3=True), "priority slices know no bound"
-    assert kvstore(p3=True).simplest(Plan(p3=True, servers=2)) == Plan()
+    assert kvstore().simplest(Plan.of(slice_threshold=100_000)) == Plan(), "there are no slices"
+    assert kvstore().simplest(Plan.of(p3=True, bigarray_bound=5)) == Plan.of(p3=True), "priority slices know no bound"
+    assert kvstore(p3=True).simplest(Plan.of(p3=True, servers=2)) == Plan()
     grouped = (("g0", "g1"), ("g2", "g3", "g4"))
-    assert horovod().simplest(Plan(tensor_groups=grouped, fusion_threshold_bytes=5)) == Plan(tensor_groups=grouped)
+    assert horovod().simplest(Plan.of(tensor_groups=grouped, fusion_threshold_bytes=5)) == Plan(tensor_groups=grouped)
 
 
 def test_there_is_another_placement_to_choose_where_links_have_a_limit() -> None:
@@ -179,7 +179,7 @@ def test_there_is_another_placement_to_choose_where_links_have_a_limit() -> None
 
 def test_moves_go_where_there_is_something_to_gain() -> None:
     space, rng = horovod(), np.random.default_rng(0)
-    start = space.detailed(Plan(fusion_threshold_bytes=0))
+    start = space.detailed(Plan.of(fusion_threshold_bytes=0))
     touched = [0, 0]
     for _ in range(400):
         moved = space.propose(start, rng, {"g4": 100.0})
@@ -191,24 +191,24 @@ def test_moves_go_where_there_is_something_to_gain() -> None:
 
 def test_the_shared_refusal_names_the_field_and_what_there_is() -> None:
     with pytest.raises(InputError, match="plan: a thing has no credit; it knows servers"):
-        refuse_unknown(Plan(credit=1), ("servers",), "a thing")
+        refuse_unknown(Plan.of(credit=1), ("servers",), "a thing")
     refuse_unknown(Plan(servers=1), ("servers",), "a thing")
 
 
 def test_the_fastest_algorithm_by_size_is_among_the_choices():
     choice = next(choice for choice in mpi().choices if choice.name == "all-reduce")
-    assert choice.put(Plan(), "fastest", 0) == Plan(allreduce_algorithms=((0, "recursive-doubling"), (1_500_000, "ring")))
+    assert choice.put(Plan(), "fastest", 0) == Plan.of(allreduce_algorithms=((0, "recursive-doubling"), (1_500_000, "ring")))
 
 
 def test_an_algorithm_of_which_nothing_is_known_is_refused():
     with pytest.raises(InputError, match="nothing is known of rabenseifner, only of recursive-doubling, ring"):
-        mpi().check(Plan(allreduce_algorithms=((0, "rabenseifner"),)))
+        mpi().check(Plan.of(allreduce_algorithms=((0, "rabenseifner"),)))
     with pytest.raises(InputError, match="a Horovod job has no allreduce_algorithms"):
-        horovod().check(Plan(allreduce_algorithms=((0, "ring"),)))
+        horovod().check(Plan.of(allreduce_algorithms=((0, "ring"),)))
 
 
 def test_a_hierarchy_is_a_choice_where_hosts_have_several_ranks_and_refused_with_the_reason_elsewhere():
-    planned = Plan(allreduce_algorithms=((0, "ring"), (2**20, "hierarchy")))
+    planned = Plan.of(allreduce_algorithms=((0, "ring"), (2**20, "hierarchy")))
     mpi(ranks_per_host=2).check(planned)
     choice = next(choice for choice in mpi(ranks_per_host=2).choices if choice.name == "all-reduce")
     assert planned in [

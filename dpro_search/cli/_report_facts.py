@@ -20,7 +20,7 @@ from dpro_search.kinds import Job, job_of, kind_of
 from dpro_search.kinds._replay_facts import ReplayRequest, facts_of_job
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
-from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
+from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
@@ -154,8 +154,7 @@ def step_timeline(job: Job, trace: Trace, step: int | None, notes: list[str]) ->
         predicted = predicted_lanes(msgspec.json.decode(job.perfetto(Plan(), recorded=True))["traceEvents"])
     except InputError as refusal:
         notes.append(f"the timeline has no replayed lanes ({refusal})")
-    kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
-    measured = [] if step is None else measured_lanes(trace, step, kind_of)
+    measured = [] if step is None else measured_lanes(trace, step, kinds_by_name(predicted))
     return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
 

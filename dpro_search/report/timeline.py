@@ -138,6 +138,15 @@ def predicted_lanes(events: Sequence[Mapping[str, Any]]) -> list[Lane]:
     return list(lanes.values())
 
 
+def kinds_by_name(lanes: Sequence[Lane]) -> dict[str, str]:
+    """Kinds of ops by name, of names that have one kind: a kernel may run in the forward and in the backward pass."""
+    found: dict[str, set[str]] = {}
+    for lane in lanes:
+        for name, kind in zip(lane.names, lane.kinds, strict=True):
+            found.setdefault(name, set()).add(kind)
+    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
+
+
 def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[Lane]:
     """Lanes of a recorded step. It begins with its first computation: what servers still do for the step before starts below 0.
 
@@ -176,6 +185,8 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
         name = trace.names[text]
         if kind == EventKind.OP:
             colour = kind_of.get(f"{name}@{rank}", "host" if devices else "compute")
+        elif kind == EventKind.KERNEL:
+            colour = kind_of.get(f"{name}@{rank}", colour)
         elif kind in (EventKind.ALLREDUCE, EventKind.COMM) and tensor >= 0:
             name = f"{name} {trace.tensors[tensor].name}"
         if kind in _BY_STREAM or title == "stream":

@@ -27,7 +27,7 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
     work_us = timeline.work_us[timeline.typical]
     begin_us = work_us[:, 0, 0].min()
     work_us, moved_us = work_us - begin_us, timeline.collective_us[timeline.typical] - begin_us
-    posting, waiting = _places(job, Action.POST), _places(job, Action.WAIT)
+    posting, waiting = _places(job, Action.POST), _places(job, Action.WAIT)  # of all collectives; of those that are waited for
     posted_us = work_us[:, posting, 1]
     builder = GraphBuilder()
     main = builder.add_devices(np.arange(ranks), OrderPolicy.PROGRAM, "main thread of rank {0}", (range(ranks),))
@@ -56,7 +56,7 @@ def iteration_ops(job: DdpJob, timeline: DdpTimeline) -> Timeline:
         axes=(range(ranks), labels),
     )
     builder.add_edges(work[:, posting], parts)
-    for number, place in enumerate(waiting.tolist()):
+    for number, place in zip(job.collective[waiting].tolist(), waiting.tolist(), strict=True):
         if place + 1 < segments:
             held = parts[1:, number] if job.is_broadcast[number] else parts[:, number]
             builder.add_edges(held, work[ranks - len(held) :, place + 1])
@@ -90,6 +90,6 @@ def _threads(timeline: DdpTimeline, threads: int) -> tuple[Floats, Ints]:
 
 
 def _places(job: DdpJob, action: Action) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The segment at whose end each collective is posted, or waited for, [collectives]."""
+    """The segments at whose end a collective is posted, or waited for, in the order of the collectives."""
     rows = np.flatnonzero(job.action == action)
     return rows[np.argsort(job.collective[rows], kind="stable")]

@@ -47,4 +47,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for known
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from dpro_search import _api_plots as plots
+from dpro_search._api_errors import page_path, speaks_python
+from dpro_search._api_tables import Tabular, columns_of
 from dpro_search._api_values import RealRuns
 from dpro_search.collect._files import write_file
+from dpro_search.errors import InputError
 from dpro_search.report.html import table, to_text
 from dpro_search.report.units import duration, ratio
 from dpro_search.search import SearchResult
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Tabular):
     """A finished search.
 
     Attributes
@@ -35,6 +39,9 @@ class Run:
     folder: Path
     result: SearchResult = field(repr=False)
 
+    def __repr__(self) -> str:
+        return f"Run(folder={str(self.folder)!r}, trials={self.result.trials}, speedup={self.speedup:.3f}, best={self.best!r})"
+
     @property
     def best(self) -> Plan:
         """The plan with the shortest predicted iteration; the empty one if none beats the recorded setting."""
@@ -45,6 +52,48 @@ class Run:
         """Predicted iteration time of the recorded setting over that of the best plan."""
         return self.result.plans[0].speedup
 
+    def columns(self) -> dict[str, Any]:
+        """The best plans: ``plan`` in words, ``predicted_iteration_us`` with ``low_us`` and ``high_us``, ``speedup``, ..."""
+        rows = [
+            {
+                "plan": name,
+                "predicted_iteration_us": ranked.prediction.iteration_us,
+                "low_us": ranked.prediction.interval_us[0],
+                "high_us": ranked.prediction.interval_us[1],
+                "speedup": ranked.speedup,
+                "gain_certain": ranked.gain_certain,
+                "peak_memory_bytes": ranked.prediction.peak_memory_bytes,
+            }
+            for name, ranked in zip(self.result.names, self.result.plans, strict=True)
+        ]
+        return columns_of(rows, list(rows[0]))
+
+    @speaks_python
+    def plot(self, kind: Literal["progress", "pareto"] = "progress", ax: Any = None) -> Any:
+        """Draw the search with matplotlib, on `ax` or a new figure; returns the axes.
+
+        Parameters
+        ----------
+        kind
+            "progress": the trials and the best so far; "pareto": iteration time over peak memory.
+
+        Raises
+        ------
+        InputError
+            The journal of the search is damaged or gone, or the plans do not differ in memory.
+        """
+        from dpro_search.cli._report_facts import trials_of_run
+
+        draw = {"progress": plots.progress, "pareto": plots.pareto}.get(kind)
+        if draw is None:
+            raise InputError(f"kind must be 'progress' or 'pareto', not {kind!r}")
+        notes: list[str] = []
+        trials = trials_of_run(self.folder / "trials.jsonl", self.result.trials, notes)
+        if not trials:
+            raise InputError(f"{self.folder}: {'; '.join(notes) or 'no trials to plot'}")
+        return draw(trials, ax)
+
+    @speaks_python
     def export(self, out: str | Path, *, targets: Sequence[str] = (), plan: int | None = None) -> ExportedFiles:
         """Write the files that a real job needs to follow a plan into the new folder `out`.
 
@@ -65,6 +114,7 @@ class Run:
 
         return export_from(self.folder, Path(out), all_targets(), deployed, targets=targets, number=plan)
 
+    @speaks_python
     def validate(
         self,
         command: Sequence[str] = (),
@@ -122,12 +172,13 @@ class Run:
             facts=facts,
         )
 
+    @speaks_python
     def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
         """Write one HTML page on the search; returns its path. `trace`: path of the recording, if it has moved."""
         from dpro_search.cli._report_facts import facts_of_run
         from dpro_search.report import render
 
-        write_file(Path(out), render(facts_of_run(self.folder, None if trace is None else Path(trace))).encode())
+        write_file(page_path(out), render(facts_of_run(self.folder, None if trace is None else Path(trace))).encode())
         return Path(out)
 
     def _repr_html_(self) -> str:

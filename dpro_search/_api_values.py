@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dpro_search import _api_plots as plots
+from dpro_search._api_tables import Tabular, columns_of
+from dpro_search._repr import short_repr
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.report.html import bullets, paragraph, table, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent
 from dpro_search.space.describe import describe
@@ -17,7 +21,7 @@ _MOST_GAINS = 5  # that a notebook shows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(Tabular):
     """A predicted iteration.
 
     Attributes
@@ -42,6 +46,16 @@ class Replay:
     peak_memory_bytes: int | None
     facts: Mapping[str, Any] = field(repr=False)
 
+    __repr__ = short_repr
+
+    def columns(self) -> dict[str, Any]:
+        """The breakdown: ``part`` and ``time_us``."""
+        return {"part": list(self.breakdown_us), "time_us": list(self.breakdown_us.values())}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the breakdown with matplotlib, on `ax` or a new figure; returns the axes."""
+        return plots.breakdown(self.breakdown_us, f"An iteration of {duration(self.iteration_us)}", ax)
+
     def _repr_html_(self) -> str:
         low, high = map(duration, self.interval_us)
         rows = [("predicted iteration", duration(self.iteration_us)), ("interval", f"{low} to {high}")]
@@ -52,7 +66,7 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """What an iteration waits for.
 
     Attributes
@@ -73,6 +87,16 @@ class Diagnosis:
     gains: tuple[Mapping[str, Any], ...]
     facts: Mapping[str, Any] = field(repr=False)
 
+    __repr__ = short_repr
+
+    def columns(self) -> dict[str, Any]:
+        """The what-if questions: ``what_if``, ``predicted_iteration_us`` and ``gain_us``."""
+        return columns_of(self.gains, ("what_if", "predicted_iteration_us", "gain_us"))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the gains with matplotlib, on `ax` or a new figure; returns the axes."""
+        return plots.gains(self.gains, short_names([gain["what_if"] for gain in self.gains]), ax)
+
     def _repr_html_(self) -> str:
         rows = [
             (gain["what_if"], duration(gain["predicted_iteration_us"]), percent(gain["gain_us"] / self.iteration_us * 100))
@@ -85,7 +109,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealRuns:
+class RealRuns(Tabular):
     """Real runs, compared with predictions.
 
     Attributes
@@ -110,6 +134,22 @@ class RealRuns:
     failed: tuple[FailedPlan, ...]
     facts: Mapping[str, Any] = field(repr=False)
 
+    __repr__ = short_repr
+
+    def columns(self) -> dict[str, Any]:
+        """The settings: ``plan`` in words, ``predicted_us``, ``measured_us``, ``speedup_measured`` and what failed (``reason``)."""
+        recorded = {"plan": "as recorded", "predicted_us": self.facts["baseline_predicted_us"], "measured_us": self.baseline_us}
+        rows = [recorded | {"speedup_measured": 1.0}]
+        rows += [_row(ran) | {"speedup_measured": ran.speedup_measured} for ran in self.plans]
+        rows += [_row(other) | {"reason": other.losses.reason} for other in self.refused]
+        rows += [_row(lost) | {"reason": lost.reason} for lost in self.failed]
+        return columns_of(rows, ("plan", "predicted_us", "measured_us", "speedup_measured", "reason"))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw predicted and measured iterations with matplotlib, on `ax` or a new figure; returns the axes."""
+        found = self.columns()
+        return plots.real_runs(found["plan"], found["predicted_us"], found["measured_us"], ax)
+
     def _repr_html_(self) -> str:
         rows = [("as recorded", duration(self.facts["baseline_predicted_us"]), duration(self.baseline_us), ratio(1.0), "")]
         for plan in self.plans:
@@ -126,3 +166,7 @@ class RealRuns:
             rows.append((describe(lost.plan), duration(lost.predicted_us), measured, f"none: {lost.reason}", ""))
         caption = f"Real runs; noise floor {percent(self.noise_pct)}; ? = within it"
         return to_text(table(caption, ("plan", "predicted#", "measured#", "speed-up#", "95 %#"), rows))
+
+
+def _row(ran: MeasuredPlan | RefusedPlan | FailedPlan) -> dict[str, Any]:
+    return {"plan": describe(ran.plan), "predicted_us": ran.predicted_us, "measured_us": ran.measured_us}

@@ -18,20 +18,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from dpro_search import _api_plots as plots
+from dpro_search._api_errors import page_path, speaks_python
 from dpro_search._api_run import Run
+from dpro_search._api_tables import Tabular
 from dpro_search._api_values import Diagnosis, RealRuns, Replay
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, load_source, searchable
 from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.report.html import table, to_text
+from dpro_search.report.timeline import typical_step
 from dpro_search.report.units import duration
 from dpro_search.search import FinishedTrial, SearchResult
 from dpro_search.search.run_folder import read_run
@@ -53,7 +59,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording:
+class Recording(Tabular):
     """A job that was recorded or described: its predictions, diagnosis and search.
 
     Attributes
@@ -74,13 +80,17 @@ class Recording:
             raise InputError(f"{self.folder}: describes a job that was not recorded: there is no trace")
         return self.source
 
+    def __repr__(self) -> str:
+        return f"Recording(folder={str(self.folder)!r}, source={self.source!r})"
+
+    @speaks_python
     def replay(
         self,
         plan: Plan | None = None,
         *,
         cluster: str | None = None,
         changes: Mapping[str, object] | None = None,
-        what_if: Sequence[str] = (),
+        what_if: str | Sequence[str] = (),
         holdout_step: int | None = None,
         samples: int | None = None,
     ) -> Replay:
@@ -93,7 +103,7 @@ class Recording:
         cluster
             What the job runs on, like "16xhgx-h100" or a TOML file; None: as recorded.
         changes
-            What ``--set`` takes, like ``{"fusion_threshold_bytes": 2**20, "ranks": 4, "rate": "500mbit"}``.
+            Other settings, ranks and rates, like ``{"fusion_threshold_bytes": 2**20, "ranks": 4, "rate": "500mbit"}``.
         what_if
             What-if changes of costs: ``compute=0.9``, ``rank1.compute=0.9``, ``bandwidth=2``, ``communication=0``.
         holdout_step
@@ -114,10 +124,14 @@ class Recording:
         >>> sorted(job.replay().breakdown_us)
         ['compute', 'exposed_communication', 'server']
         """
+        if plan is not None and not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a Plan, not {type(plan).__name__}; changes takes a dict")
+        if samples is not None and samples < 1:
+            raise InputError(f"samples must be at least 1, not {samples}")
         request = ReplayRequest(
             plan=plan or Plan(),
             cluster=cluster,
-            changes=(*_texts(changes), *what_if),
+            changes=(*_texts(changes), *_several(what_if)),
             holdout_step=holdout_step,
             samples=samples,
         )
@@ -132,6 +146,7 @@ class Recording:
             facts=facts,
         )
 
+    @speaks_python
     def diagnose(self, *, cluster: str | None = None, changes: Mapping[str, object] | None = None) -> Diagnosis:
         """Show what an iteration waits for, which rank comes late, and what each improvement would gain.
 
@@ -157,6 +172,7 @@ class Recording:
             facts=facts,
         )
 
+    @speaks_python
     def search(
         self,
         *,
@@ -164,7 +180,7 @@ class Recording:
         sampler: str = "auto",
         seed: int = 0,
         out: str | Path | None = None,
-        with_: Sequence[str] = (),
+        with_: str | Sequence[str] = (),
         allow_lossy: bool = False,
         memory_limit_bytes: int | None = None,
         cluster: str | None = None,
@@ -248,7 +264,7 @@ class Recording:
         from dpro_search.search.request import SearchRequest, usual_run
 
         options = PlanOptions(
-            compute=frozenset(with_),
+            compute=frozenset(_several(with_)),
             allow_lossy=allow_lossy,
             memory_limit_bytes=memory_limit_bytes,
             cluster_model=None if cluster_model is None else Path(cluster_model),
@@ -277,13 +293,55 @@ class Recording:
         )
         return Run(folder=folder, result=result)
 
+    @speaks_python
     def report(self, out: str | Path) -> Path:
         """Write one self-contained HTML page on the recording; returns its path."""
         from dpro_search.cli._report_facts import facts_of_source
         from dpro_search.report import render
 
-        write_file(Path(out), render(facts_of_source(self.folder)).encode())
+        write_file(page_path(out), render(facts_of_source(self.folder)).encode())
         return Path(out)
+
+    def columns(self) -> dict[str, Any]:
+        """The recorded events; ``kind`` and ``name`` as text, ``tensor`` the name of the communicated tensor or None."""
+        events = self.trace.events
+        kinds = {int(kind): kind.name.lower() for kind in EventKind}
+        tensors = np.array([*(tensor.name for tensor in self.trace.tensors), None], dtype=object)
+        return {
+            "rank": events.rank,
+            "kind": [kinds[kind] for kind in events.kind.tolist()],
+            "name": np.array(self.trace.names, dtype=object)[events.name],
+            "stream": events.stream,
+            "step": events.step,
+            "start_us": events.start_us,
+            "end_us": events.end_us,
+            "tensor": tensors[events.tensor],
+            "size_bytes": events.size_bytes,
+        }
+
+    @speaks_python
+    def plot(self, rank: int = 0, *, step: int | None = None, ax: Any = None) -> Any:
+        """Draw one step of a rank with matplotlib, the replayed lanes above the recorded ones; returns the axes.
+
+        Parameters
+        ----------
+        step
+            A profiled step; None: the one of median length.
+        ax
+            Axes to draw on; None: those of a new figure.
+        """
+        from dpro_search.cli._report_facts import step_timeline
+
+        profiled = self.trace.steps.index[self.trace.steps.traced].tolist()
+        if step is not None and step not in profiled:
+            known = f"choose a step from {min(profiled)} to {max(profiled)}" if profiled else "no step was"
+            raise InputError(f"step {step} was not profiled; {known}")
+        shown = typical_step(self.trace) if step is None else step
+        timeline = step_timeline(job_of(self.trace), self.trace, shown, [])
+        lanes = [lane for lane in timeline.lanes if lane.rank == rank]
+        if not lanes:
+            raise InputError(f"rank {rank} has no events to plot; ranks are {', '.join(map(str, timeline.ranks)) or 'none'}")
+        return plots.timeline(lanes, f"{self.folder.name}: rank {rank}" + ("" if shown is None else f", step {shown}"), ax)
 
     def _repr_html_(self) -> str:
         if isinstance(self.source, Description):
@@ -302,9 +360,21 @@ class Recording:
 
 
 def _texts(changes: Mapping[str, object] | None) -> tuple[str, ...]:
-    return tuple(f"{key}={value}" for key, value in (changes or {}).items())
+    """Changes as the command line writes them; raises `InputError` for what is no value of one."""
+    found = []
+    for key, value in (changes or {}).items():
+        if not isinstance(value, str | bool | int | float | np.integer | np.floating):
+            raise InputError(f"changes: {key} is {value!r}; give a number or a text, and leave out what stays as recorded")
+        found.append(f"{key}={int(value) if isinstance(value, bool) else value}")
+    return tuple(found)
 
 
+def _several(values: str | Sequence[str]) -> Sequence[str]:
+    """One value as a sequence of one."""
+    return (values,) if isinstance(values, str) else values
+
+
+@speaks_python
 def load(folder: str | Path | None = None, *, sample: str | None = None) -> Recording:
     """Open a trace folder, or a file that describes a job; None: a bundled sample, by its name, or the default one.
 
@@ -325,7 +395,8 @@ def load(folder: str | Path | None = None, *, sample: str | None = None) -> Reco
     return Recording(folder=path, source=load_source(path))
 
 
-def import_trace(sources: Sequence[str | Path], out: str | Path) -> Recording:
+@speaks_python
+def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path) -> Recording:
     """Convert raw files of one job, of any format that ``dpro-search import`` knows, into the new trace folder `out`.
 
     Raises
@@ -337,11 +408,15 @@ def import_trace(sources: Sequence[str | Path], out: str | Path) -> Recording:
 
     if Path(out).exists():
         raise InputError(f"{out}: exists already; remove it or choose another folder")
-    trace = importers.import_trace([Path(source) for source in sources])
+    paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
+    if not paths:
+        raise InputError("sources: no file is named")
+    trace = importers.import_trace(paths)
     trace.save(Path(out))
     return Recording(folder=Path(out), source=trace)
 
 
+@speaks_python
 def load_run(folder: str | Path) -> Run:
     """Open the run folder of an earlier search.
 
@@ -357,3 +432,7 @@ def load_run(folder: str | Path) -> Run:
         raise InputError(f"{path / 'result.json'}: no plans in it; search again with 'dpro-search run'")
     # The folder may have been moved, or made by somebody else: paths in its files are not used.
     return Run(folder=path, result=msgspec.structs.replace(result, run=str(path)))
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

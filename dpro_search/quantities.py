@@ -111,14 +111,14 @@ def _split(text: str, what: str, form: str) -> tuple[float, str]:
 def time_text(value_us: float) -> str:
     """A duration with the unit that suits it: "431.2 ms"."""
     if abs(value_us) < 1e3:
-        return f"{value_us:.1f} us"
+        return f"{value_us:z.1f} us"
     return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
 
 
 def size_text(value_bytes: float) -> str:
     """A size in binary units: "24.0 MiB"."""
     if abs(value_bytes) < 1024:
-        return f"{value_bytes:.0f} B"
+        return f"{value_bytes:z.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         value_bytes /= 1024
         if abs(value_bytes) < 1024:
@@ -127,5 +127,5 @@ def size_text(value_bytes: float) -> str:
 
 
 def percent_text(value_pct: float) -> str:
-    """A share: "3.2 %"."""
-    return f"{value_pct:.1f} %"
+    """A share: "3.2 %"; what rounds to zero has no sign."""
+    return f"{value_pct:z.1f} %"

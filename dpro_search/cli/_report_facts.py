@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._replay_facts import predicted_facts
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
-from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
+from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
 from dpro_search.search.run_folder import RunInfo
 from dpro_search.space.describe import describe
@@ -32,13 +32,16 @@ _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
 
-def facts_of_source(path: Path) -> Facts:
-    """The content of a report of a recording, or of a description."""
-    return _Gathered(path).facts(path.resolve().name)
+OnPart = Callable[[str], None]
 
 
-def facts_of_run(run: Path, trace: Path | None) -> Facts:
-    """The content of a report of a search; `trace` is the path of its trace, if it has moved.
+def facts_of_source(path: Path, on_part: OnPart = lambda part: None) -> Facts:
+    """The content of a report of a recording or a description; `on_part` is called with what is about to be done, in words."""
+    return _Gathered(path, on_part).facts(path.resolve().name)
+
+
+def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None) -> Facts:
+    """The content of a report of a search; `trace` is the path of its trace, if it has moved; `on_part` as in `facts_of_source`.
 
     Raises
     ------
@@ -57,7 +60,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         raise InputError(f"{folder}: the trace of this search is no longer there; give its new path with --trace")
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
-    gathered = _Gathered(folder, info)
+    gathered = _Gathered(folder, on_part, info)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
     for row in search["plans"]:
         row["name"] = f"plan {row['number']}: {row['name']}"
@@ -73,7 +76,7 @@ def facts_of_run(run: Path, trace: Path | None) -> Facts:
         *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
-    trials = _trials(run / "trials.jsonl", result.trials, gathered.notes)
+    trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes)
     validation = _validation(run, gathered, named)
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
@@ -108,7 +111,9 @@ class _Gathered:
         What its predictions can be compared with; None: nothing was measured of it.
     """
 
-    def __init__(self, path: Path, info: RunInfo | None = None) -> None:
+    def __init__(self, path: Path, on_part: OnPart, info: RunInfo | None = None) -> None:
+        on_part("reading the trace")
+        self.on_part = on_part
         self.source = load_source(path)
         elsewhere = info is not None and info.cluster is not None
         recorded = job_of(self.source)
@@ -123,14 +128,19 @@ class _Gathered:
 
     def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
+        self.on_part("replaying the recording")
+        replay = predicted_facts(self.job, Plan(), changed=self.trace is None)
         step = None if self.trace is None else typical_step(self.trace)
-        timeline = self._timeline(step)
+        self.on_part("making the timeline of a step")
+        timeline = step_timeline(self.job, self.trace, step, self.notes)
+        self.on_part("asking what would gain")
+        diagnosis = self.job.diagnose()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
             name=name,
-            replay=predicted_facts(self.job, Plan(), changed=self.trace is None),
-            diagnosis=self.job.diagnose(),
+            replay=replay,
+            diagnosis=diagnosis,
             timeline=timeline,
             groups=self.job.tensor_groups(step, best),
             held_out=self._held_out(),
@@ -141,38 +151,35 @@ class _Gathered:
             **searched,
         )
 
-    def _timeline(self, step: int | None) -> StepTimeline:
-        predicted = self._predicted()
-        kind_of = {name: kind for lane in predicted for name, kind in zip(lane.names, lane.kinds, strict=True)}
-        measured = [] if self.trace is None or step is None else measured_lanes(self.trace, step, kind_of)
-        return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
-
-    def _predicted(self) -> list[Lane]:
-        """The replayed step, from the content of a Perfetto file."""
-        try:
-            content = self.job.perfetto(Plan(), recorded=self.trace is not None)
-        except InputError as refusal:
-            self.notes.append(f"the timeline has no replayed lanes ({refusal})")
-            return []
-        return predicted_lanes(msgspec.json.decode(content)["traceEvents"])
-
     def _held_out(self) -> list[HeldOutStep]:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""
         if self.trace is None:
             return []
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
         found: list[HeldOutStep] = []
-        for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)]:
+        for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)][:_HELD_OUT]:
+            self.on_part(f"predicting step {step} from all others")
             try:
                 held = self.job.held_out(step)
             except DproSearchError:
                 continue
             predicted_us = held.measured_us * (1 + held.error_pct / 100)
             found.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
-        return found[:_HELD_OUT]
+        return found
 
 
-def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
+def step_timeline(job: Job, trace: Trace | None, step: int | None, notes: list[str]) -> StepTimeline:
+    """The replayed step, from the content of a Perfetto file, and the recorded one of a trace; `notes` says what is missing."""
+    predicted: list[Lane] = []
+    try:
+        predicted = predicted_lanes(msgspec.json.decode(job.perfetto(Plan(), recorded=trace is not None))["traceEvents"])
+    except InputError as refusal:
+        notes.append(f"the timeline has no replayed lanes ({refusal})")
+    measured = [] if trace is None or step is None else measured_lanes(trace, step, kinds_by_name(predicted))
+    return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
+
+
+def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
     """The readable part of the journal, without locking it: a search may be writing it."""
     from dpro_search.search.run_folder import Trial
 
@@ -203,7 +210,7 @@ def _trials(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]
 
 def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
     """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
-    from dpro_search.deploy.validate import Validation
+    from dpro_search.deploy.validate import Validation, is_beyond_noise
 
     validation = Validation.load(run)
     if validation is None:
@@ -211,6 +218,8 @@ def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Ma
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = by_setting(validation)
+    for row in found["plans"]:  # of an older version, the interval could touch 1.00
+        row["beyond_noise"] = is_beyond_noise(row["speedup_measured"], row["speedup_interval"], validation.noise_pct)
     for key in ("plans", "refused", "failed"):
         for row, ran in zip(found[key], getattr(validation, key), strict=True):
             row["name"] = names.get(ran.plan) or describe(ran.plan)

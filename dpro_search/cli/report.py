@@ -41,8 +41,8 @@ def report(
         raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
     if trace is not None and not searched:
         raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
-    with stderr_console().status("replaying the recording"):
-        facts = facts_of_run(folder, trace) if searched else facts_of_source(folder)
+    with stderr_console().status("reading the trace") as status:
+        facts = facts_of_run(folder, trace, status.update) if searched else facts_of_source(folder, status.update)
         write_file(out, render(facts).encode())
     if as_json:
         print_json({"report": str(out)})

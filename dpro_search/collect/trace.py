@@ -78,6 +78,10 @@ _OLDEST_VERSION = 1
 class Trace(RecordedJob):
     """One recorded job, which can be written to a folder and read from one."""
 
+    def __repr__(self) -> str:
+        steps = len(set(self.steps.index.tolist()))
+        return f"Trace(format={self.meta.format!r}, ranks={self.meta.ranks}, steps={steps}, events={len(self.events)})"
+
     def save(self, folder: Path) -> None:
         """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:

@@ -207,7 +207,7 @@ def validate_run(
     if job.command_from_trace and not run_recorded_command:
         raise InputError(
             f"the command comes from the trace, and would run with your permissions: {shlex.join(job.spec.command)}; "
-            "if you trust it, add --run-recorded-command (run_recorded_command=True); if not, give your own after '--'"
+            "if you trust it, add --run-recorded-command; if not, give your own after '--'"
         )
     result = SearchResult.load(run)
     earlier = calibration_of(read_run(run), run)

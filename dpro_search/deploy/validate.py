@@ -53,7 +53,7 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
     speedup_measured, speedup_interval
         Over the recorded setting; the interval holds 95 % of a bootstrap over runs and steps.
     beyond_noise
-        The gain (or loss) is larger than the noise floor, and the interval does not contain 1.
+        The gain (or loss) is larger than the noise floor, and the interval does not touch 1.00.
     losses
         Comparison of the losses with the recorded setting's.
     """
@@ -323,9 +323,15 @@ def measured_plan(
         speedup_predicted=baseline.iteration_us / prediction.iteration_us,
         speedup_measured=speedup,
         speedup_interval=(low, high),
-        beyond_noise=abs(speedup - 1) * 100 > noise_pct and not low <= 1 <= high,
+        beyond_noise=is_beyond_noise(speedup, (low, high), noise_pct),
         losses=losses,
     )
+
+
+def is_beyond_noise(speedup: float, interval: tuple[float, float], noise_pct: float) -> bool:
+    """Whether a speed-up differs from 1 by more than the noise floor, and its interval, as it is shown, does not touch 1.00."""
+    low, high = (round(end, 2) for end in interval)
+    return abs(speedup - 1) * 100 > noise_pct and not low <= 1 <= high
 
 
 def _times(runs: Sequence[Run]) -> list[Floats]:

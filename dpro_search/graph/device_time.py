@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Trace
 
@@ -127,9 +128,8 @@ def _parts(trace: Trace, window: _Window, launched_us: Floats, moved_us: Floats)
     computes = np.isin(events.kind[mine], _COMPUTE)
     moves = ~computes
     begins_us = np.minimum(np.maximum(moved_us[mine], start_us), end_us)
-    compute_us = covered(start_us[computes], end_us[computes])
-    with_transfer_us = covered(np.where(moves, begins_us, start_us), end_us)
-    busy_us = covered(start_us, end_us)
+    compute_us, exposed_us, waiting_us = exclusive_parts(start_us, begins_us, end_us, moves)
+    busy_us = compute_us + exposed_us + waiting_us
     step_us = window.end_us - window.begin_us
     transfer_us = covered(begins_us[moves], end_us[moves])
     host_us = _host_bound_us(start_us, end_us, launched_us[mine], window.begin_us)
@@ -137,8 +137,8 @@ def _parts(trace: Trace, window: _Window, launched_us: Floats, moved_us: Floats)
     return (
         step_us,
         compute_us,
-        with_transfer_us - compute_us,
-        busy_us - with_transfer_us,
+        exposed_us,
+        waiting_us,
         idle_us,
         min(host_us, idle_us),
         transfer_us,
@@ -152,6 +152,21 @@ def _host_bound_us(start_us: Floats, end_us: Floats, launched_us: Floats, begin_
     gap_us = start_us[order] - busy_until_us
     late = (gap_us > 0) & (launched_us[order] > busy_until_us)
     return float(gap_us[late].sum())
+
+
+def exclusive_parts(start_us: Floats, moved_us: Floats, end_us: Floats, moves: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Time in which some ops of a device compute, else only communicate, else only wait for the last rank.
+
+    Parameters
+    ----------
+    moved_us
+        When data began to move; of no meaning for an op that computes.
+    moves
+        Which ops communicate; the others compute.
+    """
+    compute_us = covered(start_us[~moves], end_us[~moves])
+    with_transfer_us = covered(np.where(moves, moved_us, start_us), end_us)
+    return compute_us, with_transfer_us - compute_us, covered(start_us, end_us) - with_transfer_us
 
 
 def covered(start_us: Floats, end_us: Floats) -> float:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from dpro_search._text import shortened
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind
@@ -114,7 +115,10 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
 
 def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `critical_ops`."""
-    rows = [(shortened(row["op"], _NAME_LENGTH), percent_text(row["share_pct"]), _AFTER[row["reason"]]) for row in ops]
+    rows = [
+        (shortened(name, _NAME_LENGTH), percent_text(row["share_pct"]), _AFTER[row["reason"]])
+        for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True)
+    ]
     return Table(title="ops on the critical path", columns=("op", "share", "starts after"), rows=rows)
 
 
@@ -122,10 +126,10 @@ def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Table
     """The table of what-if gains, the largest first."""
     rows = [
         (
-            shortened(row["what_if"], _NAME_LENGTH),
+            shortened(name, _NAME_LENGTH),
             time_text(row["predicted_iteration_us"]),
             f"{time_text(row['gain_us'])} ({percent_text(row['gain_us'] / iteration_us * 100)})",
         )
-        for row in gains[:_TOP_GAINS]
+        for name, row in zip(short_names([row["what_if"] for row in gains[:_TOP_GAINS]]), gains, strict=False)
     ]
     return Table(title="what would it gain", columns=("what if", "iteration", "gain"), rows=rows)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.device_time import exclusive_parts
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, typical_step
+from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -39,13 +40,13 @@ class HeldOut:
 
     step: int
     measured_us: float
-    predicted_us: float
+    prediction: RecordedPrediction
     baseline_us: float
 
     @property
     def error_pct(self) -> float:
         """Signed error of the prediction."""
-        return (self.predicted_us / self.measured_us - 1) * 100
+        return (self.prediction.iteration_us / self.measured_us - 1) * 100
 
     @property
     def baseline_error_pct(self) -> float:
@@ -72,6 +73,7 @@ class RecordedPredictor:
     def __init__(self, trace: Trace, *, without: Sequence[int] = ()) -> None:
         self._trace = trace
         self._without = tuple(without)
+        self._replays: dict[int, tuple[float, bool]] = {}  # by step: its settled iteration and whether the replay settled
 
     @cached_property
     def ops(self) -> RecordedOps:
@@ -91,19 +93,23 @@ class RecordedPredictor:
 
     @cached_property
     def graph(self) -> ReplayGraph:
-        """The typical step; a sample for each step in use."""
-        return graph_of_step(self.ops, typical_step(self._trace, self._without), self._without)
+        """The step whose replay is the median, of which `predict` gives the breakdown; a sample for each step in use."""
+        return graph_of_step(self.ops, self.middle_step, self._without)
+
+    @cached_property
+    def middle_step(self) -> int:
+        """The step whose replay is the median, or next above it."""
+        return _middle({step: self._replayed(step, ()) for step in self._measured_steps()})
 
     def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
         """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
-        graphs = (graph_of_step(self.ops, step, self._without, samples=False) for step in self._measured_steps())
-        replays = [replay(_changed(graph, changes)) for graph in graphs]
-        found = np.array([timeline.iteration_us for timeline in replays])
+        replays = {step: self._replayed(step, changes) for step in self._measured_steps()}
+        found = np.array([us for us, _ in replays.values()])
         return RecordedPrediction(
             iteration_us=float(np.median(found)),
             interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
-            settled=all(timeline.settled for timeline in replays),
+            breakdown_us=device_breakdown(self._timeline(_middle(replays), changes)),
+            settled=all(settled for _, settled in replays.values()),
         )
 
     def held_out(self, step: int) -> HeldOut:
@@ -117,10 +123,11 @@ class RecordedPredictor:
             )
         predictor = RecordedPredictor(self._trace, without=(*self._without, step))
         predictor.__dict__["ops"] = self.ops  # they are the same, and take longest
+        predictor._replays = self._replays
         return HeldOut(
             step=step,
             measured_us=measured[step],
-            predicted_us=predictor.predict().iteration_us,
+            prediction=predictor.predict(),
             baseline_us=float(np.median(others)),
         )
 
@@ -146,41 +153,62 @@ class RecordedPredictor:
         inside = np.isin(events.step, self._trace.steps.index)
         return float(self._trace.steps.end_us.max() - events.start_us[inside].min())
 
+    def _replayed(self, step: int, changes: Sequence[Change]) -> tuple[float, bool]:
+        """The settled iteration of a step's graph, and whether it settled.
+
+        It is kept where it is the same whichever steps are left out: without changes, and with the step's own durations only.
+        """
+        own = not changes and self._has_own_durations(step)
+        if own and step in self._replays:
+            return self._replays[step]
+        timeline = self._timeline(step, changes)
+        found = timeline.iteration_us, timeline.settled
+        if own:
+            self._replays[step] = found
+        return found
+
+    def _has_own_durations(self, step: int) -> bool:
+        """Whether the durations of all ops of a step are known from that step alone."""
+        return bool(self.ops.known[self.ops.step == step].all())
+
+    def _timeline(self, step: int, changes: Sequence[Change]) -> Timeline:
+        return replay(changed(graph_of_step(self.ops, step, self._without, samples=False), changes))
+
     def _measured_steps(self) -> list[int]:
         """Steps in use that have a measured iteration; all in use where none has."""
         used = [step for step in self.ops.steps if step not in self._without]
         return [step for step in used if step in self.iterations_us] or used
 
 
-def _changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
+def _middle(replays: Mapping[int, tuple[float, bool]]) -> int:
+    """The step with the median replay, or the next above it."""
+    return sorted(replays, key=lambda step: replays[step][0])[len(replays) // 2]
+
+
+def changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
+    """The graph with all of the changes."""
     for change in changes:
         graph = change.apply(graph)
     return graph
 
 
 def device_breakdown(timeline: Timeline) -> dict[str, float]:
-    """What the devices of a rank do in a settled iteration, mean over ranks, in us (see `RecordedPrediction`)."""
+    """What the devices of a rank do in a settled iteration, mean over ranks (see `RecordedPrediction`).
+
+    That is the time before it ends; where iterations overlap, a device works on others as well.
+    """
     graph, times = timeline.graph, timeline.times
-    count = len(graph)
-    first = (timeline.iterations - 1) // 2 * count
-    this = slice(first, first + count)
-    kind = graph.op_kind
-    compute = np.isin(kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SERVER))
-    moves = kind == OpKind.COMM
-    totals = dict.fromkeys(("compute", "exposed_communication", "waiting_for_ranks"), 0.0)
+    until_us = timeline.iteration_end_us()[(timeline.iterations - 1) // 2]
+    since_us = until_us - timeline.iteration_us
+    start_us, moved_us, end_us = (np.clip(of, since_us, until_us) for of in (times.start_us, times.moved_us, times.end_us))
+    moves = graph.op_kind == OpKind.COMM
+    runs = moves | np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SERVER))
+    totals = np.zeros(3)
     for rank in range(graph.ranks):
-        mine = graph.rank_of_op == rank
-        busy = _union(times.start_us[this][mine & compute], times.end_us[this][mine & compute])
-        moving = _union(times.moved_us[this][mine & moves], times.end_us[this][mine & moves])
-        posted = _union(times.start_us[this][mine & moves], times.end_us[this][mine & moves])
-        computed_us = _length(busy)
-        with_moving_us = _length(_union(*np.concatenate((busy, moving), axis=1)))
-        with_posted_us = _length(_union(*np.concatenate((busy, posted), axis=1)))
-        totals["compute"] += computed_us
-        totals["exposed_communication"] += with_moving_us - computed_us
-        totals["waiting_for_ranks"] += with_posted_us - with_moving_us
-    found = {name: us / graph.ranks for name, us in totals.items()}
-    return found | {"idle": max(timeline.iteration_us - sum(found.values()), 0.0)}
+        mine = np.tile(runs & (graph.rank_of_op == rank), timeline.iterations)
+        totals += exclusive_parts(start_us[mine], moved_us[mine], end_us[mine], np.tile(moves, timeline.iterations)[mine])
+    parts = dict(zip(("compute", "exposed_communication", "waiting_for_ranks"), (totals / graph.ranks).tolist(), strict=True))
+    return parts | {"idle": max(timeline.iteration_us - sum(parts.values()), 0.0)}
 
 
 def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
@@ -188,17 +216,3 @@ def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
     mine: npt.NDArray[np.bool_] = ops.step == step
     on_device = mine & ops.on_device
     return on_device if on_device.any() else mine
-
-
-def _union(start_us: Floats, end_us: Floats) -> Floats:
-    """Disjoint spans that cover the same time, [2, spans]."""
-    order = np.argsort(start_us, kind="stable")
-    start_us, reach_us = start_us[order], np.maximum.accumulate(end_us[order]) if len(order) else end_us
-    first = np.ones(len(order), np.bool_)
-    first[1:] = start_us[1:] > reach_us[:-1]
-    last = np.append(np.flatnonzero(first)[1:], len(order)) - 1
-    return np.stack((start_us[first], reach_us[last[: first.sum()]]))
-
-
-def _length(spans: Floats) -> float:
-    return float((spans[1] - spans[0]).sum())

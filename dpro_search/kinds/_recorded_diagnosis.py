@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,15 +23,20 @@ _PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idl
 
 
 def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``links``, the speed of each process group."""
+    """The facts of `Job.diagnose`; also ``links``, the speed of each process group.
 
-    timeline = replay(predictor.graph)
+    The iteration, its breakdown, the critical path and gains are of the replay, as `RecordedPredictor.predict` gives it; ranks and
+    links are of the recorded steps.
+    """
+    timeline, prediction = replay(predictor.graph), predictor.predict()
+    scale = prediction.iteration_us / timeline.iteration_us  # not 1 where the median is between two steps
+    found = [replace(gain, iteration_us=gain.iteration_us * scale, gain_us=gain.gain_us * scale) for gain in gains(predictor.graph)]
     times, late, speeds = rank_times(trace), lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
-    found = gains(predictor.graph)
     return {
-        "iteration_us": timeline.iteration_us,
+        "iteration_us": prediction.iteration_us,
         "measured_iteration_us": predictor.measured_iteration_us,
+        "breakdown_us": prediction.breakdown_us,
         "critical_path": path_facts(timeline),
         "ranks": [
             {"host": trace.meta.hosts[row.rank], "last_pct": None, "cost_us": None, "waited_us": None}
@@ -41,7 +47,7 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
         "gains": gain_rows(found),
         "critical_ops": critical_ops(timeline),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": list(findings(times, late, found, timeline.iteration_us, speeds)),
+        "findings": list(findings(times, late, found, prediction.iteration_us, speeds)),
         "warnings": list(trace.meta.warnings),
     }
 
@@ -58,7 +64,7 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
     ]
     columns = ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "last")
     return [
-        Table(title="ranks, per step", columns=columns, rows=ranks),
+        Table(title="ranks, mean of the recorded steps", columns=columns, rows=ranks),
         gain_table(facts["gains"], facts["iteration_us"]),
         critical_table(facts["critical_ops"]),
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._base import Comparison, Job, Table
 from dpro_search.kinds._facts import graph_change
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
@@ -70,15 +70,13 @@ class RecordedSteps(Job):
         return graph
 
     def held_out(self, step: int) -> Comparison:
-        held = self.predictor.held_out(step)
-        others = self._predictor(without=(step,))
         started = time.perf_counter()
-        prediction = _prediction(others, ())
+        held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=prediction,
+            prediction=_as_prediction(held.prediction, "recorded"),
             error_pct=held.error_pct,
-            ops=len(others.graph),
+            ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
             more={"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct},
         )
@@ -117,12 +115,15 @@ class RecordedSteps(Job):
 
 
 def _prediction(predictor: RecordedPredictor, changes: tuple[Change, ...]) -> Prediction:
-    found = predictor.predict(changes)
+    return _as_prediction(predictor.predict(changes), "extrapolated" if changes else "recorded")
+
+
+def _as_prediction(found: RecordedPrediction, source: str) -> Prediction:
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,
         breakdown_us=found.breakdown_us,
         peak_memory_bytes=None,
-        source="extrapolated" if changes else "recorded",
+        source=source,
         settled=found.settled,
     )

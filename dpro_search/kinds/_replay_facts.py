@@ -57,13 +57,18 @@ def replay_facts(source: Source, request: ReplayRequest) -> dict[str, Any]:
     GraphError
         The trace cannot be replayed.
     """
+    return facts_of_job(job_of(source), request)
+
+
+def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
+    """As `replay_facts`, of a job that exists: what it has replayed is not replayed again."""
     if request.compares and request.changed:
         raise InputError(
             "--holdout-step and --own-durations compare with the recording: leave out --plan, --cluster, --set and --what-if"
         )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
-    recorded = job_of(source)
+    recorded = job
     scenario = scenario_of(recorded, request)
     job, plan = recorded.under(scenario)
     job = job.allowing(plan, request.options)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.device_time import Lateness, RankTime
 from dpro_search.replay.sensitivity import Gain
@@ -38,7 +39,7 @@ def findings(
     best = max(gains, key=lambda gain: gain.gain_us, default=None)
     if best is not None and best.gain_us > 0:
         sentences.append(
-            f"Of the changes asked about, '{_short(best.change.text)}' gains most: {best.gain_us / 1e3:.2f} ms "
+            f"Of the changes asked about, '{short_names([best.change.text])[0]}' gains most: {best.gain_us / 1e3:.2f} ms "
             f"({best.gain_pct:.1f} %) of an iteration of {iteration_us / 1e3:.2f} ms."
         )
     return tuple(sentences)
@@ -112,7 +113,3 @@ def _slow_links(speeds: Sequence[GroupSpeed], iteration_us: float) -> list[tuple
         )
         found.append((lost_us / iteration_us * 100, sentence))
     return found
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:50] + "..." + text[-25:]

@@ -39,6 +39,10 @@ class Timeline:
     settled: bool = True
     sampled_us: Floats = field(default_factory=lambda: np.zeros(0))
 
+    def __repr__(self) -> str:
+        ops = len(self.graph)
+        return f"Timeline(iteration_us={self.iteration_us:.6g}, ops={ops}, iterations={self.iterations}, settled={self.settled})"
+
     @property
     def makespan_us(self) -> float:
         """The latest end of all ops."""

@@ -47,7 +47,8 @@ def verdict(facts: Facts) -> Verdict:
         return _refused(facts.validation)
     if facts.validation is not None and facts.validation["failed"]:
         return _failed(facts.validation)
-    return _predicted(facts.search, None if facts.cluster is None else str(facts.cluster["name"]), facts.origin)
+    elsewhere = None if facts.cluster is None else str(facts.cluster["name"])
+    return _predicted(facts.search, facts.replay["measured_iteration_us"], elsewhere, facts.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +93,15 @@ def plans_section(facts: Facts) -> Section | None:
     if search is None:
         return None
     measured: Sequence[Mapping[str, Any]] = () if validation is None else _that_ran(validation)
+    recorded_us = facts.replay["measured_iteration_us"]
     settings = [
-        _unchanged(search, validation, facts.origin),
+        _unchanged(search, validation, recorded_us, facts.origin),
         *(_planned(plan, measured) for plan in search["plans"] if plan["plan"]),
     ]
     columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
-    key = [("predicted", "predicted, with its interval")] + ([("measured", "measured")] if measured else [])
+    key = [("predicted", "predicted, with its interval")]
+    if any(setting.measured_us is not None for setting in settings):
+        key.append(("measured", "measured" if validation is not None else "measured in the recording"))
     caption = f"Iteration time. If the interval of a plan overlaps that of the {facts.origin} setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
     rows = table("Best plans", columns, [setting.row for setting in settings])
@@ -108,15 +112,17 @@ def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [*validation["plans"], *validation["refused"], *validation["failed"]]
 
 
-def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, origin: str) -> _Setting:
+def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, recorded_us: float | None, origin: str) -> _Setting:
+    """The setting without a plan; before a validation, what was measured is its iteration in the recording."""
     same = units.ratio(1.0)
+    measured_us = recorded_us if validation is None else validation["baseline_us"]
     return _Setting(
         name=f"as {origin}",
         predicted_us=search["baseline_us"],
         interval_us=search["baseline_interval_us"],
         gain=same,
-        measured_us=None if validation is None else validation["baseline_us"],
-        measured_gain="" if validation is None else same,
+        measured_us=measured_us,
+        measured_gain="" if measured_us is None else same,
     )
 
 
@@ -151,7 +157,7 @@ def _of_trace(facts: Facts) -> Verdict:
     if facts.described:
         sentence = "The job was described, not recorded: nothing was measured of it."
     elif measured is None:
-        sentence = "The recording has no measured iteration time to compare with."
+        sentence = "No two steps in a row were recorded, so there is no measured iteration time to compare with."
     else:
         error = units.signed_percent(replay["error_pct"])
         tiles += [
@@ -237,7 +243,7 @@ def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
     return "".join(f" {sentence}" for sentence in found)
 
 
-def _predicted(search: Mapping[str, Any], elsewhere: str | None, origin: str) -> Verdict:
+def _predicted(search: Mapping[str, Any], recorded_us: float | None, elsewhere: str | None, origin: str) -> Verdict:
     """Of predictions alone; `elsewhere`: the cluster that they are for, if not the recorded one."""
     unchanged = f"{origin} setting"
     to_measure = _VALIDATE if elsewhere is None else f"Run both on {elsewhere} to measure"
@@ -246,11 +252,12 @@ def _predicted(search: Mapping[str, Any], elsewhere: str | None, origin: str) ->
     best = (certain or plans or list(search["plans"]))[0]
     name, speedup = best["name"], units.ratio(best["speedup"])
     (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
+    known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"
     tiles = (
-        (unchanged.capitalize(), units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}"),
+        (unchanged.capitalize(), units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}{known}"),
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
         ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
-        ("Measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
+        ("Best plan, measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
     )
     if not search["feasible"]:

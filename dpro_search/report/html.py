@@ -65,9 +65,9 @@ def paragraph(text: str, class_: str | None = None) -> Element:
     return element("paragraph", text, class_)
 
 
-def name_of(text: str) -> Element:
-    """A name from a file: whatever its script, it does not change the order of what stands around it."""
-    return element("name", text)
+def name_of(text: str, tip: str | None = None) -> Element:
+    """A name from a file: whatever its script, it does not change the order of what stands around it. `tip`: the full name."""
+    return element("name", text, tip)
 
 
 def bullets(texts: Sequence[str]) -> Element:

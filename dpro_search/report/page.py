@@ -81,7 +81,8 @@ def _timeline_section(timeline: StepTimeline) -> Section:
         for lane in timeline.lanes
     )
     numbers = table("Busy time by lane", ("rank", "", "lane", "slices#", "busy#"), rows)
-    return Section("timeline", title, [element("timeline", caption, key, timeline.ranks, numbers)])
+    one_sided = [paragraph(sentence, "quiet") for sentence in timeline.one_sided]
+    return Section("timeline", title, [element("timeline", caption, key, timeline.ranks, numbers), *one_sided])
 
 
 def _sides(timeline: StepTimeline) -> tuple[str, str]:

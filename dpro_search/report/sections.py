@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from dpro_search.collect.kernel_names import short_names
 from dpro_search.report import units
 from dpro_search.report.charts import Part, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
@@ -26,7 +27,13 @@ _REASONS = {
     "device": "the previous op on its device",
     "collective": "the last rank to enqueue it",
 }
-_TERMS = {"agreement": "negotiation"}  # of kinds in the JSON of 'diagnose' that are called otherwise
+_TERMS = {  # of kinds in the JSON of 'diagnose' that are called otherwise
+    "agreement": "negotiation",
+    "comm": "communication",
+    "io": "copies and input",
+    "host": "host (CPU)",
+}
+_MOST_IN_WORDS = 4  # kinds of the critical path that its caption names
 _PATH_KINDS = {
     "collective": "comm",
     "communication": "comm",
@@ -59,7 +66,10 @@ def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
 
 
 def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:
-    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting."""
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting.
+
+    Where ranks are those of the recorded steps, the replayed iteration has a bar of its own.
+    """
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
     if not any(rows.values()):
@@ -68,16 +78,15 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     rows = {rank: parts for rank, parts in rows.items() if parts}
     findings = diagnosis.get("findings", ())
     known = {row["rank"]: row for row in diagnosis["ranks"]}
-    bars_of_ranks = []
-    for rank, parts in rows.items():
-        total_us = sum(parts.values())
-        pieces = [
-            Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {_share(us, total_us)}")
-            for key, us in parts.items()
-        ]
-        name = _rank_name(rank, known.get(rank, {}))
-        bars_of_ranks.append((name, units.duration(total_us), pieces))
-    present = [key for key in _PARTS if any(parts.get(key) for parts in rows.values())]
+    bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
+    caption = f"Time of each rank in one iteration of the {origin} setting."
+    shown = list(rows.values())
+    if any("step_us" in row for row in diagnosis["ranks"]):
+        replayed = {key: us for key, us in diagnosis["breakdown_us"].items() if us}
+        shown.append(replayed)
+        bars_of_ranks.insert(0, _bar("replayed iteration, mean over ranks", replayed))
+        caption = "Time of a rank in the replayed iteration, and of each rank in the recorded steps (mean over them)."
+    present = [key for key in _PARTS if any(parts.get(key) for parts in shown)]
     columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to enqueue#", "time waited for other ranks#")
     numbers = table(
         "An iteration by rank",
@@ -87,9 +96,10 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
             for rank, parts in rows.items()
         ),
     )
-    caption = f"Time of each rank in one iteration of the {origin} setting."
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
-    return Section("breakdown", "Where an iteration goes", [bullets(findings) if findings else None, note, chart])
+    return Section(
+        "breakdown", "Where an iteration goes", [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart]
+    )
 
 
 def path_section(diagnosis: Mapping[str, Any]) -> Section:
@@ -112,8 +122,9 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     numbers = table(
         "Critical path by kind", ("kind", "time#", "share#"), ((_words(kind), *_time_share(us, total_us)) for kind, us in ordered)
     )
+    named = ", ".join(f"{_words(kind)} {units.percent(us / total_us * 100)}" for kind, us in ordered[:_MOST_IN_WORDS])
     caption = "The chain of ops that determines the iteration time, " + (
-        "from start to end." if in_order else "grouped by rank and kind, longest first."
+        f"from start to end: {named}." if in_order else f"grouped by rank and kind, longest first: {named}."
     )
     colours: dict[str, list[str]] = {}
     for kind in shares:
@@ -134,10 +145,11 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
         return None
     reasoned = any("reason" in row for row in ops)
     columns = ("op", "rank#", "kind", "share#") + (("starts after",) if reasoned else ())
+    names = [row["op"] for row in ops[:_TOP_OPS]]
     rows = (
-        (name_of(row["op"]), str(row["rank"]), row["kind"].lower(), units.percent(row["share_pct"]))
+        (name_of(name, row["op"]), str(row["rank"]), _words(row["kind"]), units.percent(row["share_pct"]))
         + ((_REASONS.get(row.get("reason", ""), "unknown"),) if reasoned else ())
-        for row in ops[:_TOP_OPS]
+        for name, row in zip(short_names(names), ops, strict=False)
     )
     return table("Ops with the largest share of the critical path", columns, rows)
 
@@ -145,14 +157,16 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
 def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element | None:
     if not gains:
         return None
+    shown = gains[:_TOP_GAINS]
+    names = short_names([row["what_if"] for row in shown])
     rows = [
         (
-            row["what_if"],
+            name,
             f"{units.duration(row['gain_us'])} ({units.percent(row['gain_us'] / iteration_us * 100)})",
             row["gain_us"],
             f"iteration {units.duration(row['predicted_iteration_us'])}",
         )
-        for row in gains[:_TOP_GAINS]
+        for name, row in zip(names, shown, strict=True)
     ]
     numbers = table(
         "What-if questions",
@@ -166,9 +180,23 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
 
 
+def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
+    """What the recording lacks, beside the numbers that it concerns."""
+    return [paragraph(f"Note: {text}.", "quiet") for text in diagnosis.get("warnings", ())]
+
+
+def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[Part]]:
+    total_us = sum(parts.values())
+    pieces = [
+        Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {_share(us, total_us)}") for key, us in parts.items()
+    ]
+    return name, units.duration(total_us), pieces
+
+
 def _rank_name(rank: int, row: Mapping[str, Any]) -> str:
     what = "rank " if row.get("role") in (None, "worker") else f"{row['role']}, rank "
-    return f"{what}{rank}" + (f" on {row['host']}" if row.get("host") else "")
+    host = row.get("host")
+    return f"{what}{rank}" + (f" on {host}" if host and host != f"host of rank {rank}" else "")
 
 
 def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,16 @@ _KIND_OF_CATEGORY = {
     "IO": "copy",
     "HOST": "host",
     "wait": "wait",
+}
+
+_ONLY_PREDICTED = {  # beginnings of lanes' names, and why the recording has no such lane
+    "launches": "the time from a call to the start of its op, which no event records",
+    "no device": "ops that take no device, like negotiation",
+    "core": "the replay gives a rank its cores, the recording names threads",
+}
+_ONLY_MEASURED = {  # and why the replay has none
+    "host thread": "nothing that it does launches an op or waits for one in the replayed step",
+    "thread": "the recording names threads, the replay gives a rank its cores",
 }
 
 
@@ -60,6 +70,21 @@ class StepTimeline:
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have lanes."""
         return tuple(sorted({lane.rank for lane in self.lanes}))
+
+    @property
+    def one_sided(self) -> tuple[str, ...]:
+        """Sentences on lanes that only the replay or only the recording has; none where there is one side only."""
+        predicted, measured = ({lane.name for lane in self.lanes if lane.measured is side} for side in (False, True))
+        if not predicted or not measured:
+            return ()
+        found = [
+            *(f"Only predicted: {lanes}." for lanes in _explained(predicted - measured, _ONLY_PREDICTED)),
+            *(f"Only measured: {lanes}." for lanes in _explained(measured - predicted, _ONLY_MEASURED)),
+        ]
+        ranks = {lane.rank for lane in self.lanes if not lane.measured} ^ {lane.rank for lane in self.lanes if lane.measured}
+        if ranks:
+            found.append(f"Ranks with lanes on one side only: {', '.join(map(str, sorted(ranks)))}.")
+        return tuple(found)
 
     def compact(self, most: int = MOST_SLICES) -> dict[str, Any]:
         """The timeline for the page: times in tenths of a us, names and kinds as numbers; about `most` slices, the longest."""
@@ -113,6 +138,15 @@ def predicted_lanes(events: Sequence[Mapping[str, Any]]) -> list[Lane]:
     return list(lanes.values())
 
 
+def kinds_by_name(lanes: Sequence[Lane]) -> dict[str, str]:
+    """Kinds of ops by name, of names that have one kind: a kernel may run in the forward and in the backward pass."""
+    found: dict[str, set[str]] = {}
+    for lane in lanes:
+        for name, kind in zip(lane.names, lane.kinds, strict=True):
+            found.setdefault(name, set()).add(kind)
+    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
+
+
 def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[Lane]:
     """Lanes of a recorded step. It begins with its first computation: what servers still do for the step before starts below 0.
 
@@ -127,7 +161,7 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
     computes = np.isin(events.kind, (EventKind.OP, EventKind.KERNEL))
     begin_us = float(events.start_us[computes if computes.any() else slice(None)].min())
     lane_of = _measured_kinds(events)
-    devices = EventKind.KERNEL in lane_of
+    devices, calls = EventKind.KERNEL in lane_of, EventKind.RUNTIME in lane_of
     lanes: dict[tuple[int, str], Lane] = {}
     seen: set[tuple[int, int]] = set()
     columns = (
@@ -151,9 +185,12 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
         name = trace.names[text]
         if kind == EventKind.OP:
             colour = kind_of.get(f"{name}@{rank}", "host" if devices else "compute")
+        elif kind == EventKind.KERNEL:
+            colour = kind_of.get(f"{name}@{rank}", colour)
         elif kind in (EventKind.ALLREDUCE, EventKind.COMM) and tensor >= 0:
             name = f"{name} {trace.tensors[tensor].name}"
-        title = f"{title} {stream}" if kind in _BY_STREAM else title
+        if kind in _BY_STREAM or title == "stream":
+            title = f"host thread {abs(stream)}" if calls and title == "thread" else f"{title} {stream}"
         lane = lanes.setdefault((rank, title), Lane(rank=rank, measured=True, name=title))
         lane.add(name, colour, start_us - begin_us, end_us - start_us)
     return list(lanes.values())
@@ -172,6 +209,14 @@ def typical_step(trace: Trace) -> int | None:
     return int(steps[np.argsort(end - start, kind="stable")[len(steps) // 2]])
 
 
+def _explained(lanes: Set[str], reasons: Mapping[str, str]) -> list[str]:
+    """Names of lanes by the reason why the other side has none like them, with it if it is known."""
+    found: dict[str, list[str]] = {}
+    for lane in sorted(lanes):
+        found.setdefault(next((why for kind, why in reasons.items() if lane.startswith(kind)), ""), []).append(lane)
+    return [", ".join(names) + (f" ({why})" if why else "") for why, names in found.items()]
+
+
 _BY_STREAM = (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.RUNTIME, EventKind.SYNC)
 
 
@@ -187,6 +232,9 @@ def _measured_kinds(events: Events) -> dict[int, tuple[str, str]]:
     }
     present = set(events.kind.tolist())
     wire = next((kind for kind in (EventKind.COLLECTIVE, EventKind.ALLREDUCE, EventKind.COMM) if kind in present), None)
-    if wire is not None:
-        found[wire] = ("communication", "comm")
+    if wire is not None:  # of a device it is an op of its stream, as in the replay
+        on_stream = wire == EventKind.COLLECTIVE and EventKind.KERNEL in present
+        found[wire] = ("stream" if on_stream else "communication", "comm")
+    if EventKind.KERNEL in present and EventKind.RUNTIME not in present:  # all ops are nodes of one graph, as in the replay
+        found[EventKind.OP] = ("stream", "compute")
     return {kind: lane for kind, lane in found.items() if kind in present}

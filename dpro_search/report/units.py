@@ -15,8 +15,8 @@ percent = percent_text
 
 
 def signed_percent(value_pct: float) -> str:
-    """An error, with its sign: "+3.2 %"."""
-    return f"{value_pct:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    """An error, with its sign: "+3.2 %"; "0.0 %" if it rounds to zero."""
+    return f"{value_pct:+z.1f} %".replace("-", "\N{MINUS SIGN}").replace("+0.0 ", "0.0 ")
 
 
 def ratio(value: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from dpro_search._repr import short_repr
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
@@ -58,6 +59,8 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
     quantile_us: float | None = None
     beats_recorded: float | None = None
 
+    __repr__ = short_repr
+
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a search.
@@ -97,6 +100,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     workers_lost: int = 0
     front: tuple[RankedPlan, ...] = ()
     beats: tuple[tuple[float, ...], ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def names(self) -> list[str]:

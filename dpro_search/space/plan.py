@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpro_search._repr import short_call
 from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
 from dpro_search.space.schemes import SchemeSettings, check_numbers, import_kinds, scheme_types
@@ -63,6 +64,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
     compression: Literal["fp16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
+
+    def __repr__(self) -> str:
+        return short_call("Plan.of", self.settings) if self.settings else "Plan()"
 
     def __post_init__(self) -> None:
         if self.scheme is not None:

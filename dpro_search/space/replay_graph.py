@@ -135,6 +135,9 @@ class ReplayGraph:
     def __len__(self) -> int:
         return len(self.duration_us)
 
+    def __repr__(self) -> str:
+        return f"ReplayGraph(ops={len(self)}, devices={self.devices}, ranks={self.ranks})"
+
     @property
     def devices(self) -> int:
         """Number of devices."""

@@ -10,6 +10,9 @@ import pytest
 
 from dpro_search.machine import BUNDLED, VARIABLE
 from tests.faults.processes import dpro
+from tests.sample import HOROVOD_SAMPLE
+
+HOROVOD = ("--sample", HOROVOD_SAMPLE)
 
 FSDP = Path(__file__).parents[1] / "data" / "traces_v1" / "fsdp_mlp"
 
@@ -19,14 +22,14 @@ def verb(*args: object, machine: Path | None = None) -> subprocess.CompletedProc
 
 
 def test_the_json_of_a_calibrated_replay_names_jobs_and_processors() -> None:
-    found = json.loads(verb("replay", "--json").stdout)["calibration"]
+    found = json.loads(verb("replay", *HOROVOD, "--json").stdout)["calibration"]
     assert found["calibrated"] is True
     assert found["widening"] == 1
     assert "Horovod jobs on Gloo on CPU hosts (AMD EPYC)" in found["text"]
 
 
 def test_a_calibrated_replay_prints_no_line_about_it() -> None:
-    assert "calibrated" not in verb("replay").stdout
+    assert "calibrated" not in verb("replay", *HOROVOD).stdout
 
 
 @pytest.mark.parametrize("arguments", [("replay", FSDP), ("run", FSDP, "--trials", "2", "--out", "RUN")])
@@ -46,7 +49,9 @@ def test_the_json_of_a_search_has_it(tmp_path: Path) -> None:
 def test_another_machine_file_changes_the_interval(tmp_path: Path) -> None:
     path = tmp_path / "machine.toml"
     path.write_text(BUNDLED.read_text().replace("horovod = { value = [0.05", "horovod = { value = [0.5"))
-    narrow, wide = (json.loads(verb("replay", "--json", machine=machine).stdout)["interval_us"] for machine in (None, path))
+    narrow, wide = (
+        json.loads(verb("replay", *HOROVOD, "--json", machine=machine).stdout)["interval_us"] for machine in (None, path)
+    )
     assert wide[1] - wide[0] > 5 * (narrow[1] - narrow[0])
 
 

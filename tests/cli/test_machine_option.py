@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from dpro_search.machine import BUNDLED
+from tests.sample import HOROVOD_SAMPLE
+
+HOROVOD = ("--sample", HOROVOD_SAMPLE)
 
 
 def dpro(*args: object) -> subprocess.CompletedProcess[str]:
@@ -25,14 +28,14 @@ def slow_cycles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_replay_uses_the_constants_of_the_file(slow_cycles: Path) -> None:
-    usual, slow = (json.loads(dpro("replay", *option, "--json").stdout) for option in ((), ("--machine", slow_cycles)))
+    usual, slow = (json.loads(dpro("replay", *HOROVOD, *option, "--json").stdout) for option in ((), ("--machine", slow_cycles)))
     assert slow["predicted_iteration_us"] != usual["predicted_iteration_us"]
 
 
 def test_a_search_and_its_workers_use_it_and_its_folder_names_it(slow_cycles: Path, tmp_path: Path) -> None:
-    replayed = json.loads(dpro("replay", "--machine", slow_cycles, "--json").stdout)
+    replayed = json.loads(dpro("replay", *HOROVOD, "--machine", slow_cycles, "--json").stdout)
     options = ("--trials", 8, "--workers", 2, "--quiet", "--json")
-    found = json.loads(dpro("run", "--machine", slow_cycles, *options, "--out", tmp_path / "run").stdout)
+    found = json.loads(dpro("run", *HOROVOD, "--machine", slow_cycles, *options, "--out", tmp_path / "run").stdout)
     assert found["baseline_us"] == replayed["predicted_iteration_us"]
     assert "machine" in (tmp_path / "run" / "run.json").read_text()
 

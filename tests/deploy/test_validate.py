@@ -8,7 +8,7 @@ from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.of_run import measured_session
-from dpro_search.deploy.validate import measured_plan, validate
+from dpro_search.deploy.validate import is_beyond_noise, measured_plan, validate
 from dpro_search.errors import InputError, JobError
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan, Prediction
@@ -180,3 +180,10 @@ def test_a_changed_machine_is_distinguished_from_a_wrong_prediction(recorded_us,
     found = validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}))
     found = msgspec.structs.replace(found, recorded_us=recorded_us)
     assert found.changed_pct == (None if changed is None else pytest.approx(changed, abs=2))
+
+
+@pytest.mark.parametrize(
+    ("interval", "beyond"), [((1.006, 1.2), True), ((1.004, 1.2), False), ((0.9, 0.996), False), ((0.9, 0.98), True)]
+)
+def test_a_gain_whose_shown_interval_touches_one_is_not_beyond_noise(interval, beyond):
+    assert is_beyond_noise(1.1 if interval[1] > 1 else 0.94, interval, 2.0) is beyond

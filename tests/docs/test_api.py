@@ -80,7 +80,7 @@ def test_a_run_can_be_opened_exported_and_reported(run, tmp_path):
     exported = run.export(tmp_path / "tuned")
     assert dpro_search.Plan.load(exported.folder / "plan.json") == run.best
     assert run.report(tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(InputError, match="no plan 99"):
+    with pytest.raises(InputError, match=r"plan-99\.json: no such plan"):
         run.export(tmp_path / "none", plan=99)
 
 

@@ -15,10 +15,15 @@ from kineto_machine import Launch, Program, Synchronize, run, scaled
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import read
 from dpro_search.errors import DproSearchError, InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds import job_of
 from dpro_search.kinds._recorded import RecordedPredictor, device_breakdown
+from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.replay import replay
 from dpro_search.replay.sensitivity import ComputeScaled
+from dpro_search.space.plan import Plan
 from dpro_search.space.recorded import graph_of_step
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
 PROGRAM: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 REAL = (
@@ -62,6 +67,46 @@ def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
     assert parts["compute"] == pytest.approx(500)
 
 
+def test_where_iterations_overlap_the_breakdown_is_no_longer_than_one():
+    pred_ptr, pred_idx = csr(np.array([1]), np.array([0]), 2)
+    graph = ReplayGraph(
+        duration_us=np.array([300.0, 200.0]),
+        device=np.array([0, 1], np.int32),
+        pred_ptr=pred_ptr,
+        pred_idx=pred_idx,
+        policy=np.full(2, OrderPolicy.PROGRAM, np.int8),
+        rank_of_device=np.zeros(2, np.int32),
+        kind=np.full(2, OpKind.FORWARD, np.int8),
+        carry_src=np.array([0, 1], np.int32),
+        carry_dst=np.array([0, 1], np.int32),
+    )
+    timeline = replay(graph)
+    assert timeline.iteration_us == pytest.approx(300)
+    assert device_breakdown(timeline)["compute"] == pytest.approx(300), "an iteration's own ops are under way for 500"
+
+
+def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):
+    profile, _ = run(PROGRAM, 7)  # 6 measured iterations: the median lies between two steps
+    relus = sorted((record for record in profile.records if record["name"] == "relu"), key=lambda record: record["ts"])
+    for number, record in enumerate(relus):
+        record["dur"] += number
+    job = job_of(read([profile.write(tmp_path / "trace.json")]))
+    facts, diagnosis = replay_facts(job.trace, ReplayRequest()), job.diagnose()
+    assert diagnosis["iteration_us"] == facts["predicted_iteration_us"]
+    assert diagnosis["measured_iteration_us"] == facts["measured_iteration_us"]
+    assert diagnosis["breakdown_us"] == facts["breakdown_us"]
+    assert all(
+        row["predicted_iteration_us"] + row["gain_us"] == pytest.approx(facts["predicted_iteration_us"])
+        for row in diagnosis["gains"]
+    )
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_jobs_are_diagnosed_with_the_iteration_that_is_replayed(name):
+    job = job_of(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
+    assert job.diagnose()["iteration_us"] == job.predict(Plan()).iteration_us
+
+
 def test_a_held_out_step_is_predicted_without_it(tmp_path):
     profile, _ = run(PROGRAM, 6)
     last = max(record["ts"] for record in profile.records if record["name"] == "relu")
@@ -71,8 +116,8 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
     job = RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
     held = job.held_out(5)
     assert held.measured_us == pytest.approx(held.baseline_us + 50, abs=1)
-    assert held.predicted_us == pytest.approx(held.baseline_us, abs=1)
-    assert held.error_pct == pytest.approx((held.predicted_us / held.measured_us - 1) * 100)
+    assert held.prediction.iteration_us == pytest.approx(held.baseline_us, abs=1)
+    assert held.error_pct == pytest.approx((held.prediction.iteration_us / held.measured_us - 1) * 100)
 
 
 def test_a_step_without_a_measured_iteration_cannot_be_held_out(tmp_path):

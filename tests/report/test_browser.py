@@ -170,3 +170,12 @@ def test_fifty_thousand_ops_are_all_there_and_can_be_zoomed(page, tmp_path):
     page.point(x + 1, y)
     assert "op 54" in page.evaluate("document.getElementById('tip').textContent")
     assert len(page.evaluate(_COLOURS)) > 3
+
+
+def test_no_table_is_clipped_on_a_phone(page, searched):
+    page.open(searched, width=390, height=844, phone=True)
+    page.evaluate("document.querySelectorAll('details').forEach(found => { found.open = true; })")
+    clipped = "[...document.querySelectorAll('.scroll')].filter(found => found.scrollWidth > found.clientWidth + 1).length"
+    assert page.evaluate(clipped) == 0
+    label = "getComputedStyle(document.querySelector('#plans tbody td'), '::before').content"
+    assert page.evaluate(label) == '"predicted"', "the column's name stands beside the value"

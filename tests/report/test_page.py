@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report import made
 
-from dpro_search.report import render
+from dpro_search.report import render, units
 from dpro_search.report.html import environment, shown, unescaped
 from dpro_search.report.timeline import Lane, StepTimeline
 
@@ -79,6 +79,8 @@ def test_a_gain_within_the_noise_is_said_not_to_be_certain(speedup):
 
 def test_a_gain_that_was_only_predicted_says_so():
     text = Outline(render(searched())).text
+    assert "predicted, 95.0 to 105.0 ms; measured 98.0 ms" in text, "the recording was measured, before any validation"
+    assert "measured in the recording" in text
     assert "Predicted, not yet measured" in text
     assert "predicted, 1.13 to 1.38" in text  # of the ends of both intervals
 
@@ -93,6 +95,29 @@ def test_a_large_gain_that_is_not_certain_is_to_be_measured():
     text = Outline(render(replace(made.facts(), search=search, trials=made.trials()))).text
     assert "is predicted, which only real runs can confirm" in text
     assert "Not a certain gain" in text
+
+
+def test_an_error_that_rounds_to_zero_has_no_sign():
+    assert [units.signed_percent(value) for value in (-0.04, 0.04, -0.05001, 3.2)] == [
+        "0.0 %",
+        "0.0 %",
+        "\N{MINUS SIGN}0.1 %",
+        "+3.2 %",
+    ]
+    assert (units.percent(-0.01), units.duration(-1e-9), units.size(-0.1)) == ("0.0 %", "0.0 \N{MICRO SIGN}s", "0 B")
+
+
+def test_the_critical_path_is_summed_up_in_the_words_of_people():
+    path = [{"kind": kind, "rank": 0, "duration_us": us} for kind, us in (("HOST", 70e3), ("COMM", 20e3), ("IO", 10e3))]
+    text = Outline(render(replace(made.facts(), diagnosis={**made.facts().diagnosis, "critical_path": path}))).text
+    assert "longest first: host (CPU) 70.0 %, communication 20.0 %, copies and input 10.0 %." in text
+
+
+def test_kernels_have_short_names_and_their_full_name_as_tooltip():
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int, float)@0"
+    outline = Outline(render(made.facts(op=kernel)))
+    assert "vectorized_elementwise_kernel<AddFunctor>@0" in outline.texts
+    assert kernel in [attributes.get("data-tip") for attributes in outline.named("bdi")]
 
 
 def test_every_chart_has_a_name_and_a_table():

@@ -7,7 +7,7 @@ from report import made
 from sample import sample
 
 from dpro_search.report.groups import planned_groups, recorded_groups
-from dpro_search.report.timeline import Lane, StepTimeline, measured_lanes, predicted_lanes, typical_step
+from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 
 
 def thread(pid: int, tid: int, name: str) -> dict:
@@ -88,3 +88,28 @@ def test_slices_that_touch_still_touch_after_rounding():
     (found,) = StepTimeline(lanes=[lane], step=None).compact()["lanes"]
     ends = [start + length for start, length in zip(found["start"], found["length"], strict=True)]
     assert ends[:-1] == found["start"][1:]
+
+
+def lane(name: str, *, measured: bool, rank: int = 0) -> Lane:
+    return Lane(rank=rank, measured=measured, name=name, names=["op"], kinds=["compute"], start_us=[0.0], length_us=[1.0])
+
+
+def test_a_name_with_two_kinds_tells_neither():
+    forward, backward = lane("stream 7", measured=False), lane("stream 7", measured=False)
+    backward.add("op", "backward", 1.0, 1.0)
+    backward.add("gradient@0", "backward", 2.0, 1.0)
+    assert kinds_by_name([forward]) == {"op": "compute"}
+    assert kinds_by_name([forward, backward]) == {"gradient@0": "backward"}
+
+
+def test_lanes_that_one_side_lacks_are_explained():
+    both = [lane("stream 7", measured=side) for side in (False, True)]
+    alone = [lane("launches", measured=False), lane("host thread 3", measured=True), lane("stream 9", measured=True, rank=1)]
+    assert StepTimeline(lanes=[*both, *alone], step=3).one_sided == (
+        "Only predicted: launches (the time from a call to the start of its op, which no event records).",
+        "Only measured: host thread 3 (nothing that it does launches an op or waits for one in the replayed step).",
+        "Only measured: stream 9.",
+        "Ranks with lanes on one side only: 1.",
+    )
+    assert StepTimeline(lanes=both, step=3).one_sided == ()
+    assert StepTimeline(lanes=alone[:1], step=None).one_sided == ()

@@ -139,12 +139,12 @@ def test_a_shorter_list_of_plans_leaves_no_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"), [({"digest": "other"}, "trace_digest"), ({"sampler": "optuna"}, "sampler"), ({"seed": 6}, "seed")]
+    ("change", "field"), [({"digest": "other"}, "trace"), ({"sampler": "optuna"}, "sampler"), ({"seed": 6}, "seed")]
 )
 def test_a_folder_of_another_search_is_refused(change: dict[str, object], field: str, tmp_path: Path) -> None:
     search(tmp_path / "run", trials=5)
     before = outcome(tmp_path / "run")
-    with pytest.raises(InputError, match=f"another {field} ") as refusal:
+    with pytest.raises(InputError, match=f"another {field}") as refusal:
         search(tmp_path / "run", trials=5, **change)  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
     assert outcome(tmp_path / "run") == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
+from dpro_search.kinds._recorded import HeldOut, RecordedPredictor, changed
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change
+from dpro_search.replay.timeline import Timeline
 from dpro_search.space.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -42,20 +44,6 @@ class PipelinePredictor(RecordedPredictor):
         """The step with the median durations of the steps in use; a sample for each."""
         return pipeline_graph(self._trace, list(self.iterations_us))
 
-    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
-        """The step time with all of the changes, none of which may name an op."""
-        graphs = [pipeline_graph(self._trace, [step]) for step in self.iterations_us]
-        for change in changes:
-            graphs = [change.apply(graph) for graph in graphs]
-        replays = [replay(graph) for graph in graphs]
-        found = np.array([timeline.iteration_us for timeline in replays])
-        return RecordedPrediction(
-            iteration_us=float(np.median(found)),
-            interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
-            settled=True,
-        )
-
     def held_out(self, step: int) -> HeldOut:
         """Predict a recorded step from all others; raises `InputError` if it was not recorded or there are no others."""
         measured = self.iterations_us
@@ -63,13 +51,23 @@ class PipelinePredictor(RecordedPredictor):
         if step not in measured or not others:
             raise InputError(f"--holdout-step {step}: {len(measured)} steps were recorded, from {min(measured)} to {max(measured)}")
         predictor = PipelinePredictor(self._trace, without=(*self._without, step))
+        predictor._replays = self._replays
         return HeldOut(
             step=step,
             measured_us=measured[step],
-            predicted_us=replay(predictor.graph).iteration_us,
+            prediction=replace(predictor.predict(), iteration_us=replay(predictor.graph).iteration_us),
             baseline_us=float(np.median(others)),
         )
 
     def own_durations(self) -> dict[int, tuple[float, float]]:
         """Measured and replayed length of each step, with the durations that it had itself."""
         return {step: (us, replay(pipeline_graph(self._trace, [step])).iteration_us) for step, us in self.iterations_us.items()}
+
+    def _measured_steps(self) -> list[int]:
+        return list(self.iterations_us)
+
+    def _has_own_durations(self, step: int) -> bool:
+        return True
+
+    def _timeline(self, step: int, changes: Sequence[Change]) -> Timeline:
+        return replay(changed(pipeline_graph(self._trace, [step]), changes))

@@ -164,10 +164,12 @@ class Timeline {
     return `${(us / unit).toFixed(Math.max(0, Math.ceil(-Math.log10(step / unit))))} ${name}`;
   }
 
+  // A name that is too long loses its middle: numbers at its end tell lanes apart.
   label(context, text, y) {
-    let short = text;
-    while (short.length > 1 && context.measureText(short + "…").width > this.labels - 12) short = short.slice(0, -1);
-    context.fillText(short === text ? text : short + "…", 6, y);
+    const end = text.slice(-Math.max(2, text.length - text.search(/ \S+( \+\d+)?$/)));
+    let short = text, head = text.length - end.length;
+    while (head > 1 && context.measureText(short).width > this.labels - 12) short = text.slice(0, --head) + "…" + end;
+    context.fillText(short, 6, y);
   }
 
   drawLane(context, { lane, y }, colours, edge) {

@@ -1,0 +1,140 @@
+"""Names of GPU kernels as people read them: without namespaces, parameters and template arguments that tell nothing apart.
+
+>>> short_names(["void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int, float)"])
+['vectorized_elementwise_kernel<AddFunctor>']
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dpro_search._text import shortened
+
+_MOST = 120  # characters; mangled names and those of generated kernels have no end
+_MOST_OF_ARGUMENTS = 32
+_CLOSING = {"<": ">", "(": ")", "{": "}"}
+_LEFT_OUT = re.compile(r"\(anonymous namespace\)::|\bvoid (?=[\w(])|\bstd::enable_if<[^;]*?>::type ")
+_NAMESPACES = re.compile(r"(?:\b\w+::)+(?=\w)")
+_SAYS_NOTHING = re.compile(r"(?:\b\w+::)*?((?:\b\w+::)?\b[Kk]ernel)$")
+_FUNCTOR = re.compile(r"\w*(?:kernel|functor|_cuda|tensorop)\w*", re.IGNORECASE)
+_WORD = re.compile(r"\b\w+\b(?!::)")
+_WRAPPER = re.compile(r"gpu_kernel_impl\w*|\w*?(?:Unary|Binary|Ternary)Functor")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A name: up to its template arguments, these, and what follows the parameters."""
+
+    head: str
+    arguments: tuple[str, ...]
+    tail: str
+
+    @property
+    def functor(self) -> str:
+        """What the template applies: the first of its arguments, at any depth, that is a function and no wrapper of one."""
+        found = [word for word in _FUNCTOR.findall(" ".join(self.arguments)) if not _WRAPPER.fullmatch(word)]
+        return found[0] if found else ""
+
+    def with_arguments(self, shown: Sequence[str]) -> str:
+        """The name with these in place of its arguments."""
+        inside = ", ".join(filter(None, shown))
+        nothing = _SAYS_NOTHING.search(self.head)
+        if nothing:
+            head, inside = self.head[: nothing.start()] + (inside or nothing[1]), ""
+        else:
+            head = _NAMESPACES.sub("", self.head)
+        return shortened(head + (f"<{inside}>" if inside else "") + self.tail, _MOST)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """A short name for each. Names that differ stay different: they then have the template arguments in which they differ.
+
+    Text around a kernel's name ("launch of", "@3") is kept.
+    """
+    parts = {name: _parts(name) for name in names}
+    short: dict[str, str] = {}
+    for group in _alike({name: found.with_arguments([found.functor]) for name, found in parts.items()}):
+        told = _told_apart({name: parts[name] for name in group}) if len(group) > 1 else {}
+        short |= told or {name: parts[name].with_arguments([parts[name].functor]) for name in group}
+    for group in _alike(short):
+        short |= {name: f"{short[name]} (variant {number})" for number, name in enumerate(group, 1) if len(group) > 1}
+    return [short[name] for name in names]
+
+
+def _alike(short: Mapping[str, str]) -> list[list[str]]:
+    """Names by their short name."""
+    found: dict[str, list[str]] = {}
+    for name, text in short.items():
+        found.setdefault(text, []).append(name)
+    return list(found.values())
+
+
+def _told_apart(parts: Mapping[str, _Parts]) -> dict[str, str]:
+    """Names with the arguments in which they differ or, where these are long, with the words in them that not all have."""
+    places = range(max(len(found.arguments) for found in parts.values()))
+    differ = [place for place in places if len({found.arguments[place : place + 1] for found in parts.values()}) > 1]
+    words = {name: list(dict.fromkeys(_WORD.findall(" ".join(found.arguments)))) for name, found in parts.items()}
+    common = set.intersection(*map(set, words.values()))
+    told = {}
+    for name, found in parts.items():
+        kept = [_NAMESPACES.sub("", found.arguments[place]) for place in differ if place < len(found.arguments)]
+        if len(", ".join(kept)) > _MOST_OF_ARGUMENTS:
+            kept = [word for word in words[name] if word not in common and word != found.functor]
+        told[name] = found.with_arguments(kept if any(found.functor in one for one in kept) else [found.functor, *kept])
+    return told
+
+
+def _parts(name: str) -> _Parts:
+    """A C++ name at its last template arguments; any other text as it is."""
+    pieces = _pieces(_LEFT_OUT.sub("", name))
+    templates = [place for place, piece in enumerate(pieces) if piece.startswith("<")]
+    calls = [place for place, piece in enumerate(pieces) if piece.startswith("(")]
+    ends = templates[-1] if templates else calls[0] if calls else len(pieces)
+    texts = ["" if piece[0] in _CLOSING else piece for piece in pieces]
+    arguments = _arguments(pieces[ends]) if templates else ()
+    return _Parts("".join(texts[:ends]), arguments, "".join(texts[ends:]))
+
+
+def _pieces(text: str) -> list[str]:
+    """Text, and groups of brackets that follow a word or another group; "(Pinned -> Device)" after a space is text."""
+    ends = _groups(text)
+    pieces, start, place = [], 0, 0
+    while place < len(text):
+        follows = place > 0 and (text[place - 1].isalnum() or text[place - 1] in "_>)}")
+        if not follows or text[place] not in "<(" or place not in ends:
+            place += 1
+            continue
+        pieces += [text[start:place]] * (place > start) + [text[place : ends[place]]]
+        start = place = ends[place]
+    return pieces + [text[start:]] * (start < len(text))
+
+
+def _arguments(group: str) -> tuple[str, ...]:
+    """The arguments between the brackets of a group."""
+    inner, found, start, place = group[1:-1], [], 0, 0
+    ends = _groups(inner)
+    while place < len(inner):
+        if inner[place] == ",":
+            found.append(inner[start:place].strip())
+            start = place + 1
+        place = ends.get(place, place + 1)
+    return (*found, inner[start:].strip())
+
+
+def _groups(text: str) -> dict[int, int]:
+    """Where each group of brackets that is closed begins and ends; a ">" closes only what is open just then, as in "->"."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for place, character in enumerate(text):
+        if character in _CLOSING:
+            opened.append(place)
+        elif character == ">" and opened and text[opened[-1]] == "<":
+            ends[opened.pop()] = place + 1
+        elif character in ")}":
+            while opened and text[opened[-1]] == "<":
+                opened.pop()  # was "less than"
+            if opened and _CLOSING[text[opened[-1]]] == character:
+                ends[opened.pop()] = place + 1
+    return ends

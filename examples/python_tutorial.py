@@ -11,7 +11,7 @@ import dpro_search
 # ## What was recorded
 #
 # `load()` opens the bundled sample: two workers that train BERT with MXNet's KVStore over 500 Mbit/s. `load("trace")` opens a
-# folder that `dpro-search collect` wrote; `import_trace(["rank0.json", "rank1.json"], "trace")` reads profiles of PyTorch and others.
+# folder that `dpro-search collect` wrote; `import_trace(["rank0.json", "rank1.json"], "trace")` reads profiles of other tools.
 
 # %%
 job = dpro_search.load()

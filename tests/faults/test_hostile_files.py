@@ -201,7 +201,7 @@ class TestJobsOfStrangers:
         line = fails_in_one_line(2, "validate", searched, "--trace", trace)
         assert f"touch '{tmp_path}/harm done'" in line
         assert "--run-recorded-command" in line
-        with pytest.raises(InputError, match="run_recorded_command=True"):
+        with pytest.raises(InputError, match="add run_recorded_command"):
             load_run(searched).validate(trace=trace)
         succeeds("doctor", trace)
         assert not (tmp_path / "harm done").exists()

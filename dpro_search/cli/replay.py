@@ -125,7 +125,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"on {result['cluster']['name']}")
         for sentence in result["cluster"]["left_out"]:
             print(f"  not known to the prediction: {sentence}")
-    if (calibration := result["calibration"]) is not None and not calibration["calibrated"]:
+    if (calibration := result["calibration"]) is not None:
         print(f"interval: {calibration['text']}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")

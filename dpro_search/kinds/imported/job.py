@@ -11,16 +11,13 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._base import Comparison, Job, PlanOptions, Table, refuse_compute
-from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds.imported.pipeline import recorded_predictor
 from dpro_search.kinds.imported.recorded import RecordedPredictor
-from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
+from dpro_search.machine import Calibration, machine_constants
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.scenario import SCALES, Scale
+from dpro_search.space.scenario import OP_SCALES, SCALES, Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
@@ -28,43 +25,50 @@ class Imported(Job):
     """Predictions of the recorded steps with other speeds. Its knobs are not known, so the empty plan is its only one."""
 
     title = "an imported trace"
-    settings = SCALES
+    settings = (*SCALES, *OP_SCALES)
 
     def __init__(self, trace: Trace, predictor: RecordedPredictor) -> None:
         self.trace = trace
         self.predictor = predictor
         self.tensors = trace.tensors
         self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
-        self._changes: tuple[Change, ...] = ()
+        self._scales: tuple[Scale, ...] = ()
 
     def scaled(self, scale: Scale) -> Imported:
         changed = copy.copy(self)
-        changed._changes = (*self._changes, graph_change(scale, self.trace.meta.ranks))
+        changed._scales = (*self._scales, scale)
         return changed
 
     def _predict(self, plan: Plan) -> Prediction:
-        return _prediction(self.predictor, self._changes)
+        return _prediction(self.predictor, self._scales)
+
+    @property
+    def calibration(self) -> Calibration:
+        """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.step_spread`)."""
+        constants, meta = machine_constants(), self.trace.meta
+        steps = len(self.predictor.iterations_us)
+        ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
+        own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}: no spread was measured"
+        return Calibration(
+            calibrated=steps > 1,
+            model_error=(constants.gpu.replay_error, constants.gpu.replay_error),
+            widening=1.0,
+            on=own,
+            rests_on=f"{own}; the spread of other jobs' profiles counts as {constants.gpu.step_spread_steps:g} more",
+        )
 
     @property
     def measured_iteration_us(self) -> float | None:
         return self.predictor.measured_iteration_us
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        found: Floats = replay(self._graph, samples=samples).sampled_us
-        return found
+        return self.predictor.sampled(self._scales, samples=samples)
 
     def op_count(self, plan: Plan) -> int:
         return len(self.predictor.graph)
 
     def timeline(self, plan: Plan) -> Timeline:
-        return replay(self._graph)
-
-    @property
-    def _graph(self) -> ReplayGraph:
-        graph = self.predictor.graph
-        for change in self._changes:
-            graph = change.apply(graph)
-        return graph
+        return self.predictor.timeline(self._scales)
 
     def held_out(self, step: int) -> Comparison:
         held = self.predictor.held_out(step)
@@ -119,13 +123,13 @@ def imported_job(trace: Trace, options: PlanOptions) -> Imported:
     return Imported(trace, recorded_predictor(trace))
 
 
-def _prediction(predictor: RecordedPredictor, changes: tuple[Change, ...]) -> Prediction:
-    found = predictor.predict(changes)
+def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...]) -> Prediction:
+    found = predictor.predict(scales)
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,
         breakdown_us=found.breakdown_us,
         peak_memory_bytes=None,
-        source="extrapolated" if changes else "recorded",
+        source="extrapolated" if scales else "recorded",
         settled=found.settled,
     )

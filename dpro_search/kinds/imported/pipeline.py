@@ -10,11 +10,12 @@ import numpy as np
 from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds.imported.recorded import HeldOut, RecordedPrediction, RecordedPredictor, device_breakdown
+from dpro_search.kinds.imported.recorded import HeldOut, RecordedPredictor
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
+from dpro_search.replay.sensitivity import StragglerGone
 from dpro_search.space.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
 
 
 def recorded_predictor(trace: Trace, *, without: Sequence[int] = ()) -> RecordedPredictor:
@@ -42,19 +43,20 @@ class PipelinePredictor(RecordedPredictor):
         """The step with the median durations of the steps in use; a sample for each."""
         return pipeline_graph(self._trace, list(self.iterations_us))
 
-    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
-        """The step time with all of the changes, none of which may name an op."""
-        graphs = [pipeline_graph(self._trace, [step]) for step in self.iterations_us]
-        for change in changes:
-            graphs = [change.apply(graph) for graph in graphs]
-        replays = [replay(graph) for graph in graphs]
-        found = np.array([timeline.iteration_us for timeline in replays])
-        return RecordedPrediction(
-            iteration_us=float(np.median(found)),
-            interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
-            settled=True,
-        )
+    @property
+    def has_launches(self) -> bool:
+        return False
+
+    def _graph_of(self, step: int) -> ReplayGraph:
+        return pipeline_graph(self._trace, [step])
+
+    def _measured_steps(self) -> list[int]:
+        return list(self.iterations_us)
+
+    def _sort_scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+        if scale.what == "usual" and scale.rank is not None:
+            return StragglerGone(rank=scale.rank).apply(graph)
+        raise InputError(f"'{scale.text}': the trace holds operations of a pipeline, not kernels and their launches")
 
     def held_out(self, step: int) -> HeldOut:
         """Predict a recorded step from all others; raises `InputError` if it was not recorded or there are no others."""

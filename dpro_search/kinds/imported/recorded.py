@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Trace
+from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
-from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._facts import graph_change
+from dpro_search.replay.device_time import RankTime, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, typical_step
 from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
+from dpro_search.space.recorded_scales import OpSorts, scaled
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +31,41 @@ class RecordedPrediction:
     ----------
     iteration_us
         Median over the recorded steps: of each, the settled distance of iterations that all have its ops, order and durations.
+    steps_us
+        The iteration time of each of these steps.
     interval_us
-        The smallest and the largest of these.
-    breakdown_us
-        Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only
-        communicates, only waits for other ranks, or does nothing.
+        Where another step should lie (see `costmodel.step_spread`).
+    ranks
+        What each rank's devices do in such an iteration: parts that add up to it.
     settled
         Whether all replays settled.
     """
 
     iteration_us: float
+    steps_us: tuple[float, ...]
     interval_us: tuple[float, float]
-    breakdown_us: dict[str, float]
+    ranks: tuple[RankTime, ...]
     settled: bool
+
+    @property
+    def breakdown_us(self) -> dict[str, float]:
+        """The parts of an iteration, mean over ranks."""
+        return mean_breakdown_us(self.ranks)
+
+    @staticmethod
+    def of(replays: Sequence[Timeline]) -> RecordedPrediction:
+        """From the replay of each step."""
+        found = np.array([timeline.iteration_us for timeline in replays])
+        order = np.argsort(found, kind="stable")
+        middle = order[(len(found) - 1) // 2 : len(found) // 2 + 1]  # two of an even number, whose mean is the median
+        iteration_us = float(np.median(found))
+        return RecordedPrediction(
+            iteration_us=iteration_us,
+            steps_us=tuple(found.tolist()),
+            interval_us=interval_us(found.tolist(), iteration_us),
+            ranks=mean_times([rank_times(replays[index]) for index in middle.tolist()]),
+            settled=all(timeline.settled for timeline in replays),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +129,62 @@ class RecordedPredictor:
         """The typical step; a sample for each step in use."""
         return graph_of_step(self.ops, typical_step(self._trace, self._without), self._without)
 
-    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
-        """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
-        graphs = (graph_of_step(self.ops, step, self._without, samples=False) for step in self._measured_steps())
-        replays = [replay(_changed(graph, changes)) for graph in graphs]
-        found = np.array([timeline.iteration_us for timeline in replays])
-        return RecordedPrediction(
-            iteration_us=float(np.median(found)),
-            interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(replays[int(np.argsort(found, kind="stable")[len(found) // 2])]),
-            settled=all(timeline.settled for timeline in replays),
-        )
+    def predict(self, scales: Sequence[Scale] = (), *, steps: Sequence[int] | None = None) -> RecordedPrediction:
+        """The iteration time with all of the changes.
+
+        Parameters
+        ----------
+        steps
+            Of these steps only; None: of all that were measured.
+
+        Raises
+        ------
+        InputError
+            A change is about nothing in the trace.
+        """
+        used = self._measured_steps() if steps is None else steps
+        return RecordedPrediction.of([replay(self._scaled(step, self._graph_of(step), scales)) for step in used])
+
+    def fewer_steps(self, predictions: int, most_ops: int) -> Sequence[int] | None:
+        """The typical step, where so many predictions would replay more than so many ops; else None, for all steps."""
+        used = self._measured_steps()
+        return None if predictions * len(self.graph) * len(used) <= most_ops else [typical_step(self._trace, self._without)]
+
+    @property
+    def has_launches(self) -> bool:
+        """Whether kernels and their launches were recorded, or else operations of another sort."""
+        return bool(self.sorts.launch.any())
+
+    def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
+        """The replay of the step whose iteration is the median, the longer one of two."""
+        replays = [replay(self._scaled(step, self._graph_of(step), scales)) for step in self._measured_steps()]
+        return sorted(replays, key=lambda timeline: timeline.iteration_us)[len(replays) // 2]
+
+    @cached_property
+    def sorts(self) -> OpSorts:
+        """What can be asked about single ops."""
+        return OpSorts(self._trace, self.ops)
+
+    def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
+        """Iteration times of the typical step with durations drawn from all steps, [samples]."""
+        graph = self._scaled(typical_step(self._trace, self._without), self.graph, scales)
+        found: Floats = replay(graph, samples=samples).sampled_us
+        return found
+
+    def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
+        for scale in scales:
+            scale.check_rank(self._trace.meta.ranks)
+            if scale.needs_ops:
+                graph = self._sort_scaled(step, graph, scale)
+            else:
+                graph = graph_change(scale, self._trace.meta.ranks).apply(graph)
+        return graph
+
+    def _graph_of(self, step: int) -> ReplayGraph:
+        return graph_of_step(self.ops, step, self._without, samples=False)
+
+    def _sort_scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+        return scaled(self.sorts, step, graph, scale)
 
     def held_out(self, step: int) -> HeldOut:
         """Predict a measured step from all others; raises `InputError` if it was not measured or there are no others."""
@@ -162,53 +232,8 @@ class RecordedPredictor:
         return [step for step in used if step in self.iterations_us] or used
 
 
-def _changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
-    for change in changes:
-        graph = change.apply(graph)
-    return graph
-
-
-def device_breakdown(timeline: Timeline) -> dict[str, float]:
-    """What the devices of a rank do in a settled iteration, mean over ranks, in us (see `RecordedPrediction`)."""
-    graph, times = timeline.graph, timeline.times
-    count = len(graph)
-    first = (timeline.iterations - 1) // 2 * count
-    this = slice(first, first + count)
-    kind = graph.op_kind
-    compute = np.isin(kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SERVER))
-    moves = kind == OpKind.COMM
-    totals = dict.fromkeys(("compute", "exposed_communication", "waiting_for_ranks"), 0.0)
-    for rank in range(graph.ranks):
-        mine = graph.rank_of_op == rank
-        busy = _union(times.start_us[this][mine & compute], times.end_us[this][mine & compute])
-        moving = _union(times.moved_us[this][mine & moves], times.end_us[this][mine & moves])
-        posted = _union(times.start_us[this][mine & moves], times.end_us[this][mine & moves])
-        computed_us = _length(busy)
-        with_moving_us = _length(_union(*np.concatenate((busy, moving), axis=1)))
-        with_posted_us = _length(_union(*np.concatenate((busy, posted), axis=1)))
-        totals["compute"] += computed_us
-        totals["exposed_communication"] += with_moving_us - computed_us
-        totals["waiting_for_ranks"] += with_posted_us - with_moving_us
-    found = {name: us / graph.ranks for name, us in totals.items()}
-    return found | {"idle": max(timeline.iteration_us - sum(found.values()), 0.0)}
-
-
 def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
     """Ops whose ends end a step: those of the devices, of all where there is none."""
     mine: npt.NDArray[np.bool_] = ops.step == step
     on_device = mine & ops.on_device
     return on_device if on_device.any() else mine
-
-
-def _union(start_us: Floats, end_us: Floats) -> Floats:
-    """Disjoint spans that cover the same time, [2, spans]."""
-    order = np.argsort(start_us, kind="stable")
-    start_us, reach_us = start_us[order], np.maximum.accumulate(end_us[order]) if len(order) else end_us
-    first = np.ones(len(order), np.bool_)
-    first[1:] = start_us[1:] > reach_us[:-1]
-    last = np.append(np.flatnonzero(first)[1:], len(order)) - 1
-    return np.stack((start_us[first], reach_us[last[: first.sum()]]))
-
-
-def _length(spans: Floats) -> float:
-    return float((spans[1] - spans[0]).sum())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._base import COMPUTE, Comparison, Job, Kind, PlanOptions, Table, with_memory_limit
+from dpro_search.kinds._difference import difference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "Table",
     "all_targets",
     "assemble_raw",
+    "difference",
     "job_of",
     "kind_of",
     "kinds",

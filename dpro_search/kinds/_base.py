@@ -231,6 +231,10 @@ class Job(ABC):
         """The measured iteration that the prediction of the recorded setting is compared with; None: not measured."""
         return measured_iteration_us(self.trace)
 
+    def measured_iterations_us(self) -> Floats:
+        """The measured iterations whose median `measured_iteration_us` is, [n]."""
+        return self.trace.iterations_us()
+
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
         job: Job = self

@@ -61,6 +61,9 @@ class Imported(Job):
     def measured_iteration_us(self) -> float | None:
         return self.predictor.measured_iteration_us
 
+    def measured_iterations_us(self) -> Floats:
+        return np.array(list(self.predictor.iterations_us.values()))
+
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         return self.predictor.sampled(self._scales, samples=samples)
 

@@ -86,6 +86,17 @@ def parse_switch(text: str) -> bool:
     return found
 
 
+def parse_percent(text: str) -> float:
+    """Percent of "3%", "3 %" or "3"; raises `InputError` for anything else, and for less than 0."""
+    try:
+        found = float(text.strip().removesuffix("%"))
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise InputError(f"'{text}' is not a share: write it like 3%")
+    return found
+
+
 def parse_count(text: str) -> int:
     """A whole number; raises `InputError` for anything else."""
     try:

@@ -28,6 +28,7 @@ def import_(
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
     from dpro_search.kinds import assemble_raw
+    from dpro_search.space.recorded import iterations_us
 
     require_new(out)
     for source in sources:
@@ -46,6 +47,10 @@ def import_(
     lines = [f"format {trace.meta.format}; {matched} collectives matched, {unmatched} communication spans without one"]
     lines += [f"left out: {number} {reason}" for reason, number in trace.meta.dropped.items()]
     if len(trace.dependencies) and len(trace.steps):
-        measured_us = float((trace.steps.end_us - trace.steps.start_us)[-1])
-        lines.append(f"{len(trace.dependencies)} recorded dependencies; the last step took {microseconds(measured_us)}")
+        measured_us = list(iterations_us(trace).values())
+        lines.append(
+            f"an iteration takes {microseconds(float(np.median(measured_us)))} (median of {len(measured_us)})"
+            if measured_us
+            else "one step was recorded: how long an iteration takes was not measured"
+        )
     print_trace(facts, lines, as_json)

@@ -129,7 +129,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
             print(f"  not known to the prediction: {sentence}")
     for sentence in result.get("assumed", ()):
         print(f"assumed: {sentence}")
-    if (calibration := result["calibration"]) is not None and not calibration["calibrated"]:
+    if (calibration := result["calibration"]) is not None:
         print(f"interval: {calibration['text']}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")

@@ -75,6 +75,7 @@ class Role(enum.IntEnum):
     BACKWARD = 1
     UPDATE = 2  # the optimizer's work, on a worker or on a server
     COPY = 3  # into or out of a buffer that is communicated, or a server's copy of what a worker pushed
+    LOADING = 4  # the training thread reads input, or waits for who does
 
 
 class DependencyKind(enum.IntEnum):

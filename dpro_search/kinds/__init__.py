@@ -24,6 +24,7 @@ from dpro_search.kinds._base import (
     Table,
     with_memory_limit,
 )
+from dpro_search.kinds._difference import difference
 from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "all_targets",
     "assemble_raw",
     "deployed",
+    "difference",
     "files_of",
     "job_of",
     "kind_of",

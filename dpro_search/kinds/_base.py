@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
+import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
@@ -210,6 +211,10 @@ class Job(ABC):
     def recording_doubt(self) -> str | None:
         """Why predictions from the recording are not to be trusted, where its own replay is far from what was measured; or None."""
         return recording_doubt(self.predict(Plan()).iteration_us, self.measured_iteration_us)
+
+    def measured_iterations_us(self) -> Floats:
+        """The measured iterations whose median `measured_iteration_us` is, [n]."""
+        return np.zeros(0) if self.trace is None else self.trace.iterations_us()
 
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Floats, Trace
+from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
-from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.device_time import exclusive_parts
+from dpro_search.kinds._facts import graph_change
+from dpro_search.replay.device_time import RankTime, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
+from dpro_search.space.recorded_scales import OpSorts, scaled
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,15 @@ class RecordedPrediction:
 
     # Median over the recorded steps: of each, the settled distance of iterations that all have its ops, order and durations.
     iteration_us: float
-    interval_us: tuple[float, float]  # The smallest and the largest of these.
-    # Of an iteration of the median of these, the mean over ranks of the time in which a rank's device computes, only communicates,
-    # only waits for other ranks, or does nothing.
-    breakdown_us: dict[str, float]
+    steps_us: tuple[float, ...]  # The iteration time of each of these steps.
+    interval_us: tuple[float, float]  # Where another step should lie (see `costmodel.step_spread`).
+    ranks: tuple[RankTime, ...]  # What each rank's devices do in such an iteration: parts that add up to it.
     settled: bool  # Whether all replays settled.
+
+    @property
+    def breakdown_us(self) -> dict[str, float]:
+        """The parts of an iteration, mean over ranks."""
+        return mean_breakdown_us(self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,7 @@ class RecordedPredictor:
     def __init__(self, trace: Trace, *, without: Sequence[int] = ()) -> None:
         self._trace = trace
         self._without = tuple(without)
+        self._asked: dict[tuple[int, tuple[Scale, ...]], tuple[float, bool]] = {}  # likewise, of the last changes
         self._replays: dict[int, tuple[float, bool]] = {}  # by step: its settled iteration and whether the replay settled
 
     @cached_property
@@ -93,24 +100,62 @@ class RecordedPredictor:
 
     @cached_property
     def graph(self) -> ReplayGraph:
-        """The step whose replay is the median, of which `predict` gives the breakdown; a sample for each step in use."""
+        """The step whose replay is the median, or next above it; a sample for each step in use."""
         return graph_of_step(self.ops, self.middle_step, self._without)
 
     @cached_property
     def middle_step(self) -> int:
         """The step whose replay is the median, or next above it."""
-        return _middle({step: self._replayed(step, ()) for step in self._measured_steps()})
+        return self._middle(())[-1]
 
-    def predict(self, changes: Sequence[Change] = ()) -> RecordedPrediction:
-        """The iteration time with all of the changes, none of which may name an op: ops have other numbers in other steps."""
-        replays = {step: self._replayed(step, changes) for step in self._measured_steps()}
-        found = np.array([us for us, _ in replays.values()])
+    @cached_property
+    def sorts(self) -> OpSorts:
+        """What can be asked about single ops."""
+        return OpSorts(self._trace, self.ops)
+
+    @property
+    def has_launches(self) -> bool:
+        """Whether kernels and their launches were recorded, or else operations of another sort."""
+        return bool(self.sorts.launch.any())
+
+    def predict(self, scales: Sequence[Scale] = (), *, steps: Sequence[int] | None = None) -> RecordedPrediction:
+        """The iteration time with all of the changes.
+
+        Parameters
+        ----------
+        steps
+            Of these steps only; None: of all that were measured.
+
+        Raises
+        ------
+        InputError
+            A change is about nothing in the trace.
+        """
+        used = self._measured_steps() if steps is None else steps
+        replays = [self._replayed(step, scales) for step in used]
+        found = [us for us, _ in replays]
+        iteration_us = float(np.median(found))
         return RecordedPrediction(
-            iteration_us=float(np.median(found)),
-            interval_us=(float(found.min()), float(found.max())),
-            breakdown_us=device_breakdown(self._timeline(_middle(replays), changes)),
-            settled=all(settled for _, settled in replays.values()),
+            iteration_us=iteration_us,
+            steps_us=tuple(found),
+            interval_us=interval_us(found, iteration_us),
+            ranks=mean_times([rank_times(self._timeline(step, scales)) for step in self._middle(scales, used)]),
+            settled=all(settled for _, settled in replays),
         )
+
+    def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
+        """The replay of the step whose iteration is the median, or next above it."""
+        return self._timeline(self._middle(scales)[-1], scales)
+
+    def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
+        """Iteration times of the middle step with durations drawn from all steps, [samples]."""
+        found: Floats = replay(self._scaled(self.middle_step, self.graph, scales), samples=samples).sampled_us
+        return found
+
+    def fewer_steps(self, predictions: int, most_ops: int) -> Sequence[int] | None:
+        """The middle step, where so many predictions would replay more than so many ops; else None, for all steps."""
+        used = self._measured_steps()
+        return None if predictions * len(self.graph) * len(used) <= most_ops else [self.middle_step]
 
     def held_out(self, step: int) -> HeldOut:
         """Predict a measured step from all others; raises `InputError` if it was not measured or there are no others."""
@@ -153,62 +198,57 @@ class RecordedPredictor:
         inside = np.isin(events.step, self._trace.steps.index)
         return float(self._trace.steps.end_us.max() - events.start_us[inside].min())
 
-    def _replayed(self, step: int, changes: Sequence[Change]) -> tuple[float, bool]:
+    def _middle(self, scales: Sequence[Scale], steps: Sequence[int] | None = None) -> list[int]:
+        """The step with the median replay; of an even number the two around it."""
+        used = self._measured_steps() if steps is None else steps
+        order = sorted(used, key=lambda step: self._replayed(step, scales)[0])
+        return order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+
+    def _replayed(self, step: int, scales: Sequence[Scale]) -> tuple[float, bool]:
         """The settled iteration of a step's graph, and whether it settled.
 
-        It is kept where it is the same whichever steps are left out: without changes, and with the step's own durations only.
+        Without changes it is kept, where it is the same whichever steps are left out: with the step's own durations only. With
+        changes, those of the last question are kept.
         """
-        own = not changes and self._has_own_durations(step)
+        own = not scales and self._has_own_durations(step)
+        key = (step, tuple(scales))
         if own and step in self._replays:
             return self._replays[step]
-        timeline = self._timeline(step, changes)
-        found = timeline.iteration_us, timeline.settled
+        if key not in self._asked:
+            timeline = self._timeline(step, scales)
+            if next(iter(self._asked), key)[1] != key[1]:
+                self._asked.clear()
+            self._asked[key] = timeline.iteration_us, timeline.settled
         if own:
-            self._replays[step] = found
-        return found
+            self._replays[step] = self._asked[key]
+        return self._asked[key]
 
     def _has_own_durations(self, step: int) -> bool:
         """Whether the durations of all ops of a step are known from that step alone."""
         return bool(self.ops.known[self.ops.step == step].all())
 
-    def _timeline(self, step: int, changes: Sequence[Change]) -> Timeline:
-        return replay(changed(graph_of_step(self.ops, step, self._without, samples=False), changes))
+    def _timeline(self, step: int, scales: Sequence[Scale]) -> Timeline:
+        return replay(self._scaled(step, self._graph_of(step), scales))
+
+    def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
+        for scale in scales:
+            scale.check_rank(self._trace.meta.ranks)
+            if scale.needs_ops:
+                graph = self._sort_scaled(step, graph, scale)
+            else:
+                graph = graph_change(scale, self._trace.meta.ranks).apply(graph)
+        return graph
+
+    def _graph_of(self, step: int) -> ReplayGraph:
+        return graph_of_step(self.ops, step, self._without, samples=False)
+
+    def _sort_scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+        return scaled(self.sorts, step, graph, scale)
 
     def _measured_steps(self) -> list[int]:
         """Steps in use that have a measured iteration; all in use where none has."""
         used = [step for step in self.ops.steps if step not in self._without]
         return [step for step in used if step in self.iterations_us] or used
-
-
-def _middle(replays: Mapping[int, tuple[float, bool]]) -> int:
-    """The step with the median replay, or the next above it."""
-    return sorted(replays, key=lambda step: replays[step][0])[len(replays) // 2]
-
-
-def changed(graph: ReplayGraph, changes: Sequence[Change]) -> ReplayGraph:
-    """The graph with all of the changes."""
-    for change in changes:
-        graph = change.apply(graph)
-    return graph
-
-
-def device_breakdown(timeline: Timeline) -> dict[str, float]:
-    """What the devices of a rank do in a settled iteration, mean over ranks (see `RecordedPrediction`).
-
-    That is the time before it ends; where iterations overlap, a device works on others as well.
-    """
-    graph, times = timeline.graph, timeline.times
-    until_us = timeline.iteration_end_us()[(timeline.iterations - 1) // 2]
-    since_us = until_us - timeline.iteration_us
-    start_us, moved_us, end_us = (np.clip(of, since_us, until_us) for of in (times.start_us, times.moved_us, times.end_us))
-    moves = graph.op_kind == OpKind.COMM
-    runs = moves | np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SERVER))
-    totals = np.zeros(3)
-    for rank in range(graph.ranks):
-        mine = np.tile(runs & (graph.rank_of_op == rank), timeline.iterations)
-        totals += exclusive_parts(start_us[mine], moved_us[mine], end_us[mine], np.tile(moves, timeline.iterations)[mine])
-    parts = dict(zip(("compute", "exposed_communication", "waiting_for_ranks"), (totals / graph.ranks).tolist(), strict=True))
-    return parts | {"idle": max(timeline.iteration_us - sum(parts.values()), 0.0)}
 
 
 def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:

@@ -11,15 +11,12 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._base import Comparison, Job, Table
-from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
-from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
+from dpro_search.machine import Calibration, machine_constants
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.scenario import SCALES, Scale
+from dpro_search.space.scenario import OP_SCALES, SCALES, Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
@@ -27,14 +24,14 @@ class RecordedSteps(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
-    settings: ClassVar[tuple[str, ...]] = SCALES
+    settings: ClassVar[tuple[str, ...]] = (*SCALES, *OP_SCALES)
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.predictor = self._predictor()
         self.tensors = trace.tensors
         self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
-        self._changes: tuple[Change, ...] = ()
+        self._scales: tuple[Scale, ...] = ()
 
     def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
         """Of all steps but some."""
@@ -42,32 +39,42 @@ class RecordedSteps(Job):
 
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
-        changed._changes = (*self._changes, graph_change(scale, self.trace.meta.ranks))
+        changed._scales = (*self._scales, scale)
         return changed
 
     def _predict(self, plan: Plan) -> Prediction:
-        return _prediction(self.predictor, self._changes)
+        return _prediction(self.predictor, self._scales)
+
+    @property
+    def calibration(self) -> Calibration:
+        """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.step_spread`)."""
+        constants, meta = machine_constants(), self.trace.meta
+        steps = len(self.predictor.iterations_us)
+        ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
+        own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}: no spread was measured"
+        return Calibration(
+            calibrated=steps > 1,
+            model_error=(constants.gpu.replay_error, constants.gpu.replay_error),
+            widening=1.0,
+            on=own,
+            rests_on=f"{own}; the spread of other jobs' profiles counts as {constants.gpu.step_spread_steps:g} more",
+        )
 
     @property
     def measured_iteration_us(self) -> float | None:
         return self.predictor.measured_iteration_us
 
+    def measured_iterations_us(self) -> Floats:
+        return np.array(list(self.predictor.iterations_us.values()))
+
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        found: Floats = replay(self._graph, samples=samples).sampled_us
-        return found
+        return self.predictor.sampled(self._scales, samples=samples)
 
     def op_count(self, plan: Plan) -> int:
         return len(self.predictor.graph)
 
     def timeline(self, plan: Plan) -> Timeline:
-        return replay(self._graph)
-
-    @property
-    def _graph(self) -> ReplayGraph:
-        graph = self.predictor.graph
-        for change in self._changes:
-            graph = change.apply(graph)
-        return graph
+        return self.predictor.timeline(self._scales)
 
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
@@ -114,8 +121,8 @@ class RecordedSteps(Job):
         return TensorGroups(groups={"as recorded": recorded}) if any(group.count > 1 for group in recorded) else None
 
 
-def _prediction(predictor: RecordedPredictor, changes: tuple[Change, ...]) -> Prediction:
-    return _as_prediction(predictor.predict(changes), "extrapolated" if changes else "recorded")
+def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...]) -> Prediction:
+    return _as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded")
 
 
 def _as_prediction(found: RecordedPrediction, source: str) -> Prediction:

@@ -36,6 +36,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         What it was measured on.
     why_not
         What it was not measured on, of the job at hand; empty where it was.
+    rests_on
+        What the interval of this job rests on, where that is the job's own recording.
     """
 
     calibrated: bool
@@ -43,10 +45,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     widening: float
     on: str
     why_not: str = ""
+    rests_on: str = ""
 
     @property
     def text(self) -> str:
         """In one line."""
+        if self.rests_on:
+            return self.rests_on
         if self.calibrated:
             return f"errors of {self.on}"
         return f"not calibrated on {self.why_not}; model error widened {self.widening:g} times"

@@ -284,9 +284,21 @@ class GpuConstants(_Section, frozen=True, kw_only=True):
     ----------
     launch_us
         Of a kernel, where no recorded launch met an idle stream.
+    step_spread, step_spread_steps
+        Standard deviation of a step's iteration time relative to it, in profiles of other jobs; it weighs as much as so many steps
+        of a job's own profile.
+    replay_error
+        Standard deviation of the replay of a recorded step from what was measured, relative to it.
     """
 
     launch_us: float
+    step_spread: float
+    step_spread_steps: float
+    replay_error: float
+
+    def __post_init__(self) -> None:
+        self._require(self.step_spread > 0, "step_spread must be above 0")
+        self._require(self.step_spread_steps > 0, "step_spread_steps must be above 0")
 
 
 class ProbeConstants(_Section, frozen=True, kw_only=True):

@@ -159,7 +159,7 @@ class StragglerGone:
         duration_us = graph.duration_us.copy()
         own, usual = _medians(op, duration_us[other])
         duration_us[own] = usual
-        return _with_durations(graph, duration_us)
+        return graph.with_durations(duration_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,22 +265,10 @@ def _of_rank(graph: ReplayGraph, rank: int | None) -> Bools:
 
 def _scaled(graph: ReplayGraph, chosen: Bools, factor: float) -> ReplayGraph:
     """The graph with a factor on the time and the bytes of some ops, [n]."""
-    scaled = _with_durations(graph, np.where(chosen, graph.duration_us * factor, graph.duration_us))
+    scaled = graph.with_durations(np.where(chosen, graph.duration_us * factor, graph.duration_us))
     if len(graph.flow_bytes):
         scaled = replace(scaled, flow_bytes=np.where(chosen, graph.flow_bytes * factor, graph.flow_bytes))
     return scaled
-
-
-def _with_durations(graph: ReplayGraph, duration_us: Floats) -> ReplayGraph:
-    """The graph with other durations, the samples scaled alike; samples of an op that took no time become its new duration."""
-    samples_us = graph.samples_us
-    changed = np.flatnonzero(duration_us != graph.duration_us)
-    if samples_us.size and len(changed):
-        old_us, new_us = graph.duration_us[changed], duration_us[changed]
-        samples_us = samples_us.copy()
-        factor = np.divide(new_us, old_us, out=np.zeros_like(old_us), where=old_us > 0)
-        samples_us[:, changed] = np.where(old_us > 0, samples_us[:, changed] * factor, new_us)
-    return replace(graph, duration_us=duration_us, samples_us=samples_us)
 
 
 def _counterparts(graph: ReplayGraph, rank: int) -> tuple[Ints, Ints]:

@@ -66,10 +66,7 @@ def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
 
 
 def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:
-    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting.
-
-    Where ranks are those of the recorded steps, the replayed iteration has a bar of its own.
-    """
+    """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting."""
     rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
     note = None
     if not any(rows.values()):
@@ -81,11 +78,6 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
     caption = f"Time of each rank in one iteration of the {origin} setting."
     shown = list(rows.values())
-    if any("step_us" in row for row in diagnosis["ranks"]):
-        replayed = {key: us for key, us in diagnosis["breakdown_us"].items() if us}
-        shown.append(replayed)
-        bars_of_ranks.insert(0, _bar("replayed iteration, mean over ranks", replayed))
-        caption = "Time of a rank in the replayed iteration, and of each rank in the recorded steps (mean over them)."
     present = [key for key in _PARTS if any(parts.get(key) for parts in shown)]
     columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to enqueue#", "time waited for other ranks#")
     numbers = table(

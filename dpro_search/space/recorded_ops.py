@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import DependencyKind, Floats, Ints, Trace
+from dpro_search.collect.trace import DependencyKind, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
@@ -63,7 +63,11 @@ class RecordedOps:
     step: Ints
     # Ops of different steps are the same if their keys are: a number for device, role, name and how many of it came before, [n].
     key: Ints
+    # Likewise for ops of different ranks, [n]: a number for the device's name within its rank, role, name and how many before.
+    peer: Ints
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
+    role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded_events`.
+    loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].
     # False where the duration is not the step's own: the first stretch of a thread whose beginning was not recorded, [n].
     known: Bools
@@ -104,6 +108,7 @@ class _Op(NamedTuple):
     known: bool = True
     unexplained_us: float = 0.0
     lead_us: float = 0.0
+    loading_us: float = 0.0
 
 
 class _Builder:
@@ -124,6 +129,9 @@ class _Builder:
         self._keys: dict[tuple[int, int, int, int], int] = {}
         self._seen: dict[tuple[int, int, int, int], int] = {}
         self._key: list[int] = []
+        self._peers: dict[tuple[str, int, int, int], int] = {}
+        self._peer: list[int] = []
+        self._role: list[int] = []
         self._names: list[str] = []
         self._edges: list[tuple[int, int]] = []
         self._of_event: dict[int, int] = {}  # op that ends when the event does
@@ -162,11 +170,14 @@ class _Builder:
             collective=np.array(columns["collective"], np.int32),
             step=np.array(columns["step"], np.int64),
             event=np.array(columns["event"], np.int64),
+            role=np.array(self._role, np.int8),
+            loading_us=np.array(columns["loading_us"], np.float64),
             on_device=np.array(columns["on_device"], np.bool_),
             known=np.array(columns["known"], np.bool_),
             unexplained_us=np.array(columns["unexplained_us"], np.float64),
             lead_us=np.array(columns["lead_us"], np.float64),
             key=np.array(self._key, np.int64),
+            peer=np.array(self._peer, np.int64),
             name=tuple(self._names),
             source=edges[:, 0],
             target=edges[:, 1],
@@ -191,7 +202,10 @@ class _Builder:
         in_step = (op.step, op.device, role, name)
         occurrence = self._seen[in_step] = self._seen.get(in_step, -1) + 1
         self._key.append(self._keys.setdefault((op.device, role, name, occurrence), len(self._keys)))
+        place = self._device_names[op.device].rpartition(" of rank ")[0]
+        self._peer.append(self._peers.setdefault((place, role, name, occurrence), len(self._peers)))
         self._names.append(label)
+        self._role.append(role)
         self._ops.append(op)
         return len(self._ops) - 1
 
@@ -202,10 +216,12 @@ class _Builder:
             device = self._device(rank, OrderPolicy.PROGRAM, f"host thread {-stream}" if stream < 0 else f"host thread {stream}")
             mine = sorted((us, order, event) for s, us, order, event in points if s == stream)
             on_thread = host[events.stream[host] == stream]
-            self._add_thread(rank, device, mine, float(events.start_us[on_thread].min()))
+            loads = on_thread[events.role[on_thread] == Role.LOADING]
+            spans = np.stack((events.start_us[loads], events.end_us[loads]))
+            self._add_thread(rank, device, mine, float(events.start_us[on_thread].min()), spans)
 
-    def _add_thread(self, rank: int, device: int, points: list[tuple[float, int, int]], begin_us: float) -> None:
-        """Stretches between the points of a thread, each with what had to come before it."""
+    def _add_thread(self, rank: int, device: int, points: list[tuple[float, int, int]], begin_us: float, loading: Floats) -> None:
+        """Stretches between the points of a thread, each with what had to come before it; spans of loading are [2, spans]."""
         events, names = self._events, self._trace.names
         cursor_us, known, lead_us = begin_us, False, begin_us - self._begin_us
         last_step = -1
@@ -227,7 +243,8 @@ class _Builder:
                 cursor_us = max(idle_since_us, min(self._step_begin_us[step], time_us))
                 known, lead_us = True, cursor_us - idle_since_us
             last_step = step
-            stretch = _Op(device, time_us - cursor_us, OpKind.HOST, step, known=known, lead_us=lead_us)
+            loading_us = _overlap_us(loading, cursor_us, time_us)
+            stretch = _Op(device, time_us - cursor_us, OpKind.HOST, step, known=known, lead_us=lead_us, loading_us=loading_us)
             op = self._add(stretch, order, name, label)
             self._waiting += [(source, op, at_end) for source, at_end in waits]
             waits = []
@@ -328,3 +345,8 @@ class _Builder:
             if launch[op] >= 0 and max(free_us[op], before_us[op]) <= events.start_us[launch[op]]
         ]
         return max(float(np.median(found)), 0.0) if found else machine_constants().gpu.launch_us
+
+
+def _overlap_us(spans: Floats, start_us: float, end_us: float) -> float:
+    """Time that disjoint spans, [2, spans], have in common with a stretch."""
+    return float(np.maximum(np.minimum(spans[1], end_us) - np.maximum(spans[0], start_us), 0.0).sum())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -177,6 +177,17 @@ class ReplayGraph:
     def device_name(self, device: int) -> str:
         """What people call a device."""
         return self.device_names[device] if len(self.device_names) else f"device {device}"
+
+    def with_durations(self, duration_us: Floats) -> ReplayGraph:
+        """The graph with other durations, [n], samples scaled alike; those of an op that took no time become the new one."""
+        samples_us = self.samples_us
+        changed = np.flatnonzero(duration_us != self.duration_us)
+        if samples_us.size and len(changed):
+            old_us, new_us = self.duration_us[changed], duration_us[changed]
+            samples_us = samples_us.copy()
+            factor = np.divide(new_us, old_us, out=np.zeros_like(old_us), where=old_us > 0)
+            samples_us[:, changed] = np.where(old_us > 0, samples_us[:, changed] * factor, new_us)
+        return replace(self, duration_us=duration_us, samples_us=samples_us)
 
     def edges(self) -> tuple[Int32s, Int32s]:
         """Dependencies as (source, destination) arrays, [m] each."""

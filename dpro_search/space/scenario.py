@@ -6,6 +6,8 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit                                             the cluster
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
+    launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0             where kernels and their launches were recorded
+    rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
 """
 
 from __future__ import annotations
@@ -24,10 +26,17 @@ from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, par
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
-ScaledPart = Literal["compute", "bandwidth", "communication"]
+ScaledPart = Literal["compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "usual"]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate")
 SCALES = ("compute", "bandwidth", "communication")
-_SCALE = re.compile(r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication)=(?P<factor>[0-9.]+)x?")
+_USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
+_GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
+_OF_A_SORT = ("kernels", "collectives")
+OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", _USUAL)
+_SCALE = re.compile(
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|(?:kernels|collectives)(?=\.))"
+    r"(?:\.(?P<only>[a-z_]+))?=(?P<factor>[0-9.]+)x?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +44,45 @@ class Scale:
     """A part of the job that takes another time."""
 
     text: str  # As it was written.
-    # what, factor: "compute" and "communication" take that many times as long, "bandwidth" is that many times as high.
+    # what, factor: "bandwidth" is that many times as high; all else takes that many times as long: "compute", "communication",
+    # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
+    # input),
+    # "kernels" and "collectives" of one sort. "usual": the ops of a rank take the time that they usually take on the others.
     what: ScaledPart
     factor: float
-    rank: int | None = None  # The only rank whose compute or communication changes; None: all.
+    rank: int | None = None  # The only rank that changes; None: all.
+    only: str | None = None  # The sort of kernels or collectives.
+    group: tuple[int, ...] | None = None  # The only ranks among which collectives change; None: all.
+
+    @property
+    def needs_ops(self) -> bool:
+        """Whether it is about single ops, so that a job needs their launches or groups."""
+        return self.what not in SCALES or self.group is not None
 
     def check_rank(self, ranks: int) -> None:
         """Raise `InputError` if a job of so many ranks has none of this number."""
-        if self.rank is not None and self.rank >= ranks:
+        if any(rank is not None and rank >= ranks for rank in (self.rank, *(self.group or ()))):
             raise InputError(f"'{self.text}': the trace has ranks 0 to {ranks - 1}")
 
     @staticmethod
     def parse(text: str) -> Scale:
-        """Read ``compute=0.9``, ``rank1.compute=0.9``, ``bandwidth=2`` or ``communication=0``; else raise `InputError`."""
+        """Read ``compute=0.9``, ``rank1.compute=0.9``, ``kernels.gemm=0.5``, ``rank3=usual``...; else raise `InputError`."""
+        if usual := re.fullmatch(r"rank(\d+)=usual", text.strip()):
+            return Scale(text=text, what="usual", factor=1.0, rank=int(usual[1]))
+        if among := _GROUP.fullmatch(text.strip()):
+            group = tuple(sorted({int(rank) for rank in among["ranks"].split("+")}))
+            return Scale(text=text, what="communication", factor=_number(text, among["factor"]), group=group)
         match = _SCALE.fullmatch(text.strip())
-        if not match or (match["rank"] and match["what"] == "bandwidth"):
-            raise InputError(f"'{text}': write compute=0.9, rank1.compute=0.9, bandwidth=2 or communication=0")
+        if not match or (match["rank"] and match["what"] == "bandwidth") or (match["only"] and match["what"] not in _OF_A_SORT):
+            raise InputError(
+                f"'{text}': write compute=0.9, rank1.compute=0.9, bandwidth=2 or communication=0 (of a profile with kernels also "
+                "launch=0, loading=0, host=0.9, kernels.gemm=0.5, collectives.all_reduce=0, rank3=usual)"
+            )
         factor = _number(text, match["factor"])
         if match["what"] == "bandwidth" and factor <= 0:
             raise InputError(f"'{text}': the factor must be above 0")
         what: ScaledPart = match["what"]  # type: ignore[assignment]
-        return Scale(text=text, what=what, factor=factor, rank=int(match["rank"]) if match["rank"] else None)
+        return Scale(text=text, what=what, factor=factor, rank=int(match["rank"]) if match["rank"] else None, only=match["only"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +134,7 @@ class Scenario:
         Parameters
         ----------
         known
-            What can be changed about the job: names of settings of a plan, "groups", `CLUSTER_SETTINGS`, `SCALES`.
+            What can be changed about the job: names of settings of a plan, "groups", `CLUSTER_SETTINGS`, `SCALES`, `OP_SCALES`.
         job
             What the kind of job is called in errors: "a Horovod job".
 
@@ -124,12 +151,14 @@ class Scenario:
 
     def _with(self, text: str, known: Collection[str], job: str) -> Scenario:
         name, equals, value = (piece.strip() for piece in text.partition("="))
-        setting = name.rpartition(".")[2] if re.match(r"rank\d+\.", name) else name
+        setting = _USUAL if re.fullmatch(r"rank\d+|ranks[\d+]+\.communication", name) else re.sub(r"^rank\d+\.", "", name)
+        if setting.startswith(tuple(f"{sort}." for sort in _OF_A_SORT)):
+            setting = setting.partition(".")[0]
         if not equals or setting not in known:
             near = difflib.get_close_matches(setting, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"'{text}': {job} has no knob '{setting}'{hint} (known: {', '.join(known)})")
-        if setting in SCALES:
+        if setting in (*SCALES, *OP_SCALES):
             return replace(self, scales=(*self.scales, Scale.parse(f"{name}={value}")))
         try:
             if setting == "groups":

@@ -14,8 +14,8 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds.imported.pipeline import PipelinePredictor, recorded_predictor
 from dpro_search.replay import replay
-from dpro_search.replay.sensitivity import ComputeScaled
 from dpro_search.space.pipeline_parallel import pipeline_graph
+from dpro_search.space.scenario import Scale
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "stragglers"
 pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason="real traces are not beside the repository (shared/traces)")
@@ -61,6 +61,6 @@ def test_a_step_is_predicted_from_all_others():
 
 def test_what_if_compute_were_faster():
     predictor = PipelinePredictor(recorded(), without=tuple(step for step in range(24, 1049)))  # one step is enough
-    base, faster = predictor.predict(), predictor.predict([ComputeScaled(factor=0.5)])
+    base, faster = predictor.predict(), predictor.predict([Scale.parse("compute=0.5")])
     assert 0.4 * base.iteration_us < faster.iteration_us < base.iteration_us
     assert set(base.breakdown_us) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}

@@ -17,13 +17,14 @@ from dpro_search.collect.readers.kineto import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import job_of
-from dpro_search.kinds._recorded import RecordedPredictor, device_breakdown
+from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.replay import replay
-from dpro_search.replay.sensitivity import ComputeScaled
+from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded import graph_of_step
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
+from dpro_search.space.scenario import Scale
 
 PROGRAM: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 REAL = (
@@ -54,16 +55,15 @@ def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
 
 def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
     _, ends = run(scaled(PROGRAM, kernels=0.5), 8)
-    found = predictor(tmp_path).predict([ComputeScaled(factor=0.5)])
+    found = predictor(tmp_path).predict([Scale.parse("compute=0.5")])
     assert found.iteration_us == pytest.approx(ends[-1] - ends[-2], rel=0.01)
 
 
 def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
-    job = predictor(tmp_path)
-    timeline = replay(job.graph)
-    parts = device_breakdown(timeline)
+    prediction = predictor(tmp_path).predict()
+    parts = prediction.breakdown_us
     assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
-    assert sum(parts.values()) == pytest.approx(timeline.iteration_us)
+    assert sum(parts.values()) == pytest.approx(prediction.iteration_us)
     assert parts["compute"] == pytest.approx(500)
 
 
@@ -82,7 +82,7 @@ def test_where_iterations_overlap_the_breakdown_is_no_longer_than_one():
     )
     timeline = replay(graph)
     assert timeline.iteration_us == pytest.approx(300)
-    assert device_breakdown(timeline)["compute"] == pytest.approx(300), "an iteration's own ops are under way for 500"
+    assert mean_breakdown_us(rank_times(timeline))["compute"] == pytest.approx(300), "an iteration's own ops are under way for 500"
 
 
 def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):

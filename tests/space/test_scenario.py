@@ -7,9 +7,9 @@ import pytest
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, setting_names
-from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, ClusterChange, Scale, Scenario, readers
+from dpro_search.space.scenario import CLUSTER_SETTINGS, OP_SCALES, SCALES, ClusterChange, Scale, Scenario, readers
 
-KNOWN = (*readers(), "groups", *CLUSTER_SETTINGS, *SCALES)
+KNOWN = (*readers(), "groups", *CLUSTER_SETTINGS, *SCALES, *OP_SCALES)
 
 
 def scenario(*texts: str) -> Scenario:
@@ -46,6 +46,13 @@ def test_speeds_are_kept_in_order() -> None:
     assert [(scale.what, scale.factor, scale.rank) for scale in found] == [("compute", 0.9, None), ("compute", 0.5, 1)]
 
 
+def test_sorts_of_ops_and_ranks_are_named() -> None:
+    (kernels, usual, group) = scenario("kernels.gemm=0.5", "rank3=usual", "ranks2+0.communication=0.5").scales
+    assert (kernels.what, kernels.only, kernels.factor) == ("kernels", "gemm", 0.5)
+    assert (usual.what, usual.rank) == ("usual", 3)
+    assert (group.what, group.group, group.factor) == ("communication", (0, 2), 0.5)
+
+
 def test_a_later_change_of_one_field_wins() -> None:
     assert scenario("servers=2", "servers=4").plan.servers == 4
 
@@ -61,6 +68,7 @@ def test_a_later_change_of_one_field_wins() -> None:
         ("compression=zip", "'zip' is none of fp16, 2bit"),
         ("bandwidth=0", "the factor must be above 0"),
         ("rank1.bandwidth=2", "write compute=0.9"),
+        ("kernels=0.5", "write compute=0.9"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(text: str, reason: str) -> None:

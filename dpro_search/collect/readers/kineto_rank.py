@@ -30,6 +30,7 @@ _SYNCHRONISING = re.compile(
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
+_LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
 _ITEM_BYTES = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
@@ -283,10 +284,15 @@ def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tupl
 
 
 def _roles(file: KinetoFile, rows: Ints, kind: Ints) -> npt.NDArray[np.int8]:
-    """Spans of the optimizer, which the script's thread marks."""
-    updates = np.array([name.startswith(_OPTIMIZER) for name in file.names] or [False])
-    found = updates[file.name[rows]] & (kind == EventKind.OP)
-    return np.where(found, Role.UPDATE, Role.UNKNOWN).astype(np.int8)
+    """Spans of the optimizer and of PyTorch's data loader, which the script's thread marks."""
+    of_name = np.array([_role(name) for name in file.names] or [Role.UNKNOWN], np.int8)
+    return np.where(kind == EventKind.OP, of_name[file.name[rows]], Role.UNKNOWN).astype(np.int8)
+
+
+def _role(name: str) -> Role:
+    if name.startswith(_OPTIMIZER):
+        return Role.UPDATE
+    return Role.LOADING if name.startswith(_LOADING) else Role.UNKNOWN
 
 
 def _find_launches(r: RankRecords) -> None:

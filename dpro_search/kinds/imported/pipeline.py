@@ -11,12 +11,12 @@ import numpy as np
 from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import HeldOut, RecordedPredictor, changed
+from dpro_search.kinds._recorded import HeldOut, RecordedPredictor
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import Change
-from dpro_search.replay.timeline import Timeline
+from dpro_search.replay.sensitivity import StragglerGone
 from dpro_search.space.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
 
 
 def recorded_predictor(trace: Trace, *, without: Sequence[int] = ()) -> RecordedPredictor:
@@ -44,6 +44,21 @@ class PipelinePredictor(RecordedPredictor):
         """The step with the median durations of the steps in use; a sample for each."""
         return pipeline_graph(self._trace, list(self.iterations_us))
 
+    @property
+    def has_launches(self) -> bool:
+        return False
+
+    def _graph_of(self, step: int) -> ReplayGraph:
+        return pipeline_graph(self._trace, [step])
+
+    def _measured_steps(self) -> list[int]:
+        return list(self.iterations_us)
+
+    def _sort_scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+        if scale.what == "usual" and scale.rank is not None:
+            return StragglerGone(rank=scale.rank).apply(graph)
+        raise InputError(f"'{scale.text}': the trace holds operations of a pipeline, not kernels and their launches")
+
     def held_out(self, step: int) -> HeldOut:
         """Predict a recorded step from all others; raises `InputError` if it was not recorded or there are no others."""
         measured = self.iterations_us
@@ -63,11 +78,5 @@ class PipelinePredictor(RecordedPredictor):
         """Measured and replayed length of each step, with the durations that it had itself."""
         return {step: (us, replay(pipeline_graph(self._trace, [step])).iteration_us) for step, us in self.iterations_us.items()}
 
-    def _measured_steps(self) -> list[int]:
-        return list(self.iterations_us)
-
     def _has_own_durations(self, step: int) -> bool:
         return True
-
-    def _timeline(self, step: int, changes: Sequence[Change]) -> Timeline:
-        return replay(changed(pipeline_graph(self._trace, [step]), changes))

@@ -6,7 +6,11 @@ from kineto_files import COLLECTIVES, Profile, distributed
 
 from dpro_search.collect.readers.kineto import read
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.device_time import covered, lateness, rank_times
+from dpro_search.graph.arrivals import lateness
+from dpro_search.replay import replay
+from dpro_search.replay.device_time import RankTime, covered, mean_breakdown_us, mean_times, rank_times
+from dpro_search.space.recorded import graph_of_step, typical_step
+from dpro_search.space.recorded_ops import recorded_ops
 
 BEGIN = 1_700_000_000_000_000
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
@@ -29,10 +33,13 @@ def job(tmp_path, ranks: int = 2) -> Trace:
     return read(paths)
 
 
-def test_the_parts_of_a_step_add_up_and_are_what_happened(tmp_path):
-    early, late = rank_times(job(tmp_path))
+def times_of(trace: Trace) -> tuple[RankTime, ...]:
+    return rank_times(replay(graph_of_step(recorded_ops(trace), typical_step(trace))))
+
+
+def test_the_parts_of_an_iteration_add_up_and_are_what_happened(tmp_path):
+    early, late = times_of(job(tmp_path))
     for row in (early, late):
-        assert row.step_us == pytest.approx(1000)
         assert row.compute_us + row.exposed_communication_us + row.waiting_for_ranks_us + row.idle_us == pytest.approx(1000)
         assert row.compute_us == pytest.approx(400)
         assert row.exposed_communication_us == pytest.approx(100)
@@ -42,7 +49,7 @@ def test_the_parts_of_a_step_add_up_and_are_what_happened(tmp_path):
 
 
 def test_idle_time_is_the_hosts_where_nothing_was_launched_when_it_began(tmp_path):
-    early, late = rank_times(job(tmp_path))
+    early, late = times_of(job(tmp_path))
     assert early.host_bound_us == pytest.approx(400)  # before the step's first kernel, and before the update
     assert late.host_bound_us == pytest.approx(400)  # not the gap before the all-reduce, which had long been launched
 
@@ -57,7 +64,7 @@ def test_the_late_rank_costs_what_the_others_wait(tmp_path):
 
 def test_a_rank_alone_has_no_known_waiting(tmp_path):
     trace = job(tmp_path, ranks=1)
-    (alone,) = rank_times(trace)
+    (alone,) = times_of(trace)
     assert alone.waiting_for_ranks_us == 0
     assert alone.exposed_communication_us == pytest.approx(200)
     assert lateness(trace) == ()
@@ -66,3 +73,13 @@ def test_a_rank_alone_has_no_known_waiting(tmp_path):
 def test_covered_counts_overlaps_once():
     assert covered(np.array([0.0, 5.0, 20.0]), np.array([10.0, 8.0, 30.0])) == 20
     assert covered(np.zeros(0), np.zeros(0)) == 0
+
+
+def test_means_keep_the_sum(tmp_path):
+    times = times_of(job(tmp_path))
+    doubled = tuple(RankTime(rank=row.rank, **{name: 2 * us for name, us in parts_of(row).items()}) for row in times)
+    assert sum(mean_breakdown_us(mean_times([times, doubled])).values()) == pytest.approx(1500)
+
+
+def parts_of(row: RankTime) -> dict[str, float]:
+    return {name: getattr(row, name) for name in RankTime.__struct_fields__ if name != "rank"}

@@ -1,0 +1,116 @@
+"""What-ifs of an imported trace that mean something to its owner, each answered by the replay, the largest gain first.
+
+Each is a text that ``replay --what-if`` takes and answers with the same iteration time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
+from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.space.scenario import Scale
+
+_MOST_RANKS = 16  # with more, only those with the most work are asked about
+_MOST_CLASSES = 6
+_LEAST_SHARE = 0.01  # of the time of all kernels
+_MOST_REPLAYED_OPS = 4_000_000  # of all questions together; with more, each is answered for the median step alone
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a change would bring.
+
+    Attributes
+    ----------
+    what_if
+        As ``--what-if`` takes it.
+    topic, ranks
+        What it is about: "launch", "loading", "communication", "rank" (one is slow), "kernels", "link"; and which ranks.
+    meaning
+        In words.
+    gain_us, gain_pct
+        How much shorter an iteration gets; below 0, longer.
+    """
+
+    what_if: str
+    topic: str
+    ranks: tuple[int, ...]
+    meaning: str
+    predicted_iteration_us: float
+    gain_us: float
+    gain_pct: float
+
+
+class _Question(NamedTuple):
+    what_if: str
+    topic: str
+    meaning: str
+    ranks: tuple[int, ...] = ()
+
+
+def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction, speeds: Sequence[GroupSpeed]) -> list[Answer]:
+    """The gain of each question that the trace can answer, largest first.
+
+    Parameters
+    ----------
+    base
+        The job as recorded.
+    speeds
+        Of its groups of ranks: each slow one is asked about.
+    """
+    asked = list(_questions(trace, predictor, speeds))
+    steps = predictor.fewer_steps(len(asked), _MOST_REPLAYED_OPS)
+    before_us = base.iteration_us if steps is None else predictor.predict(steps=steps).iteration_us
+    found = []
+    for question in asked:
+        try:
+            after_us = predictor.predict([Scale.parse(question.what_if)], steps=steps).iteration_us
+        except InputError:
+            continue  # nothing in the trace is of this sort, or a rank has nothing in common with the others
+        share = 1 - after_us / before_us if before_us > 0 else 0.0
+        found.append(
+            Answer(
+                **question._asdict(),
+                predicted_iteration_us=base.iteration_us * (1 - share),
+                gain_us=base.iteration_us * share,
+                gain_pct=100 * share,
+            )
+        )
+    return sorted(found, key=lambda answer: -answer.gain_us)
+
+
+def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[GroupSpeed]) -> Iterator[_Question]:
+    yield _Question("compute=0.5", "compute", "all kernels twice as fast")
+    yield _Question("communication=0", "communication", "communication free")
+    yield _Question("bandwidth=2", "bandwidth", "links twice as fast")
+    if trace.meta.ranks > 1:
+        for rank in _busiest(trace, predictor)[:_MOST_RANKS]:
+            yield _Question(f"rank{rank}=usual", "rank", f"rank {rank} as fast as the others", (rank,))
+    if not predictor.has_launches:
+        return
+    yield _Question("launch=0", "launch", "no launch overhead")
+    yield _Question("host=0.5", "host", "host threads twice as fast")
+    yield _Question("loading=0", "loading", "input loading free")
+    kernels, collectives, duration_us = predictor.sorts.kernels, predictor.sorts.collectives, predictor.ops.duration_us
+    total_us = sum(duration_us[chosen].sum() for chosen in kernels.values())
+    for name, chosen in list(kernels.items())[:_MOST_CLASSES]:
+        if duration_us[chosen].sum() >= _LEAST_SHARE * total_us:
+            yield _Question(f"kernels.{name}=0.5", "kernels", f"{name if name == 'copies' else f'{name} kernels'} twice as fast")
+    if len(collectives) > 1:
+        for name in collectives:
+            yield _Question(f"collectives.{name}=0", "collectives", f"{name.replace('_', '-')} free")
+    for speed, usual_bps in slow_groups(speeds):
+        what_if = f"ranks{'+'.join(map(str, speed.ranks))}.communication={speed.bus_bps / usual_bps:.3g}"
+        yield _Question(what_if, "link", "these links as fast as the others", speed.ranks)
+
+
+def _busiest(trace: Trace, predictor: RecordedPredictor) -> list[int]:
+    """Ranks by the time of their ops in a step, the longest first."""
+    graph = predictor.graph
+    work_us = {rank: float(graph.duration_us[graph.rank_of_op == rank].sum()) for rank in range(trace.meta.ranks)}
+    return sorted((rank for rank, us in work_us.items() if us > 0), key=lambda rank: (-work_us[rank], rank))

@@ -1,0 +1,162 @@
+"""What-ifs of single sorts of recorded ops: ``scaled(recorded, step, graph, scale)`` is the graph of a step under one `Scale`.
+
+Sorts are what the trace says of an event (the type of its collective), what its kernel computes (`graph.kernel_class`), and what an
+op is to its event: a host thread's work before a launch, a launch, the work itself (`recorded_ops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.space.recorded_events import LAUNCHES
+from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.scenario import Scale
+
+Bools = npt.NDArray[np.bool_]
+_COPIES = "copies"
+
+
+@dataclass(frozen=True)
+class OpSorts:
+    """Which of n recorded ops belong to which sort."""
+
+    trace: Trace
+    ops: RecordedOps
+
+    @cached_property
+    def host(self) -> Bools:
+        """Work of host threads, [n]."""
+        found: Bools = (self.ops.kind == OpKind.HOST) & ~self._launching
+        return found
+
+    @cached_property
+    def launch(self) -> Bools:
+        """Work of host threads up to a launch, and what each launch takes, [n]."""
+        found: Bools = (self.ops.kind == OpKind.HOST) & (self.ops.role == LAUNCHES)
+        return found
+
+    @cached_property
+    def kernels(self) -> dict[str, Bools]:
+        """Kernels of each class, and copies, [n] each; the classes that take longest first."""
+        kind = self._of_events(self.trace.events.kind)
+        classes = {name: kernel_class(self.trace.names[name]) for name in np.unique(self._names[kind == EventKind.KERNEL]).tolist()}
+        found = {_COPIES: kind == EventKind.COPY}
+        for one in set(classes.values()):
+            found[one] = (kind == EventKind.KERNEL) & np.isin(self._names, [name for name, its in classes.items() if its == one])
+        return self._longest_first(found)
+
+    @cached_property
+    def collectives(self) -> dict[str, Bools]:
+        """Collectives of each known type, [n] each; the types that take longest first."""
+        kind = np.where(self._of_events(self.trace.events.kind) == EventKind.COLLECTIVE, self._of_events(self._types), -1)
+        return self._longest_first({CollectiveKind(one).name.lower(): kind == one for one in np.unique(kind[kind >= 0]).tolist()})
+
+    def of(self, scale: Scale) -> Bools:
+        """The ops that a scale is about, [n]; raises `InputError` for a sort of which there is none."""
+        if scale.group is not None:
+            return self._among(scale)
+        found = {"host": self.host, "launch": self.launch, "loading": self.ops.loading_us > 0}.get(scale.what)
+        if found is None:
+            table = self.kernels if scale.what == "kernels" else self.collectives
+            if scale.only not in table:
+                raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown sorts'}")
+            found = table[scale.only]
+        if not found.any():
+            raise InputError(f"'{scale.text}': the trace shows no {scale.what}")
+        return found if scale.rank is None else found & (self.ops.rank_of_device[self.ops.device] == scale.rank)
+
+    def _among(self, scale: Scale) -> Bools:
+        """Collectives among exactly the ranks of a scale, [n]; raises `InputError` if there are none."""
+        events = self.trace.events
+        parts = np.flatnonzero((events.kind == EventKind.COLLECTIVE) & (events.collective >= 0))
+        pairs = np.unique(np.stack((events.collective[parts], events.rank[parts])), axis=1)
+        numbers, count = np.unique(pairs[0], return_counts=True)
+        inside = np.isin(pairs[1], scale.group or ())
+        _, matching = np.unique(np.concatenate((pairs[0][inside], numbers)), return_counts=True)
+        size = len(scale.group or ())
+        chosen = numbers[(count == size) & (matching - 1 == size)]
+        found: Bools = (self.ops.kind == OpKind.COMM) & np.isin(self._of_events(events.collective), chosen) & (self.ops.event >= 0)
+        if not found.any():
+            raise InputError(f"'{scale.text}': the trace shows no collective among these ranks alone")
+        return found
+
+    @cached_property
+    def _launching(self) -> Bools:
+        found: Bools = self.ops.policy[self.ops.device] == OrderPolicy.UNBOUNDED
+        return found
+
+    @property
+    def _types(self) -> npt.NDArray[np.generic]:
+        return self.trace.events.collective_kind
+
+    @cached_property
+    def _names(self) -> Ints:
+        return self._of_events(self.trace.events.name)
+
+    def _of_events(self, column: npt.NDArray[np.generic]) -> Ints:
+        """A column of the events, for each op that is one; -1 for the others, [n]."""
+        found: Ints = np.where(self.ops.event >= 0, column[self.ops.event].astype(np.int64), -1)
+        return found
+
+    def _longest_first(self, sorts: dict[str, Bools]) -> dict[str, Bools]:
+        total_us = {name: float(self.ops.duration_us[chosen].sum()) for name, chosen in sorts.items() if chosen.any()}
+        return {name: sorts[name] for name in sorted(total_us, key=lambda name: -total_us[name])}
+
+
+def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+    """The graph of a step with some of its ops scaled.
+
+    Parameters
+    ----------
+    sorts
+        Of all recorded ops.
+    graph
+        Of the step's ops, in their order.
+
+    Raises
+    ------
+    InputError
+        The trace has no such ops, or no other ranks to compare with.
+    """
+    ops = sorts.ops
+    mine = ops.step == step
+    before_us = graph.duration_us
+    if scale.what == "usual":
+        return graph.with_durations(_usual(ops, np.flatnonzero(mine), before_us, scale))
+    chosen, loading_us = sorts.of(scale)[mine], np.minimum(ops.loading_us[mine], before_us)
+    if scale.what == "loading":
+        after_us = before_us - (1 - scale.factor) * np.where(chosen, loading_us, 0.0)
+    else:
+        kept_us = loading_us if scale.what == "launch" else np.zeros(len(before_us))
+        after_us = np.where(chosen, kept_us + (before_us - kept_us) * scale.factor, before_us)
+    return graph.with_durations(after_us)
+
+
+def _usual(ops: RecordedOps, mine: Ints, duration_us: Floats, scale: Scale) -> Floats:
+    """Durations with those of one rank's ops replaced by the median of the same op on the other ranks, where there is one."""
+    rank = ops.rank_of_device[ops.device[mine]]
+    alone = ops.collective[mine] < 0  # what a collective takes is not one rank's
+    own = alone & (rank == scale.rank)
+    theirs = alone & ~own & np.isin(ops.peer[mine], ops.peer[mine][own])
+    if not theirs.any():
+        raise InputError(f"'{scale.text}': rank {scale.rank} has no op in common with another recorded rank")
+    usual_us = dict(_medians(ops.peer[mine][theirs], duration_us[theirs]))
+    return np.array([usual_us.get(peer, us) if is_own else us for peer, us, is_own in zip(
+        ops.peer[mine].tolist(), duration_us.tolist(), own.tolist(), strict=True)])  # fmt: skip
+
+
+def _medians(key: Ints, value: Floats) -> Iterator[tuple[int, float]]:
+    order = np.lexsort((value, key))
+    keys, first = np.unique(key[order], return_index=True)
+    for one, values in zip(keys.tolist(), np.split(value[order], first[1:]), strict=True):
+        yield one, float(np.median(values))

@@ -1,0 +1,91 @@
+"""`diff` of two recordings of a job: its causes add up, name what changed, and can gate a CI."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importer_kit import shared_traces
+from kineto_machine import Launch, Program, Synchronize, run
+
+BEFORE: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
+SLOWER: Program = [Launch("gemm", 10, 500), Launch("relu", 10, 100), Synchronize(50)]
+
+
+def dpro(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True)
+
+
+def difference(*args: object) -> dict:
+    done = dpro("diff", *args, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def imported(source: Path, out: Path) -> Path:
+    done = dpro("import", source, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("diff")
+    before, after = (run(program, 6)[0] for program in (BEFORE, SLOWER))
+    return (
+        imported(before.write(folder / "before.json"), folder / "before"),
+        imported(after.write(folder / "after.json"), folder / "after"),
+    )
+
+
+def test_the_op_that_got_slower_explains_the_change(traces):
+    facts = difference(*traces)
+    assert facts["change_us"] == pytest.approx(100, abs=1)
+    largest = facts["causes"][0]
+    assert (largest["name"], largest["part"]) == ("gemm", "compute")
+    assert largest["change_us"] == pytest.approx(100, abs=1)
+
+
+def test_the_causes_add_up_to_the_change(traces):
+    for pair in (traces, traces[::-1], (traces[0], traces[0])):
+        facts = difference(*pair)
+        assert sum(cause["change_us"] for cause in facts["causes"]) == pytest.approx(facts["change_us"], abs=1e-6)
+        for place, key in enumerate(("before_us", "after_us")):
+            assert sum(cause[key] for cause in facts["causes"]) == pytest.approx(facts["iteration_us"][place])
+
+
+def test_a_regression_beyond_the_limit_fails(traces):
+    assert dpro("diff", *traces, "--max-regression", "30%").returncode == 0
+    failed = dpro("diff", *traces, "--max-regression", "3%", "--json")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["exceeded"] is True
+    assert dpro("diff", *traces[::-1], "--max-regression", "0%").returncode == 0, "faster is no regression"
+
+
+def test_two_real_recordings_of_one_model_differ_where_the_loader_does(tmp_path):
+    kineto = shared_traces() / "kineto_single"
+    pair = [imported(kineto / f"resnet50_v100_workers{n}.json.gz", tmp_path / str(n)) for n in (0, 4)]
+    facts = difference(*pair)
+    assert sum(cause["change_us"] for cause in facts["causes"]) == pytest.approx(facts["change_us"], abs=1e-3)
+    done = dpro("diff", *pair)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "what explains the change" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [(("--max-regression", "many"), "'many' is not a share"), (("--max-regression", "-1"), "'-1' is not a share")],
+)
+def test_bad_limits_are_one_line(traces, args, reason):
+    done = dpro("diff", *traces, *args)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert reason in line
+
+
+def test_recordings_of_different_kinds_of_jobs_are_refused(traces):
+    sample = Path(__file__).parents[2] / "dpro_search" / "samples" / "resnet50_2ranks_2gbit"
+    done = dpro("diff", traces[0], sample)
+    assert done.returncode == 2
+    assert "give two recordings of one job" in done.stderr

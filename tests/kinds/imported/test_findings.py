@@ -1,0 +1,59 @@
+"""What is said of an imported trace, and what is not worth saying."""
+
+from dpro_search.graph.bus_bandwidth import GroupSpeed
+from dpro_search.kinds._recorded_findings import findings
+from dpro_search.kinds._recorded_questions import Answer
+from dpro_search.replay.device_time import RankTime
+
+
+def rank_time(*, compute: float, exposed: float = 0.0, waits: float = 0.0, host: float = 0.0) -> RankTime:
+    return RankTime(
+        rank=0,
+        compute_us=compute,
+        exposed_communication_us=exposed,
+        waiting_for_ranks_us=waits,
+        idle_us=1000 - compute - exposed - waits,
+        host_bound_us=host,
+        transfer_us=2 * exposed,
+    )
+
+
+def answer(what_if: str, topic: str, gain_us: float, ranks: tuple[int, ...] = ()) -> Answer:
+    return Answer(
+        what_if=what_if, topic=topic, ranks=ranks, meaning="that", predicted_iteration_us=1000 - gain_us, gain_us=gain_us,
+        gain_pct=gain_us / 10,
+    )  # fmt: skip
+
+
+def test_the_largest_gain_comes_first_with_its_numbers_and_the_question_that_repeats_it():
+    times = [rank_time(compute=300, exposed=250, host=440)]
+    answers = [answer("communication=0", "communication", 240.0), answer("launch=0", "launch", 400.0)]
+    first, second = findings(times, answers, 1000.0)
+    assert first.startswith("Host-bound: devices are idle for 44 % of an iteration")
+    assert first.endswith("With that: 600.0 us an iteration, 400.0 us (40.0 %) less (--what-if launch=0).")
+    assert second.startswith("Communication that nothing hides takes 25 % of an iteration (50 % of the transfers are hidden)")
+
+
+def test_what_the_replay_does_not_confirm_is_not_said():
+    times = [rank_time(compute=100, exposed=500, waits=300)]
+    assert findings(times, [answer("communication=0", "communication", 0.0)], 1000.0) == ()
+    assert findings(times, [], 1000.0) == ()
+
+
+def test_what_gains_less_than_three_per_cent_is_not_said():
+    assert findings([rank_time(compute=900)], [answer("launch=0", "launch", 29.0)], 1000.0) == ()
+
+
+def test_of_several_ranks_or_kernels_the_one_that_gains_most_is_named():
+    answers = [answer("rank3=usual", "rank", 100.0, (3,)), answer("rank1=usual", "rank", 50.0, (1,))]
+    (sentence,) = findings([rank_time(compute=790, waits=150)], answers, 1000.0)
+    assert sentence.startswith("Rank 3 takes longer than the others; ranks wait 15 % of an iteration for each other.")
+
+
+def test_a_slow_link_is_named_with_what_it_reaches():
+    speeds = [
+        GroupSpeed(collective="allreduce", ranks=ranks, count=9, bytes_per_step=1e6, time_us=us, bus_bps=bps)
+        for ranks, us, bps in (((0, 4), 200.0, 10e9), ((1, 5), 50.0, 40e9), ((2, 6), 50.0, 40e9))
+    ]
+    (sentence,) = findings([], [answer("ranks0+4.communication=0.25", "link", 150.0, (0, 4))], 1000.0, speeds)
+    assert sentence.startswith("Slow link: allreduce among ranks 0, 4 reaches 10.0 Gbit/s a link, the other groups 40.0.")

@@ -109,7 +109,7 @@ def replay(
 
 
 def _print(result: dict[str, Any], as_json: bool) -> None:
-    from dpro_search.cli._output import microseconds, percent, print_json
+    from dpro_search.cli._output import microseconds, percent, print_json, say, stdout_console
 
     if as_json:
         print_json(result)
@@ -130,7 +130,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     for sentence in result.get("assumed", ()):
         print(f"assumed: {sentence}")
     if (calibration := result["calibration"]) is not None:
-        print(f"interval: {calibration['text']}")
+        say(stdout_console(), f"interval: {calibration['text']}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")
     if result["unplaced"]:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 import dpro_search
+from dpro_search._api_errors import in_python
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
@@ -69,7 +70,8 @@ def test_an_invalid_request_is_the_same_line(job, tmp_path, monkeypatch, asked, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         job.search(trials=2, out="run", **asked)
-    assert fails_in_one_line(2, "run", *SAMPLE, "--trials", 2, "--out", "run", *options, cwd=tmp_path).endswith(str(refused.value))
+    line = fails_in_one_line(2, "run", *SAMPLE, "--trials", 2, "--out", "run", *options, cwd=tmp_path)
+    assert in_python(line).endswith(str(refused.value))
 
 
 def test_only_python_can_name_a_transformation_that_there_is_not(job):

@@ -1,7 +1,6 @@
 """What all launchers do alike, on a kind of job that needs no framework; and what single ones add."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 from sample import sample
 
-from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launchers import (
@@ -95,24 +93,6 @@ def test_raw_files_that_are_not_to_be_kept_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ToyLauncher().record(spec(), tmp_path / "trace")
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
-
-
-def test_folders_that_killed_processes_left_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    killed = (
-        "import os, signal, sys; from dpro_search.collect._files import scratch_folder as s\nwith s('x-'): os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False).returncode == -9
-    (left,) = tmp_path.iterdir()
-    (tmp_path / "x-no-lock").mkdir()
-    with scratch_folder("x-") as used:
-        assert left.exists(), "it may belong to a process that has not locked it yet"
-        for folder in (left, used):
-            os.utime(folder / ".lock", (0, 0))
-        with scratch_folder("x-"):
-            assert not left.exists()
-            assert used.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["x-no-lock"]
 
 
 def test_a_running_job_is_watched(tmp_path):

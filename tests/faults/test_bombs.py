@@ -20,7 +20,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
 from tests.faults.processes import SEARCH, fails_in_one_line, shown
-from tests.sample import horovod_trace_path
+from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 PIECE = bytes([10]) * 2**20
 TOO_LARGE = f"more than {MOST_TABLE_BYTES / 2**30:g} GiB when unpacked"
@@ -71,7 +71,19 @@ def test_fit_unpacks_no_table_of_any_size(name, tmp_path, request):
 
 
 def test_a_search_unpacks_no_precision_table_of_any_size(all_reduces, tmp_path):
-    error = fails_in_one_line(2, *SEARCH, 5, "--with", "precision", "--precision-table", all_reduces, "--out", tmp_path / "run")
+    error = fails_in_one_line(
+        2,
+        *SEARCH,
+        5,
+        "--sample",
+        HOROVOD_SAMPLE,
+        "--with",
+        "precision",
+        "--precision-table",
+        all_reduces,
+        "--out",
+        tmp_path / "run",
+    )
     assert f"{all_reduces}: {TOO_LARGE}" in error
     assert shown(tmp_path) == []
 
@@ -84,7 +96,7 @@ def test_what_is_never_compressed_is_not_unpacked(name, options, all_reduces, tm
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / name).write_bytes(all_reduces.read_bytes())
-    error = fails_in_one_line(2, *SEARCH, 5, *options, folder, "--out", tmp_path / "run")
+    error = fails_in_one_line(2, *SEARCH, 5, "--sample", HOROVOD_SAMPLE, *options, folder, "--out", tmp_path / "run")
     assert str(folder / name) in error
     assert shown(tmp_path) == ["given"]
 

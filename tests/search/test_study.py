@@ -43,10 +43,12 @@ def search(out: Path, *, trials: int = 40, sampler: str = "mcmc", seed: int = 5,
     return run_search(OBJECTIVE, trials=trials, sampler=sampler, seed=seed, out=out, trace_digest=digest)
 
 
-def outcome(run: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Everything that a search leaves, but for its folder's name and the clock."""
+def outcome(run: Path) -> tuple[bytes, dict[str, bytes], list[dict[str, str]]]:
+    """Everything that a search leaves, but for its folder's name, the clock, and columns of settings that no plan has."""
     plans = {path.name: path.read_bytes() for path in sorted((run / "plans").iterdir())}
-    return (run / "trials.jsonl").read_bytes(), plans | {"topn": (run / "topn.csv").read_bytes()}
+    with (run / "topn.csv").open(newline="") as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return (run / "trials.jsonl").read_bytes(), plans, rows
 
 
 def prediction_of(iteration_us: float, half_width: float = 0.01, **fields: bool) -> Prediction:

@@ -147,6 +147,8 @@ def run_search(
         return Island(sampler_for(space, sampler, (seed, number), guide, island=number), recorded)
 
     window = 1 if workers == 1 else 2 * workers
+    book = out / "trials.jsonl"
+    earlier = book.read_bytes().count(b"\n") if book.is_file() else 0
     found: Iterator[FinishedTrial]
     known: Sequence[FinishedTrial]  # trials of the folder or the storage, which an earlier end of this search does not lose
     with frozen_heap(), _deferred_interrupt() as interrupted:
@@ -156,7 +158,7 @@ def run_search(
                 pool, found, known = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
             elif storage is None:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
-                journal = stack.enter_context(Journal(out / "trials.jsonl"))
+                journal = stack.enter_context(Journal(book))
                 found, known = own_trials(evaluations, chooser, journal, trials, window), journal.trials
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
@@ -165,12 +167,13 @@ def run_search(
                 study = stack.enter_context(_shared_study(storage, info, space))
                 found, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+            counted = None if storage is None else max(trials, earlier)  # others may store more than all of them are to have
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
-            finished += known[len(finished) :]
+            finished += known[len(finished) : counted]
             result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
-            write_file(out / "trials.jsonl", b"".join(map(line_as_written, finished)))
+            write_file(book, b"".join(map(line_as_written, finished)))
         result.save()
     return result
 

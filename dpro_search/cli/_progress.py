@@ -46,7 +46,7 @@ class JobProgress(AbstractContextManager["JobProgress"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
 
-    def begin(self, name: str, *, steps: int = 0, left_s: float | None = None) -> None:
+    def begin(self, name: str, *, steps: int = 0, left_s: float | None = None, announced: bool = True) -> None:
         """A job starts.
 
         Parameters
@@ -55,12 +55,14 @@ class JobProgress(AbstractContextManager["JobProgress"]):
             How many it is known to run, at least; 0: not known.
         left_s
             How long this job and all later ones are expected to take; None: not known.
+        announced
+            Whether a line says at once that it starts, elsewhere than on a terminal. False: a short job that fails leaves one line.
         """
         self._name, self._steps, self._left_s, self._told_s = name, steps, left_s, 0.0
         line = ", ".join([name, *([_left(left_s)] if left_s else [])])
         if self._live:
             self._bar.update(self._task, description=line)
-        else:
+        elif announced:
             say(self._console, line)
 
     def show(self, state: JobState) -> None:

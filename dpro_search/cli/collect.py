@@ -89,7 +89,7 @@ def collect(
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     try:
         with JobProgress(stderr_console()) as progress:
-            progress.begin(f"recording {ranks} ranks", steps=schedule.steps)
+            progress.begin(f"recording {ranks} ranks", steps=schedule.steps, announced=False)
             trace = launcher.record(
                 spec,
                 out,

@@ -4,7 +4,7 @@ import functools
 import gzip
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dpro_search.collect.byteps_assemble import assemble_byteps
@@ -40,3 +40,8 @@ _ASSEMBLE: dict[str, Callable[[Path], Trace]] = {
     "fsdp": assemble_torch,
     "mxnet": assemble_mxnet_horovod,
 }
+
+
+def of_the_job(warnings: Iterable[str]) -> list[str]:
+    """Warnings of a recording that are not about what else ran on the machine."""
+    return [warning for warning in warnings if not warning.startswith("other processes used")]

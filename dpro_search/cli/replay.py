@@ -10,6 +10,8 @@ import typer
 from dpro_search.cli._machine import MachineOption, use_machine
 from dpro_search.cli._sample import SampleOption
 
+_NOTICEABLE = 0.01  # Of all ops; fewer without a place in the graph change no prediction noticeably.
+
 
 def replay(
     trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
@@ -133,5 +135,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         say(stdout_console(), f"interval: {calibration['text']}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")
-    if result["unplaced"]:
-        print(f"{len(result['unplaced'])} ops have no place in the graph or no time; --json lists them")
+    if len(result["unplaced"]) > _NOTICEABLE * result["ops"]:
+        print(
+            f"{len(result['unplaced'])} of {result['ops']} ops have no place in the graph or no time (--json lists them): record again"
+        )

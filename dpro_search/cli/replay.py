@@ -135,7 +135,5 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         say(stdout_console(), f"interval: {calibration['text']}")
     if not result["settled"]:
         print("the replay did not settle: the iteration time is not a steady state")
-    if len(result["unplaced"]) > _NOTICEABLE * result["ops"]:
-        print(
-            f"{len(result['unplaced'])} of {result['ops']} ops have no place in the graph or no time (--json lists them): record again"
-        )
+    if (unplaced := len(result["unplaced"])) > _NOTICEABLE * result["ops"]:
+        print(f"{unplaced} of {result['ops']} ops have no place in the graph or no time (--json lists them): record the job again")

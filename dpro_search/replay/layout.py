@@ -75,10 +75,11 @@ def lay_out(graph: ReplayGraph, op_of: Int32s | None = None) -> Layout:
     slot_ptr = np.zeros(graph.devices + 1, np.int32)
     np.cumsum(np.bincount(device, minlength=graph.devices), out=slot_ptr[1:])
     program = np.full(count, -1, np.int32)
-    in_program = np.flatnonzero(graph.policy == OrderPolicy.PROGRAM)
-    if len(in_program):
-        by_device = np.argsort(graph.device, kind="stable")  # within a device by op number
-        filled = np.isin(graph.device[by_device], in_program)
+    in_program = graph.policy == OrderPolicy.PROGRAM
+    if in_program.any():
+        narrow = np.int16 if graph.devices <= np.iinfo(np.int16).max else np.int32  # numpy sorts 16 bits by radix
+        by_device = np.argsort(graph.device.astype(narrow), kind="stable")  # within a device by op number
+        filled = in_program[graph.device[by_device]]
         program[filled] = label[by_device[filled]]
     collective, part_ptr, part = _collectives(graph, order)
     return Layout(
@@ -113,6 +114,8 @@ def _priority(graph: ReplayGraph) -> Int32s:
 
 
 def _key(graph: ReplayGraph) -> Int32s:
+    if not len(graph.priority):
+        return np.arange(len(graph), dtype=np.int32)
     return inverse(np.argsort(_priority(graph), kind="stable"))
 
 

@@ -1,6 +1,6 @@
 """Commands that a page shows with their output, against what the commands print.
 
-A block of commands, marked ``bash``, that is followed by a block marked ``text`` shows what these commands print on stdout. Words and
+A block of commands, marked ``bash``, with a block marked ``text`` after it shows what these commands print on stdout. Words and
 heads of tables must be equal; numbers, units of time, widths of columns and line breaks may differ. ``...`` stands for any words.
 """
 

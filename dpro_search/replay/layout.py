@@ -12,39 +12,25 @@ from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy, ReplayGra
 
 
 class Layout(NamedTuple):
-    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``. Compiled passes take it as a whole.
+    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``. Compiled passes take it as a whole."""
 
-    Attributes
-    ----------
-    op_of
-        Op of each label; neighbours in time are neighbours in memory.
-    key
-        Place of each op among all by (priority, op number): decides between ops that became ready together.
-    priority
-        Empty unless a device serves by priority.
-    pred_ptr, pred_idx, succ_ptr, succ_idx
-        Dependencies both ways, CSR; successor row n holds the ops without predecessors.
-    needs
-        Predecessors of each op; 1 (the start of the iteration) for one without.
-    slot_ptr, program
-        Each device's stretch of a list of ops, [devices + 1]; those of devices in program order are filled in, [n].
-    collective, part_ptr, part
-        Collective of each op (empty if there are none), numbered from 0, and the parts of each, CSR.
-    """
-
-    op_of: Int32s
+    op_of: Int32s  # Op of each label; neighbours in time are neighbours in memory.
     duration_us: Floats
     device: Int32s
-    key: Int32s
-    priority: Int32s
+    key: Int32s  # Place of each op among all by (priority, op number): decides between ops that became ready together.
+    priority: Int32s  # Empty unless a device serves by priority.
+    # pred_ptr, pred_idx, succ_ptr, succ_idx: Dependencies both ways, CSR; successor row n holds the ops without predecessors.
     pred_ptr: Int32s
     pred_idx: Int32s
     succ_ptr: Int32s
     succ_idx: Int32s
-    needs: Int32s
+    needs: Int32s  # Predecessors of each op; 1 (the start of the iteration) for one without.
     policy: Int8s
+    # slot_ptr, program: Each device's stretch of a list of ops, [devices + 1]; those of devices in program order are filled in,
+    # [n].
     slot_ptr: Int32s
     program: Int32s
+    # collective, part_ptr, part: Collective of each op (empty if there are none), numbered from 0, and the parts of each, CSR.
     collective: Int32s
     part_ptr: Int32s
     part: Int32s

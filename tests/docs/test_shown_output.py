@@ -26,7 +26,7 @@ SHOWN = Shown("dpro-search ...", "A table of 3 rows\n\n  plan      time\n  fast 
     ("output", "same"),
     [
         (
-            "A table of 12 rows\n\n  plan         time\n ────────────\n  fast   910.2 us\n  slow      3.1 s\nDone, in\n0.2 s.\n",
+            "A table of 12 rows\n\n  plan         time\n ────────────\n  fast   91.2 us\n  slow   3.1 s\nDone, in\n0.2 s.\n",
             True,
         ),
         ("A table of 3 rows\n\n  plan  iteration\n  fast   1.5 ms\nDone, in 3 s.\n", False),

@@ -1,4 +1,4 @@
-"""The tutorial: its script and its commands as they stand on the page, on a real job of two ranks, with the output that it shows."""
+"""The tutorial: its script and commands as they stand on the page, on a real job of two ranks, with the output that it shows."""
 
 import json
 import re

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.measure import machine
+from benchmarks.measure import machine, process_usage
 from dpro_search.collect.readers._bytes import read_whole
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -42,10 +39,10 @@ def main() -> None:
         path = args.keep or Path(folder) / "profile.json"
         events = repeat(args.profile, path, args.events)
         result = {"machine": machine(), "events": events, "json_bytes": path.stat().st_size}
-        result |= _run([sys.executable, "-c", _IMPORT, str(path)])
+        result |= process_usage([sys.executable, "-c", _IMPORT, str(path)])
         if args.baseline:
             command = [word.replace("{}", str(path)) for word in shlex.split(args.baseline)]
-            result["baseline"] = _run(command)
+            result["baseline"] = process_usage(command)
     print(json.dumps(result))
 
 
@@ -71,17 +68,6 @@ def repeat(profile: Path, path: Path, events: int) -> int:
             file.write(b"," * bool(copy) + text)
         file.write(data[end:])
     return copies * records
-
-
-def _run(command: list[str]) -> dict[str, float | int]:
-    """Seconds of a process and its peak memory; its start is part of it."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    if status:
-        raise SystemExit(f"{command[0]} failed")
-    return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_rss_bytes": usage.ru_maxrss * 1024}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,17 @@ def wall_s(function: Callable[[], object]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
+
+
+def process_usage(command: list[str]) -> dict[str, float | int]:
+    """Seconds of a process and its peak memory; its start is part of it."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{command[0]} failed")
+    return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_rss_bytes": usage.ru_maxrss * 1024}
 
 
 def wall_apart_s(function: Callable[[], object]) -> float:

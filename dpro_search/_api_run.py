@@ -26,18 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Tabular):
-    """A finished search.
+    """A finished search."""
 
-    Attributes
-    ----------
-    folder
-        The run folder.
-    result
-        Baseline and best plans with their predictions, fastest first.
-    """
-
-    folder: Path
-    result: SearchResult = field(repr=False)
+    folder: Path  # The run folder.
+    result: SearchResult = field(repr=False)  # Baseline and best plans with their predictions, fastest first.
 
     def __repr__(self) -> str:
         return f"Run(folder={str(self.folder)!r}, trials={self.result.trials}, speedup={self.speedup:.3f}, best={self.best!r})"

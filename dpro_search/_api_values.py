@@ -22,29 +22,17 @@ _MOST_GAINS = 5  # that a notebook shows
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Tabular):
-    """A predicted iteration.
+    """A predicted iteration."""
 
-    Attributes
-    ----------
-    iteration_us, interval_us
-        Predicted iteration time, and its 90 % interval.
-    measured_us, error_pct
-        Of the recording; None if a setting or cost was changed.
-    breakdown_us
-        Parts of an iteration of the slowest rank.
-    peak_memory_bytes
-        None if the recording does not contain it.
-    facts
-        The output of ``dpro-search replay --json``.
-    """
-
+    # iteration_us, interval_us: Predicted iteration time, and its 90 % interval.
     iteration_us: float
     interval_us: tuple[float, float]
+    # measured_us, error_pct: Of the recording; None if a setting or cost was changed.
     measured_us: float | None
     error_pct: float | None
-    breakdown_us: Mapping[str, float]
-    peak_memory_bytes: int | None
-    facts: Mapping[str, Any] = field(repr=False)
+    breakdown_us: Mapping[str, float]  # Parts of an iteration of the slowest rank.
+    peak_memory_bytes: int | None  # None if the recording does not contain it.
+    facts: Mapping[str, Any] = field(repr=False)  # The output of ``dpro-search replay --json``.
 
     __repr__ = short_repr
 
@@ -67,24 +55,15 @@ class Replay(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Tabular):
-    """What an iteration waits for.
+    """What an iteration waits for."""
 
-    Attributes
-    ----------
-    iteration_us, measured_us
-        Replayed and recorded; the latter None if not known.
-    findings
-        Findings as sentences, the costliest first.
-    gains
-        What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
-    facts
-        The output of ``dpro-search diagnose --json``: also the critical path and the ranks.
-    """
-
+    # iteration_us, measured_us: Replayed and recorded; the latter None if not known.
     iteration_us: float
     measured_us: float | None
-    findings: tuple[str, ...]
+    findings: tuple[str, ...]  # Findings as sentences, the costliest first.
+    # What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
     gains: tuple[Mapping[str, Any], ...]
+    # The output of ``dpro-search diagnose --json``: also the critical path and the ranks.
     facts: Mapping[str, Any] = field(repr=False)
 
     __repr__ = short_repr
@@ -110,29 +89,18 @@ class Diagnosis(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class RealRuns(Tabular):
-    """Real runs, compared with predictions.
+    """Real runs, compared with predictions."""
 
-    Attributes
-    ----------
-    baseline_us, noise_pct
-        Typical iteration of the recorded setting, and half the range of its own runs: smaller differences are noise.
-    plans
-        Each with ``plan``, ``predicted_us``, ``measured_us``, ``error_pct``, ``speedup_measured``, ``speedup_interval`` (95 %),
-        ``beyond_noise`` and ``losses``.
-    refused
-        Plans whose losses differ, with ``plan`` and ``losses``: no speed-up is reported.
-    failed
-        Plans with a failed or endless run, with ``plan`` and ``reason``: no speed-up is reported.
-    facts
-        The output of ``dpro-search validate --json``.
-    """
-
+    # baseline_us, noise_pct: Typical iteration of the recorded setting, and half the range of its own runs: smaller differences are
+    # noise.
     baseline_us: float
     noise_pct: float
+    # Each with ``plan``, ``predicted_us``, ``measured_us``, ``error_pct``, ``speedup_measured``, ``speedup_interval`` (95 %),
+    # ``beyond_noise`` and ``losses``.
     plans: tuple[MeasuredPlan, ...]
-    refused: tuple[RefusedPlan, ...]
-    failed: tuple[FailedPlan, ...]
-    facts: Mapping[str, Any] = field(repr=False)
+    refused: tuple[RefusedPlan, ...]  # Plans whose losses differ, with ``plan`` and ``losses``: no speed-up is reported.
+    failed: tuple[FailedPlan, ...]  # Plans with a failed or endless run, with ``plan`` and ``reason``: no speed-up is reported.
+    facts: Mapping[str, Any] = field(repr=False)  # The output of ``dpro-search validate --json``.
 
     __repr__ = short_repr
 

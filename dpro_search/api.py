@@ -60,18 +60,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Recording(Tabular):
-    """A job that was recorded or described: its predictions, diagnosis and search.
+    """A job that was recorded or described: its predictions, diagnosis and search."""
 
-    Attributes
-    ----------
-    folder
-        Path of the trace folder, or of the file that describes the job.
-    source
-        What is there.
-    """
-
-    folder: Path
-    source: Source = field(repr=False)
+    folder: Path  # Path of the trace folder, or of the file that describes the job.
+    source: Source = field(repr=False)  # What is there.
 
     @property
     def trace(self) -> Trace:

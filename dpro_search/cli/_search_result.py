@@ -29,17 +29,10 @@ _NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What real runs of a search's plans need.
+    """What real runs of a search's plans need."""
 
-    Attributes
-    ----------
-    servers
-        Parameter servers of the recorded job.
-    changes
-        What changes in the job for each listed plan; None: it cannot follow the plan. Empty: not known.
-    """
-
-    servers: Servers | None = None
+    servers: Servers | None = None  # Parameter servers of the recorded job.
+    # What changes in the job for each listed plan; None: it cannot follow the plan. Empty: not known.
     changes: Sequence[Change | None] = ()
 
     @staticmethod

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 
 def _frameworks() -> list[str]:
     """Names for the completion of ``--framework``."""
@@ -53,7 +55,7 @@ def collect(
     keep_raw: Annotated[
         Path | None, typer.Option("--keep-raw", metavar="DIR", help="Also keep the raw files in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a training job with recording hooks and write a trace.
 

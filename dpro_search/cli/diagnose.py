@@ -10,6 +10,7 @@ import typer
 
 from dpro_search.cli._machine import MachineOption, use_machine
 from dpro_search.cli._sample import SampleOption
+from dpro_search.cli._shared_options import ClusterOption, JsonOption, SpeedsOption
 
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
@@ -18,15 +19,10 @@ if TYPE_CHECKING:
 def diagnose(
     trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
     sample: SampleOption = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
-    ] = None,
+    cluster: ClusterOption = None,
+    changes: SpeedsOption = None,
     machine: MachineOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what an iteration waits for, stragglers, the gain of each possible improvement, and memory use.
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 _MOST_CAUSES = 15
 _NAME_LENGTH = 34  # of an op in a table of 80 columns
 
@@ -19,7 +21,7 @@ def diff(
         str | None,
         typer.Option("--max-regression", metavar="PCT", help="Exit with 1 if B takes longer than A by more than this: 3%."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show which ops, collectives and idle times explain the change of the iteration time between two recordings of a job.
 

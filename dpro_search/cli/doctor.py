@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def doctor(
     trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Trace.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what this machine and a trace support, and how to install what is missing.
 

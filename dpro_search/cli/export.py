@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 
 def _targets() -> list[str]:
     from dpro_search.kinds import all_targets
@@ -40,7 +42,7 @@ def export(
     environment_only: Annotated[
         bool, typer.Option("--environment-only", help="The best plan that needs no change of the training script.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the files that a real job needs to follow a plan.
 

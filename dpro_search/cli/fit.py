@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 
 class Measurement(StrEnum):
     """What can be measured for training."""
@@ -68,7 +70,7 @@ def fit(
         float | None,
         typer.Option("--seconds", min=1, help="With --collect comm: stop after this time; the same command continues."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train cost models on traces or measured tables, or measure such tables.
 

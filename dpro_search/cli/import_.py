@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 
 def import_(
     sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files or folders of one job, gzip or not.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert raw files to a trace: profiles of other tools, or the folder of 'collect --keep-raw'.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpro_search.cli._sample import SampleOption
+from dpro_search.cli._shared_options import JsonOption
 
 
 def report(
@@ -20,13 +21,13 @@ def report(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page: the gain of the best plans with its uncertainty, and the breakdown of an iteration.
 
     Example: dpro-search report runs/mine --out mine.html
     """
-    from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
+    from dpro_search.cli._output import print_json, say, stderr_console
     from dpro_search.cli._report_facts import facts_of_run, facts_of_source
     from dpro_search.cli._sample import folder_of
     from dpro_search.collect._files import write_file
@@ -48,5 +49,5 @@ def report(
         print_json({"report": str(out)})
     else:
         for note in facts.notes:
-            say(stdout_console(), f"note: {note}")
+            say(stderr_console(), f"note: {note}")
         print(f"report: {out}")

@@ -10,6 +10,14 @@ import typer
 
 from dpro_search.cli._machine import MachineOption, use_machine
 from dpro_search.cli._sample import SampleOption
+from dpro_search.cli._shared_options import (
+    AllReduceModelOption,
+    ClusterModelOption,
+    ClusterOption,
+    JsonOption,
+    PrecisionTableOption,
+    SpeedsOption,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,30 +88,11 @@ def run(
         ),
     ] = None,
     sample: SampleOption = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file."),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
-    ] = None,
-    cluster_model: Annotated[
-        Path | None,
-        typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),
-    ] = None,
-    precision_table: Annotated[
-        Path | None,
-        typer.Option("--precision-table", metavar="FILE", help="Table of op durations in bfloat16, for --with precision."),
-    ] = None,
-    all_reduce_model: Annotated[
-        Path | None,
-        typer.Option(
-            "--all-reduce-model",
-            metavar="DIR",
-            help="Model of Open MPI's all-reduce algorithms, from 'fit'; also searches the algorithm by size (Horovod on MPI).",
-        ),
-    ] = None,
+    cluster: ClusterOption = None,
+    changes: SpeedsOption = None,
+    cluster_model: ClusterModelOption = None,
+    precision_table: PrecisionTableOption = None,
+    all_reduce_model: AllReduceModelOption = None,
     machine: MachineOption = None,
     calibrate: Annotated[
         Path | None,
@@ -132,7 +121,7 @@ def run(
         bool, typer.Option("--until-settled", help="Stop when the expected further gain is below the prediction error.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search the fastest plans for a trace: predict many plans and keep the best ten.
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from dpro_search.cli._shared_options import JsonOption
 
 
 def samples(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the bundled traces, and what real runs of their best plans gained.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpro_search.cli._shared_options import JsonOption
+
 if TYPE_CHECKING:
     from dpro_search.collect.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
@@ -46,7 +48,7 @@ def validate(
             show_default="an hour; for a plan 5 times the recorded time, at least 300",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 

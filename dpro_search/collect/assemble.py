@@ -52,6 +52,7 @@ from dpro_search.collect.trace import (
 from dpro_search.errors import InputError
 
 FORMAT = "tensorflow-horovod"
+_CUT_OFF = 0.01  # Of a rank's all-reduces: so many may reach over an end of the profile.
 
 
 class GradientRecord(msgspec.Struct):
@@ -239,6 +240,10 @@ def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline, events: Events)
     found = timeline_warnings(timeline, events)
     for number, rank in enumerate(ranks):
         unpaired = rank.profile.dropped.get("unpaired", 0)
-        if unpaired:
-            found.append(f"rank {number}: {unpaired} all-reduces without start or end were left out of the profile")
+        whole = int(((events.kind == EventKind.COMM) & (events.rank == number)).sum())
+        if unpaired > _CUT_OFF * whole:
+            found.append(
+                f"rank {number}: {unpaired} of {unpaired + whole} all-reduces of the profile lack their start or end and were left "
+                "out: record the job again"
+            )
     return tuple(found)

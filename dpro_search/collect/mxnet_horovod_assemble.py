@@ -26,6 +26,7 @@ from dpro_search.collect.horovod_phases import (
 from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
 from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers._mxnet_match import unmatched_warnings
 from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.recorded_names import role_in_mxnet
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
@@ -271,8 +272,5 @@ def _warnings(found: list[_Rank], timeline: HorovodTimeline, events: Events, sym
     if symbol is None:
         return (*warnings, "no graph of the network: operators are known by type and order")
     ops = [op for rank in found for step in rank.steps for op in step.compute]
-    unknown = [op for op in ops if op.node < 0]
-    if unknown:
-        share = sum(op.span.end_us - op.span.start_us for op in unknown) / sum(op.span.end_us - op.span.start_us for op in ops)
-        warnings.append(f"{len(unknown)} of {len(ops)} operators ({share:.1%} of the time) are of no node of the network's graph")
-    return tuple(warnings)
+    unmatched_us = sum(op.span.end_us - op.span.start_us for op in ops if op.node < 0)
+    return (*warnings, *unmatched_warnings(unmatched_us, sum(op.span.end_us - op.span.start_us for op in ops)))

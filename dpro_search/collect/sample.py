@@ -23,22 +23,12 @@ DEFAULT_SAMPLE = "bert_kvstore_500mbit"
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A bundled recording.
-
-    Attributes
-    ----------
-    folder
-        The trace folder.
-    description
-        The job, in one line.
-    provenance
-        How the recording was made.
-    """
+    """A bundled recording."""
 
     name: str
-    folder: Path
-    description: str
-    provenance: str
+    folder: Path  # The trace folder.
+    description: str  # The job, in one line.
+    provenance: str  # How the recording was made.
 
     @property
     def validation(self) -> Path | None:

@@ -19,28 +19,15 @@ from dpro_search.space.plan import Plan, Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, its predictions, and what `validate` found of it.
-
-    Attributes
-    ----------
-    number
-        Of a run's plan; None: a plan's own file.
-    expected
-        Predictions of the plan and of the recorded setting, if it comes from a search.
-    measured
-        What `validate` found of it, in words; empty: nothing.
-    elsewhere
-        Whether it was searched for another cluster than the recorded one.
-    notes
-        What could not be checked, and why.
-    """
+    """A plan, its predictions, and what `validate` found of it."""
 
     plan: Plan
-    number: int | None = None
+    number: int | None = None  # Of a run's plan; None: a plan's own file.
+    # Predictions of the plan and of the recorded setting, if it comes from a search.
     expected: tuple[Prediction, Prediction] | None = None
-    measured: str = ""
-    elsewhere: bool = False
-    notes: tuple[str, ...] = ()
+    measured: str = ""  # What `validate` found of it, in words; empty: nothing.
+    elsewhere: bool = False  # Whether it was searched for another cluster than the recorded one.
+    notes: tuple[str, ...] = ()  # What could not be checked, and why.
 
     @property
     def about(self) -> tuple[str, ...]:

@@ -48,30 +48,18 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedJob:
-    """A job that was recorded and can run again.
+    """A job that was recorded and can run again."""
 
-    Attributes
-    ----------
-    launcher, targets
-        How it is started, and its targets.
-    spec
-        The job in its recorded setting.
-    rate_bps, shaped
-        The links of its hosts, and whether it has hosts of its own.
-    command_from_trace
-        Whether the command is the one that the trace names.
-    watch
-        Called now and then while the job runs.
-    """
-
+    # launcher, targets: How it is started, and its targets.
     launcher: Launcher
     targets: tuple[Target, ...]
-    spec: JobSpec
+    spec: JobSpec  # The job in its recorded setting.
     facts: JobFacts
+    # rate_bps, shaped: The links of its hosts, and whether it has hosts of its own.
     rate_bps: float | None
     shaped: bool
-    command_from_trace: bool = False
-    watch: Watch | None = None
+    command_from_trace: bool = False  # Whether the command is the one that the trace names.
+    watch: Watch | None = None  # Called now and then while the job runs.
 
     @staticmethod
     def of(

@@ -20,17 +20,10 @@ _OWN_LIMIT = 0.05  # runs of one setting that differ by more are not comparable
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The allowed difference of losses.
+    """The allowed difference of losses."""
 
-    Attributes
-    ----------
-    relative
-        Largest relative difference.
-    by_convergence
-        Compare the means of the last third of the losses instead of each loss: for changes of precision.
-    """
-
-    relative: float
+    relative: float  # Largest relative difference.
+    # Compare the means of the last third of the losses instead of each loss: for changes of precision.
     by_convergence: bool = False
 
     @property
@@ -41,25 +34,14 @@ class Tolerance:
 
 
 class Equivalence(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a comparison of losses.
+    """The result of a comparison of losses."""
 
-    Attributes
-    ----------
-    verdict
-        "unknown": the script prints no losses, or its own runs differ too much.
-    compared
-        Losses of each run.
-    difference, tolerance
-        Largest relative difference found, and allowed; None where nothing was compared.
-    reason
-        A sentence.
-    """
-
-    verdict: Literal["same", "different", "unknown"]
-    compared: int
+    verdict: Literal["same", "different", "unknown"]  # "unknown": the script prints no losses, or its own runs differ too much.
+    compared: int  # Losses of each run.
+    # difference, tolerance: Largest relative difference found, and allowed; None where nothing was compared.
     difference: float | None
     tolerance: float | None
-    reason: str
+    reason: str  # A sentence.
 
 
 @dataclass(frozen=True)

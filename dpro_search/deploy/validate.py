@@ -83,46 +83,29 @@ class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan with a run that failed or did not end: no speed-up is reported.
-
-    Attributes
-    ----------
-    runs, measured_us
-        Successful runs before, and their typical iteration (None: there were none).
-    """
+    """A plan with a run that failed or did not end: no speed-up is reported."""
 
     plan: Plan
     predicted_us: float
     reason: str
+    # runs, measured_us: Successful runs before, and their typical iteration (None: there were none).
     runs: int
     measured_us: float | None
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurements of `validate`; times in us.
-
-    Attributes
-    ----------
-    recorded_us
-        Iteration time of the recording, if known. If it is far from `baseline_us`, the machine or its links have changed.
-    baseline_breakdown_us
-        Of the prediction of the recorded setting.
-    noise_pct
-        Half the range of the recorded setting's own runs.
-    stable
-        Whether every typical iteration was known to `STABLE_PCT` at the end.
-    plans, refused, failed
-        Plans with equal or unknown losses; plans with different losses; plans with a failed run.
-    """
+    """The measurements of `validate`; times in us."""
 
     baseline_us: float
     baseline_predicted_us: float
     baseline_error_pct: float
-    baseline_breakdown_us: dict[str, float] = {}
+    baseline_breakdown_us: dict[str, float] = {}  # Of the prediction of the recorded setting.
+    # Iteration time of the recording, if known. If it is far from `baseline_us`, the machine or its links have changed.
     recorded_us: float | None = None
-    noise_pct: float
+    noise_pct: float  # Half the range of the recorded setting's own runs.
     rounds: int
-    stable: bool = True
+    stable: bool = True  # Whether every typical iteration was known to `STABLE_PCT` at the end.
+    # plans, refused, failed: Plans with equal or unknown losses; plans with different losses; plans with a failed run.
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
     failed: tuple[FailedPlan, ...] = ()

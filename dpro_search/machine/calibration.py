@@ -21,31 +21,16 @@ _HOSTS = {"cpu": "CPU hosts", "gpu": "GPU hosts"}
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the error bar of one kind of job.
+    """Of the error bar of one kind of job."""
 
-    Attributes
-    ----------
-    calibrated
-        Whether the error bar was measured on such jobs, on such devices.
-    model_error
-        Half the width of an interval without sampling error, relative to the prediction: (recorded setting, changed setting);
-        already widened where it was not calibrated.
-    widening
-        Factor by which it was widened; 1 where it was calibrated.
-    on
-        What it was measured on.
-    why_not
-        What it was not measured on, of the job at hand; empty where it was.
-    rests_on
-        What the interval of this job rests on, where that is the job's own recording.
-    """
-
-    calibrated: bool
+    calibrated: bool  # Whether the error bar was measured on such jobs, on such devices.
+    # Half the width of an interval without sampling error, relative to the prediction: (recorded setting, changed setting); already
+    # widened where it was not calibrated.
     model_error: tuple[float, float]
-    widening: float
-    on: str
-    why_not: str = ""
-    rests_on: str = ""
+    widening: float  # Factor by which it was widened; 1 where it was calibrated.
+    on: str  # What it was measured on.
+    why_not: str = ""  # What it was not measured on, of the job at hand; empty where it was.
+    rests_on: str = ""  # What the interval of this job rests on, where that is the job's own recording.
 
     @property
     def text(self) -> str:

@@ -26,46 +26,26 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Origin(_Section, frozen=True, kw_only=True):
-    """Where values come from.
+    """Where values come from."""
 
-    Attributes
-    ----------
-    machine, date, how
-        Where, when, and by which command, jobs or report.
-    status
-        "measured" or "fitted" on that machine; "scaled": the bundled value times the ratio of a probe here and on the bundled
-        file's machine; "borrowed" from another kind of job; "chosen" without a measurement; "bundled": of
-        the package's own file, and not measured on the machine that the file is of.
-    """
-
+    # machine, date, how: Where, when, and by which command, jobs or report.
     machine: str
     date: str
     how: str
+    # "measured" or "fitted" on that machine; "scaled": the bundled value times the ratio of a probe here and on the bundled file's
+    # machine; "borrowed" from another kind of job; "chosen" without a measurement; "bundled": of the package's own file, and not
+    # measured on the machine that the file is of.
     status: Status
 
 
 class HostConstants(_Section, frozen=True, kw_only=True):
-    """Of any job on CPU ranks.
+    """Of any job on CPU ranks."""
 
-    Attributes
-    ----------
-    late_end_us
-        A collective may be seen to end so much later than the thread that waited for it went on.
-    least_us_per_byte
-        No memory is faster.
-    saturation_bytes
-        Of the sockets' buffers on both ends: an all-reduce of more bytes has the latency of a large one.
-    tcp_goodput
-        Share of a link's rate that is payload of TCP.
-    mapped_bytes
-        Memory of so many bytes is mapped and unmapped by the C library: fresh at each call.
-    """
-
-    late_end_us: float
-    least_us_per_byte: float
-    saturation_bytes: float
-    tcp_goodput: float
-    mapped_bytes: float
+    late_end_us: float  # A collective may be seen to end so much later than the thread that waited for it went on.
+    least_us_per_byte: float  # No memory is faster.
+    saturation_bytes: float  # Of the sockets' buffers on both ends: an all-reduce of more bytes has the latency of a large one.
+    tcp_goodput: float  # Share of a link's rate that is payload of TCP.
+    mapped_bytes: float  # Memory of so many bytes is mapped and unmapped by the C library: fresh at each call.
 
     def __post_init__(self) -> None:
         self._require(self.saturation_bytes > 0, "saturation_bytes must be above 0")
@@ -73,37 +53,25 @@ class HostConstants(_Section, frozen=True, kw_only=True):
 
 
 class HorovodConstants(_Section, frozen=True, kw_only=True):
-    """Of Horovod's fused all-reduces between CPU ranks.
+    """Of Horovod's fused all-reduces between CPU ranks."""
 
-    Attributes
-    ----------
-    collective_cpu_us, cycle_cpu_us, cpu_us_per_byte
-        Core time of an all-reduce beside its bytes; of a cycle and of a byte (TCP send, receive and the sum of float32), where the
-        recording does not show them.
-    negotiation_floor_us
-        No negotiation between two processes of one machine is faster.
-    negotiation_busy_us, negotiation_idle_us
-        Of a recording without cycles: while a rank computes, while none does.
-    alpha_us_by_rate
-        Rows of a link's rate in bit/s and the latencies alpha busy, alpha more and alpha tail (see `costmodel.horovod`).
-    alpha_observations
-        How many observed transfers these latencies count for.
-    latency_spread_us, transfer_spread
-        Standard deviations: of a latency, and of a transfer relative to the wire's time.
-    dispatch_us, copy_us_per_byte
-        Pause between two collectives of a cycle, and copies around a transfer, where the recording shows too few.
-    """
-
+    # collective_cpu_us, cycle_cpu_us, cpu_us_per_byte: Core time of an all-reduce beside its bytes; of a cycle and of a byte (TCP
+    # send, receive and the sum of float32), where the recording does not show them.
     collective_cpu_us: float
     cycle_cpu_us: float
     cpu_us_per_byte: float
-    negotiation_floor_us: float
+    negotiation_floor_us: float  # No negotiation between two processes of one machine is faster.
+    # negotiation_busy_us, negotiation_idle_us: Of a recording without cycles: while a rank computes, while none does.
     negotiation_busy_us: float
     negotiation_idle_us: float
+    # Rows of a link's rate in bit/s and the latencies alpha busy, alpha more and alpha tail (see `costmodel.horovod`).
     alpha_us_by_rate: tuple[tuple[float, float, float, float], ...]
-    alpha_observations: float
+    alpha_observations: float  # How many observed transfers these latencies count for.
+    # latency_spread_us, transfer_spread: Standard deviations: of a latency, and of a transfer relative to the wire's time.
     latency_spread_us: float
     transfer_spread: float
+    # dispatch_us, copy_us_per_byte: Pause between two collectives of a cycle, and copies around a transfer, where the recording
+    # shows too few.
     dispatch_us: float
     copy_us_per_byte: float
 
@@ -115,22 +83,14 @@ class HorovodConstants(_Section, frozen=True, kw_only=True):
 
 
 class MpiConstants(_Section, frozen=True, kw_only=True):
-    """Of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex.
+    """Of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex."""
 
-    Attributes
-    ----------
-    wire_times
-        That a transfer takes on a limited link: beside computing ranks, and in a step's tail.
-    wire_times_observations, wire_times_spread
-        How many observed transfers they count for, and the standard deviation of a transfer in wire times.
-    polling_bounds
-        Least and largest share of a computing rank's core that polling takes.
-    """
-
-    wire_times: tuple[float, float]
+    wire_times: tuple[float, float]  # That a transfer takes on a limited link: beside computing ranks, and in a step's tail.
+    # wire_times_observations, wire_times_spread: How many observed transfers they count for, and the standard deviation of a
+    # transfer in wire times.
     wire_times_observations: float
     wire_times_spread: float
-    polling_bounds: tuple[float, float]
+    polling_bounds: tuple[float, float]  # Least and largest share of a computing rank's core that polling takes.
 
     def __post_init__(self) -> None:
         least, most = self.polling_bounds
@@ -139,26 +99,16 @@ class MpiConstants(_Section, frozen=True, kw_only=True):
 
 
 class TorchConstants(_Section, frozen=True, kw_only=True):
-    """Of Gloo's collectives in PyTorch jobs on CPU ranks.
+    """Of Gloo's collectives in PyTorch jobs on CPU ranks."""
 
-    Attributes
-    ----------
-    collective_cpu_us
-        Core time of an all-reduce beside its bytes.
-    alpha_us, alpha_observations
-        Latencies alpha busy, alpha more and alpha tail, and how many observed transfers they count for.
-    latency_spread_us, transfer_spread
-        Standard deviations: of a latency, and of a transfer relative to its duration.
-    beginning_us
-        Of a transfer: its latency lies there.
-    """
-
-    collective_cpu_us: float
+    collective_cpu_us: float  # Core time of an all-reduce beside its bytes.
+    # alpha_us, alpha_observations: Latencies alpha busy, alpha more and alpha tail, and how many observed transfers they count for.
     alpha_us: tuple[float, float, float]
     alpha_observations: float
+    # latency_spread_us, transfer_spread: Standard deviations: of a latency, and of a transfer relative to its duration.
     latency_spread_us: float
     transfer_spread: float
-    beginning_us: float
+    beginning_us: float  # Of a transfer: its latency lies there.
 
     def __post_init__(self) -> None:
         self._require(self.latency_spread_us > 0, "latency_spread_us must be above 0")
@@ -166,22 +116,13 @@ class TorchConstants(_Section, frozen=True, kw_only=True):
 
 
 class HalfGradientConstants(_Section, frozen=True, kw_only=True):
-    """Core time of PyTorch's fp16 hook for each byte of a float32 bucket.
+    """Core time of PyTorch's fp16 hook for each byte of a float32 bucket."""
 
-    Attributes
-    ----------
-    cast_us_per_byte, cast_mapped_us_per_byte
-        Cast to half; into memory that is fresh at each call.
-    back_us_per_byte
-        Copy of the reduced half into the bucket.
-    sum_us_per_byte
-        An all-reduce of halves beside one of as many bytes of float32.
-    """
-
+    # cast_us_per_byte, cast_mapped_us_per_byte: Cast to half; into memory that is fresh at each call.
     cast_us_per_byte: float
     cast_mapped_us_per_byte: float
-    back_us_per_byte: float
-    sum_us_per_byte: float
+    back_us_per_byte: float  # Copy of the reduced half into the bucket.
+    sum_us_per_byte: float  # An all-reduce of halves beside one of as many bytes of float32.
 
 
 class _Stores(_Section, frozen=True, kw_only=True):
@@ -195,25 +136,16 @@ class _Stores(_Section, frozen=True, kw_only=True):
 
 
 class KvstoreConstants(_Stores, frozen=True, kw_only=True):
-    """Of MXNet's KVStore.
+    """Of MXNet's KVStore."""
 
-    Attributes
-    ----------
-    quantum_us
-        For so long an operator keeps a core that others want.
-    both_ways_share
-        Of a lone sender's goodput, what a link carries while it is filled in both directions.
-    slice_us, update_call_us, worker_call_share
-        Core time of a server for the messages of a slice, and for a call of the optimizer; share of a call that a worker takes.
-    quantize_us_per_byte, dequantize_us_per_byte
-        Core time of 2-bit gradients for each byte of float32.
-    """
-
-    quantum_us: float
-    both_ways_share: float
+    quantum_us: float  # For so long an operator keeps a core that others want.
+    both_ways_share: float  # Of a lone sender's goodput, what a link carries while it is filled in both directions.
+    # slice_us, update_call_us, worker_call_share: Core time of a server for the messages of a slice, and for a call of the
+    # optimizer; share of a call that a worker takes.
     slice_us: float
     update_call_us: float
     worker_call_share: float
+    # quantize_us_per_byte, dequantize_us_per_byte: Core time of 2-bit gradients for each byte of float32.
     quantize_us_per_byte: float
     dequantize_us_per_byte: float
 
@@ -223,23 +155,13 @@ class KvstoreConstants(_Stores, frozen=True, kw_only=True):
 
 
 class BytepsConstants(_Stores, frozen=True, kw_only=True):
-    """Of BytePS with MXNet.
+    """Of BytePS with MXNet."""
 
-    Attributes
-    ----------
-    message_us
-        Core time of a message whatever its size: queues, hand-over between threads, system calls.
-    quantum_us
-        For so long an operator keeps a core that others want.
-    most_polling
-        Largest share of a core that servers take while they look for work.
-    cast_call_us, cast_us_per_byte
-        Core time of a worker for each float32 gradient that travels as fp16 and for each of its bytes, both ways together.
-    """
-
-    message_us: float
-    quantum_us: float
-    most_polling: float
+    message_us: float  # Core time of a message whatever its size: queues, hand-over between threads, system calls.
+    quantum_us: float  # For so long an operator keeps a core that others want.
+    most_polling: float  # Largest share of a core that servers take while they look for work.
+    # cast_call_us, cast_us_per_byte: Core time of a worker for each float32 gradient that travels as fp16 and for each of its
+    # bytes, both ways together.
     cast_call_us: float
     cast_us_per_byte: float
 
@@ -249,20 +171,12 @@ class BytepsConstants(_Stores, frozen=True, kw_only=True):
 
 
 class PowersgdConstants(_Section, frozen=True, kw_only=True):
-    """Of PyTorch's PowerSGD hook.
+    """Of PyTorch's PowerSGD hook."""
 
-    Attributes
-    ----------
-    uncertainty
-        Of the core time, relative.
-    tall_rows
-        From so many rows on the second product takes longer.
-    stages_us_rank1, stages_us_rank2, stages_us_rank4
-        Core time of the four stages per unit of each of the eight features (see `costmodel.powersgd`), [4, 8].
-    """
-
-    uncertainty: float
-    tall_rows: float
+    uncertainty: float  # Of the core time, relative.
+    tall_rows: float  # From so many rows on the second product takes longer.
+    # stages_us_rank1, stages_us_rank2, stages_us_rank4: Core time of the four stages per unit of each of the eight features (see
+    # `costmodel.powersgd`), [4, 8].
     stages_us_rank1: tuple[tuple[float, ...], ...]
     stages_us_rank2: tuple[tuple[float, ...], ...]
     stages_us_rank4: tuple[tuple[float, ...], ...]
@@ -278,23 +192,14 @@ class PowersgdConstants(_Section, frozen=True, kw_only=True):
 
 
 class GpuConstants(_Section, frozen=True, kw_only=True):
-    """Of a host with GPUs.
+    """Of a host with GPUs."""
 
-    Attributes
-    ----------
-    launch_us
-        Of a kernel, where no recorded launch met an idle stream.
-    step_spread, step_spread_steps
-        Standard deviation of a step's iteration time relative to it, in profiles of other jobs; it weighs as much as so many steps
-        of a job's own profile.
-    replay_error
-        Standard deviation of the replay of a recorded step from what was measured, relative to it.
-    """
-
-    launch_us: float
+    launch_us: float  # Of a kernel, where no recorded launch met an idle stream.
+    # step_spread, step_spread_steps: Standard deviation of a step's iteration time relative to it, in profiles of other jobs; it
+    # weighs as much as so many steps of a job's own profile.
     step_spread: float
     step_spread_steps: float
-    replay_error: float
+    replay_error: float  # Standard deviation of the replay of a recorded step from what was measured, relative to it.
 
     def __post_init__(self) -> None:
         self._require(self.step_spread > 0, "step_spread must be above 0")
@@ -302,41 +207,22 @@ class GpuConstants(_Section, frozen=True, kw_only=True):
 
 
 class ProbeConstants(_Section, frozen=True, kw_only=True):
-    """Small measurements without a framework. No prediction uses them; their ratio between two machines scales other constants.
+    """Small measurements without a framework. No prediction uses them; their ratio between two machines scales other constants."""
 
-    Attributes
-    ----------
-    copy_us_per_byte
-        Core time to copy a byte that no cache keeps.
-    tcp_us_per_byte
-        Core time per byte of a tensor that two processes all-reduce over loopback TCP.
-    round_trip_us
-        Of a small message between two processes: the first percentile.
-    time_slice_us
-        How long a process keeps a core that another wants all the time: the median.
-    """
-
-    copy_us_per_byte: float
-    tcp_us_per_byte: float
-    round_trip_us: float
-    time_slice_us: float
+    copy_us_per_byte: float  # Core time to copy a byte that no cache keeps.
+    tcp_us_per_byte: float  # Core time per byte of a tensor that two processes all-reduce over loopback TCP.
+    round_trip_us: float  # Of a small message between two processes: the first percentile.
+    time_slice_us: float  # How long a process keeps a core that another wants all the time: the median.
 
     def __post_init__(self) -> None:
         self._require(all(getattr(self, name) > 0 for name in self.__struct_fields__), "a probe must be above 0")
 
 
 class ErrorBars(_Section, frozen=True, kw_only=True):
-    """Model error of each kind of job, relative to the prediction: (recorded setting, changed setting).
+    """Model error of each kind of job, relative to the prediction: (recorded setting, changed setting)."""
 
-    Attributes
-    ----------
-    widening
-        Factor on the model error of a kind of job or device for which it was not calibrated.
-    unmeasured_ops
-        Uncertainty of ops in bfloat16 whose type was never measured, relative to their time in float32, which they keep.
-    """
-
-    widening: float
+    widening: float  # Factor on the model error of a kind of job or device for which it was not calibrated.
+    # Uncertainty of ops in bfloat16 whose type was never measured, relative to their time in float32, which they keep.
     unmeasured_ops: float
     horovod: tuple[float, float]
     horovod_mpi: tuple[float, float]
@@ -351,23 +237,11 @@ class ErrorBars(_Section, frozen=True, kw_only=True):
 
 
 class MachineConstants(_Section, frozen=True, kw_only=True):
-    """The constants of one machine.
+    """The constants of one machine."""
 
-    Attributes
-    ----------
-    name
-        Of the machine, for people.
-    device
-        What its ranks compute on.
-    processors
-        Models on which the error bars were measured.
-    origins
-        Of each value, by "section.name".
-    """
-
-    name: str
-    device: Device
-    processors: tuple[str, ...]
+    name: str  # Of the machine, for people.
+    device: Device  # What its ranks compute on.
+    processors: tuple[str, ...]  # Models on which the error bars were measured.
     host: HostConstants
     horovod: HorovodConstants
     mpi: MpiConstants
@@ -379,7 +253,7 @@ class MachineConstants(_Section, frozen=True, kw_only=True):
     gpu: GpuConstants
     probes: ProbeConstants
     errors: ErrorBars
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, Origin]  # Of each value, by "section.name".
 
 
 SECTIONS: Mapping[str, type[_Section]] = {

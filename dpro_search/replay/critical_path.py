@@ -32,38 +32,22 @@ _START, _DEPENDENCY, _DEVICE, _COLLECTIVE = range(4)
 
 
 class PathStep(NamedTuple):
-    """A stretch of the critical path, during which an op works; nothing waits on the path, for it goes on where a wait came from.
+    """A stretch of the critical path, during which an op works; nothing waits on it: it goes on where a wait came from."""
 
-    Attributes
-    ----------
-    op
-        Number in `Timeline.times`: op i of iteration k is ``k * n + i``.
-    start_us, end_us
-        Of its work; the part of a collective that was posted last is a step of no length before the collective's work.
-    reason
-        Why it could not begin earlier.
-    """
-
-    op: int
+    op: int  # Number in `Timeline.times`: op i of iteration k is ``k * n + i``.
+    # start_us, end_us: Of its work; the part of a collective that was posted last is a step of no length before the collective's
+    # work.
     start_us: float
     end_us: float
-    reason: Reason
+    reason: Reason  # Why it could not begin earlier.
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathShares:
-    """Time on a critical path in microseconds, largest first.
+    """Time on a critical path in microseconds, largest first."""
 
-    Attributes
-    ----------
-    by_rank_and_kind
-        Of each (rank, name of its `OpKind`).
-    by_op
-        Of each op of the graph, over all iterations.
-    """
-
-    by_rank_and_kind: Mapping[tuple[int, str], float]
-    by_op: Mapping[int, float]
+    by_rank_and_kind: Mapping[tuple[int, str], float]  # Of each (rank, name of its `OpKind`).
+    by_op: Mapping[int, float]  # Of each op of the graph, over all iterations.
 
 
 class PathColumns(NamedTuple):

@@ -27,23 +27,15 @@ _COMPUTE = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SE
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the devices of a rank do in an iteration, in us.
-
-    Attributes
-    ----------
-    host_bound_us
-        Part of `idle_us`.
-    transfer_us
-        Time in which data moves, whether or not the rank computes meanwhile.
-    """
+    """What the devices of a rank do in an iteration, in us."""
 
     rank: int
     compute_us: float
     exposed_communication_us: float
     waiting_for_ranks_us: float
     idle_us: float
-    host_bound_us: float
-    transfer_us: float
+    host_bound_us: float  # Part of `idle_us`.
+    transfer_us: float  # Time in which data moves, whether or not the rank computes meanwhile.
 
     @property
     def breakdown_us(self) -> dict[str, float]:

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A collective of one iteration; times are from the iteration's start, on the rank that is last.
+    """A collective of one iteration; times are from the iteration's start, on the rank that is last."""
 
-    Attributes
-    ----------
-    tensors, ready_us
-        Names of what it carries, and when each of them is ready, in that order.
-    size_bytes
-        Of all of it.
-    posted_us, ended_us
-        When the last tensor was posted, and when all were back.
-    """
-
+    # tensors, ready_us: Names of what it carries, and when each of them is ready, in that order.
     tensors: tuple[str, ...]
     ready_us: tuple[float, ...]
-    size_bytes: float
+    size_bytes: float  # Of all of it.
+    # posted_us, ended_us: When the last tensor was posted, and when all were back.
     posted_us: float
     ended_us: float

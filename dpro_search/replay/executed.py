@@ -12,22 +12,13 @@ from dpro_search.space.replay_graph import Int32s, csr
 
 
 class Executed(NamedTuple):
-    """Order in which the N = iterations * n ops of a timeline happened, [N] each.
+    """Order in which the N = iterations * n ops of a timeline happened, [N] each."""
 
-    Attributes
-    ----------
-    order
-        Ops such that each follows all that it needs and the op that its device served before; parts of a collective are neighbours,
-        at the place of the last that was posted.
-    unit
-        The first part of each op's collective; of all other ops the op itself.
-    previous
-        The op that each op's device served just before it, -1 where there is none.
-    """
-
+    # Ops such that each follows all that it needs and the op that its device served before; parts of a collective are neighbours,
+    # at the place of the last that was posted.
     order: npt.NDArray[np.int64]
-    unit: Int32s
-    previous: Int32s
+    unit: Int32s  # The first part of each op's collective; of all other ops the op itself.
+    previous: Int32s  # The op that each op's device served just before it, -1 where there is none.
 
 
 def executed(timeline: Timeline) -> Executed:

@@ -33,21 +33,12 @@ _OPS_A_TENSOR = 10  # from so many compute ops on, snapshots cost less than they
 
 @dataclass(frozen=True, kw_only=True)
 class Shortcuts:
-    """What a replay may leave out. The times are the same with and without each.
+    """What a replay may leave out. The times are the same with and without each."""
 
-    Attributes
-    ----------
-    coarsen
-        Ops that nothing can come between are one op (`space/coarse.py`).
-    symmetry
-        Ranks that provably behave alike are one (`space/folding.py`).
-    partial
-        A replay goes on from a snapshot of another grouping's, taken before the two begin to differ. None: where that pays, with
-        many ops of compute for each tensor.
-    """
-
-    coarsen: bool = True
-    symmetry: bool = True
+    coarsen: bool = True  # Ops that nothing can come between are one op (`space/coarse.py`).
+    symmetry: bool = True  # Ranks that provably behave alike are one (`space/folding.py`).
+    # A replay goes on from a snapshot of another grouping's, taken before the two begin to differ. None: where that pays, with many
+    # ops of compute for each tensor.
     partial: bool | None = None
 
 

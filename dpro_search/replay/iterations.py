@@ -17,26 +17,14 @@ _BREAKDOWN = ("compute", "contention", "exposed_communication")  # rows of a bre
 
 @dataclass(frozen=True, kw_only=True)
 class IterationTimes:
-    """Result of a replay; times in microseconds.
+    """Result of a replay; times in microseconds."""
 
-    Attributes
-    ----------
-    iteration_us
-        Settled iteration time: median distance between the ends of iterations (the latest rank counts).
-    iterations_us
-        Each distance after the warm-up, [iterations].
-    breakdown_us
-        Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
-    rank_breakdown_us
-        The same on every rank.
-    settled
-        False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
-    """
-
-    iteration_us: float
-    iterations_us: Floats
+    iteration_us: float  # Settled iteration time: median distance between the ends of iterations (the latest rank counts).
+    iterations_us: Floats  # Each distance after the warm-up, [iterations].
+    # Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
     breakdown_us: dict[str, float]
-    rank_breakdown_us: tuple[dict[str, float], ...]
+    rank_breakdown_us: tuple[dict[str, float], ...]  # The same on every rank.
+    # False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
     settled: bool
 
 

@@ -12,39 +12,25 @@ from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy, ReplayGra
 
 
 class Layout(NamedTuple):
-    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``. Compiled passes take it as a whole.
+    """Arrays by label, [n] unless another shape is given; the op of label k is ``op_of[k]``. Compiled passes take it as a whole."""
 
-    Attributes
-    ----------
-    op_of
-        Op of each label; neighbours in time are neighbours in memory.
-    key
-        Place of each op among all by (priority, op number): decides between ops that became ready together.
-    priority
-        Empty unless a device serves by priority.
-    pred_ptr, pred_idx, succ_ptr, succ_idx
-        Dependencies both ways, CSR; successor row n holds the ops without predecessors.
-    needs
-        Predecessors of each op; 1 (the start of the iteration) for one without.
-    slot_ptr, program
-        Each device's stretch of a list of ops, [devices + 1]; those of devices in program order are filled in, [n].
-    collective, part_ptr, part
-        Collective of each op (empty if there are none), numbered from 0, and the parts of each, CSR.
-    """
-
-    op_of: Int32s
+    op_of: Int32s  # Op of each label; neighbours in time are neighbours in memory.
     duration_us: Floats
     device: Int32s
-    key: Int32s
-    priority: Int32s
+    key: Int32s  # Place of each op among all by (priority, op number): decides between ops that became ready together.
+    priority: Int32s  # Empty unless a device serves by priority.
+    # pred_ptr, pred_idx, succ_ptr, succ_idx: Dependencies both ways, CSR; successor row n holds the ops without predecessors.
     pred_ptr: Int32s
     pred_idx: Int32s
     succ_ptr: Int32s
     succ_idx: Int32s
-    needs: Int32s
+    needs: Int32s  # Predecessors of each op; 1 (the start of the iteration) for one without.
     policy: Int8s
+    # slot_ptr, program: Each device's stretch of a list of ops, [devices + 1]; those of devices in program order are filled in,
+    # [n].
     slot_ptr: Int32s
     program: Int32s
+    # collective, part_ptr, part: Collective of each op (empty if there are none), numbered from 0, and the parts of each, CSR.
     collective: Int32s
     part_ptr: Int32s
     part: Int32s
@@ -75,10 +61,11 @@ def lay_out(graph: ReplayGraph, op_of: Int32s | None = None) -> Layout:
     slot_ptr = np.zeros(graph.devices + 1, np.int32)
     np.cumsum(np.bincount(device, minlength=graph.devices), out=slot_ptr[1:])
     program = np.full(count, -1, np.int32)
-    in_program = np.flatnonzero(graph.policy == OrderPolicy.PROGRAM)
-    if len(in_program):
-        by_device = np.argsort(graph.device, kind="stable")  # within a device by op number
-        filled = np.isin(graph.device[by_device], in_program)
+    in_program = graph.policy == OrderPolicy.PROGRAM
+    if in_program.any():
+        narrow = np.int16 if graph.devices <= np.iinfo(np.int16).max else np.int32  # numpy sorts 16 bits by radix
+        by_device = np.argsort(graph.device.astype(narrow), kind="stable")  # within a device by op number
+        filled = in_program[graph.device[by_device]]
         program[filled] = label[by_device[filled]]
     collective, part_ptr, part = _collectives(graph, order)
     return Layout(
@@ -113,6 +100,8 @@ def _priority(graph: ReplayGraph) -> Int32s:
 
 
 def _key(graph: ReplayGraph) -> Int32s:
+    if not len(graph.priority):
+        return np.arange(len(graph), dtype=np.int32)
     return inverse(np.argsort(_priority(graph), kind="stable"))
 
 

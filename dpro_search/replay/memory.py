@@ -14,26 +14,18 @@ from dpro_search.replay.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Memory of one rank; with b buffers in the graph, buffer j of iteration k has number ``k * b + j``.
-
-    Attributes
-    ----------
-    times_us, bytes
-        The curve, [points]: bytes taken from each time on; it begins at 0.
-    peak_bytes, peak_us
-        The most that is ever taken, and when it is first reached.
-    peak_op
-        The op that allocates then (the largest buffer if several do): its number in `Timeline.times`; -1 without buffers.
-    alive, alive_bytes
-        Buffers alive at the peak, largest first, and their sizes, [alive].
-    """
+    """Memory of one rank; with b buffers in the graph, buffer j of iteration k has number ``k * b + j``."""
 
     rank: int
+    # times_us, bytes: The curve, [points]: bytes taken from each time on; it begins at 0.
     times_us: Floats
     bytes: Floats
+    # peak_bytes, peak_us: The most that is ever taken, and when it is first reached.
     peak_bytes: float
     peak_us: float
+    # The op that allocates then (the largest buffer if several do): its number in `Timeline.times`; -1 without buffers.
     peak_op: int
+    # alive, alive_bytes: Buffers alive at the peak, largest first, and their sizes, [alive].
     alive: Ints
     alive_bytes: Floats
 

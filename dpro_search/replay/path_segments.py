@@ -19,32 +19,17 @@ COMPUTE, LATE_RANK, NEGOTIATION, COMMUNICATION = "compute", "late_rank", "negoti
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the critical path.
+    """A stretch of the critical path."""
 
-    Attributes
-    ----------
-    kind
-        Of `path_segments`: "compute"; "late_rank": the same while all other ranks had enqueued the collective that comes next;
-        "negotiation": ranks agree what comes next (a collective that is no communication); "communication". Of `path_totals`: the
-        name of an `OpKind`.
-    rank
-        The rank whose ops they are, -1 for what all ranks of a collective do together.
-    name
-        Of the collective; for "late_rank" of the one that the others waited for; empty for "compute" and for sums.
-    start_us
-        From the begin of the first iteration; of a sum, when its first op begins.
-    duration_us
-        Of a sum over several iterations: per iteration.
-    share_pct
-        Of the whole path.
-    """
-
+    # Of `path_segments`: "compute"; "late_rank": the same while all other ranks had enqueued the collective that comes next;
+    # "negotiation": ranks agree what comes next (a collective that is no communication); "communication". Of `path_totals`: the
+    # name of an `OpKind`.
     kind: str
-    rank: int
-    name: str
-    start_us: float
-    duration_us: float
-    share_pct: float
+    rank: int  # The rank whose ops they are, -1 for what all ranks of a collective do together.
+    name: str  # Of the collective; for "late_rank" of the one that the others waited for; empty for "compute" and for sums.
+    start_us: float  # From the begin of the first iteration; of a sum, when its first op begins.
+    duration_us: float  # Of a sum over several iterations: per iteration.
+    share_pct: float  # Of the whole path.
 
 
 def path_segments(timeline: Timeline) -> tuple[Segment, ...]:

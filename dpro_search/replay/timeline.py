@@ -14,29 +14,14 @@ from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Times of every op; of several iterations where they were asked for.
+    """Times of every op; of several iterations where they were asked for."""
 
-    Attributes
-    ----------
-    graph
-        What was replayed: n ops an iteration.
-    times
-        Of all iterations, [iterations * n]: op i of iteration k is at ``k * n + i``.
-    iterations
-        Iterations that were replayed.
-    iteration_us
-        Settled distance between the ends of two iterations; the makespan where there is one iteration only.
-    settled
-        Whether the distance stopped changing (see `steady.py`); True where there is one iteration only.
-    sampled_us
-        Iteration time of each Monte-Carlo replay, [samples]; empty where none were asked for.
-    """
-
-    graph: ReplayGraph
-    times: OpTimes
-    iterations: int = 1
-    iteration_us: float
-    settled: bool = True
+    graph: ReplayGraph  # What was replayed: n ops an iteration.
+    times: OpTimes  # Of all iterations, [iterations * n]: op i of iteration k is at ``k * n + i``.
+    iterations: int = 1  # Iterations that were replayed.
+    iteration_us: float  # Settled distance between the ends of two iterations; the makespan where there is one iteration only.
+    settled: bool = True  # Whether the distance stopped changing (see `steady.py`); True where there is one iteration only.
+    # Iteration time of each Monte-Carlo replay, [samples]; empty where none were asked for.
     sampled_us: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __repr__(self) -> str:

@@ -29,22 +29,14 @@ _FILE = "calibration.json"
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Measured settings, which correct the predictions of other settings.
-
-    Attributes
-    ----------
-    sessions
-        What was measured, of this run and of those that it was calibrated with; without any, nothing is corrected.
-    knobs
-        Recorded values of plan fields.
-    error_before_pct, error_after_pct
-        Mean absolute error of the predictions of the changed settings, as they were and corrected by all other measurements; None
-        where no changed setting was measured.
-    """
+    """Measured settings, which correct the predictions of other settings."""
 
     version: int = CALIBRATION_VERSION
+    # What was measured, of this run and of those that it was calibrated with; without any, nothing is corrected.
     sessions: tuple[Session, ...] = ()
-    knobs: Knobs = {}
+    knobs: Knobs = {}  # Recorded values of plan fields.
+    # error_before_pct, error_after_pct: Mean absolute error of the predictions of the changed settings, as they were and corrected
+    # by all other measurements; None where no changed setting was measured.
     error_before_pct: float | None = None
     error_after_pct: float | None = None
 

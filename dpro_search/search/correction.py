@@ -62,21 +62,11 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Interleaved runs, in one state of the machine.
+    """Interleaved runs, in one state of the machine."""
 
-    Attributes
-    ----------
-    recorded
-        The recorded setting.
-    changed
-        Other settings.
-    recording_us
-        What the recorded setting took when it was recorded; None: not known.
-    """
-
-    recorded: MeasuredPoint
-    changed: tuple[MeasuredPoint, ...] = ()
-    recording_us: float | None = None
+    recorded: MeasuredPoint  # The recorded setting.
+    changed: tuple[MeasuredPoint, ...] = ()  # Other settings.
+    recording_us: float | None = None  # What the recorded setting took when it was recorded; None: not known.
 
     @property
     def machine_changed(self) -> bool:
@@ -98,18 +88,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Correction:
-    """The Gaussian process, conditioned on the measurements of some sessions.
+    """The Gaussian process, conditioned on the measurements of some sessions."""
 
-    Attributes
-    ----------
-    sessions
-        What was measured; at least one.
-    knobs
-        Recorded values of plan fields (see `knobs_of`); a plan that does not set a field keeps them.
-    """
-
-    sessions: tuple[Session, ...]
-    knobs: Knobs
+    sessions: tuple[Session, ...]  # What was measured; at least one.
+    knobs: Knobs  # Recorded values of plan fields (see `knobs_of`); a plan that does not set a field keeps them.
 
     def of(self, plan: Plan, half_width: float) -> tuple[float, float]:
         """Factor on the prediction of a plan, and on the width of its interval (at most 1).

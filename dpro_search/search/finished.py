@@ -22,23 +22,12 @@ _TRIAL = msgspec.json.Decoder(Trial)
 
 
 class LazyTrial(msgspec.Struct, array_like=True, eq=False, dict=True):
-    """A trial of an island, as a line of the journal; its plan is decoded on first access.
+    """A trial of an island, as a line of the journal; its plan is decoded on first access."""
 
-    Attributes
-    ----------
-    line
-        As the journal holds it.
-    key
-        Hash of its plan.
-    size
-        Size of its plan.
-    number, origin, prediction, told
-        As a `Trial` has them.
-    """
-
-    line: bytes
-    key: bytes
-    size: PlanSize
+    line: bytes  # As the journal holds it.
+    key: bytes  # Hash of its plan.
+    size: PlanSize  # Size of its plan.
+    # number, origin, prediction, told: As a `Trial` has them.
     number: int
     origin: str
     prediction: Prediction

@@ -28,19 +28,11 @@ _SEND_EVERY_S = 0.025  # interval of reports: a killed worker loses the trials o
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """A report of a worker on an island.
-
-    Attributes
-    ----------
-    passed
-        How many of its trials the island has finished, with those that the search knew.
-    finished
-        New trials, in order.
-    """
+    """A report of a worker on an island."""
 
     island: int
-    passed: int
-    finished: list[LazyTrial]
+    passed: int  # How many of its trials the island has finished, with those that the search knew.
+    finished: list[LazyTrial]  # New trials, in order.
 
 
 class Mark:
@@ -67,25 +59,13 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The task of an island.
-
-    Attributes
-    ----------
-    make
-        Makes the island, given the prediction of the recorded setting.
-    share
-        How many trials are its own.
-    known
-        Those that are finished.
-    number_of
-        The number of a trial of its own among all.
-    """
+    """The task of an island."""
 
     island: int
-    make: Callable[[Prediction], Island]
-    share: int
-    known: Sequence[FinishedTrial]
-    number_of: Callable[[int], int]
+    make: Callable[[Prediction], Island]  # Makes the island, given the prediction of the recorded setting.
+    share: int  # How many trials are its own.
+    known: Sequence[FinishedTrial]  # Those that are finished.
+    number_of: Callable[[int], int]  # The number of a trial of its own among all.
 
 
 class _GoneError(Exception):

@@ -26,19 +26,12 @@ _TRIAL = msgspec.json.Decoder(Trial)
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """The results of an island's round, for the other islands.
-
-    Attributes
-    ----------
-    predictions
-        Keys and predictions of the plans that it evaluated.
-    best_us, number, best
-        The best of these trials: its cost (`cost_us`), its number, and its line of the journal.
-    """
+    """The results of an island's round, for the other islands."""
 
     island: int
     round: int
-    predictions: list[tuple[bytes, Prediction]]
+    predictions: list[tuple[bytes, Prediction]]  # Keys and predictions of the plans that it evaluated.
+    # best_us, number, best: The best of these trials: its cost (`cost_us`), its number, and its line of the journal.
     best_us: float
     number: int
     best: bytes

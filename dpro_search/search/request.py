@@ -22,26 +22,15 @@ from dpro_search.search.run_folder import RunInfo
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The arguments of `run_search` that depend on what is searched, and not on how.
+    """The arguments of `run_search` that depend on what is searched, and not on how."""
 
-    Attributes
-    ----------
-    objective
-        Predicts the job's plans, corrected if a calibration was requested.
-    trace, trace_digest
-        Path of the recording, and the digest of its content.
-    options
-        What predictions depend on beside the trace, by name: files by the digest of their content, a calibration by its
-        measurements.
-    note
-        What a calibration does, in one line; empty without one.
-    """
-
-    objective: Objective
+    objective: Objective  # Predicts the job's plans, corrected if a calibration was requested.
+    # trace, trace_digest: Path of the recording, and the digest of its content.
     trace: str
     trace_digest: str
+    # What predictions depend on beside the trace, by name: files by the digest of their content, a calibration by its measurements.
     options: Mapping[str, str]
-    note: str = ""
+    note: str = ""  # What a calibration does, in one line; empty without one.
 
     @staticmethod
     def of(folder: Path, objective: Objective, options: Mapping[str, str | Path], calibrate: Path | None = None) -> SearchRequest:

@@ -36,26 +36,15 @@ NEAR_TIE = 0.01  # iteration times that differ by less than this share of the be
 
 
 class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, its prediction and its gain.
-
-    Attributes
-    ----------
-    trial
-        Number of the trial that evaluated it.
-    speedup
-        Iteration time of the recorded setting over that of the plan.
-    gain_certain
-        The replay settled, and its whole interval lies below the whole interval of the recorded setting.
-    quantile_us, beats_recorded
-        If plans were ranked by a quantile: that quantile of its iteration time over resampled durations, and the share of the draws
-        in which the plan is faster than the recorded setting.
-    """
+    """A plan, its prediction and its gain."""
 
     plan: Plan
     prediction: Prediction
-    trial: int
-    speedup: float
-    gain_certain: bool
+    trial: int  # Number of the trial that evaluated it.
+    speedup: float  # Iteration time of the recorded setting over that of the plan.
+    gain_certain: bool  # The replay settled, and its whole interval lies below the whole interval of the recorded setting.
+    # quantile_us, beats_recorded: If plans were ranked by a quantile: that quantile of its iteration time over resampled durations,
+    # and the share of the draws in which the plan is faster than the recorded setting.
     quantile_us: float | None = None
     beats_recorded: float | None = None
 
@@ -63,42 +52,23 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a search.
+    """The end of a search."""
 
-    Attributes
-    ----------
-    run
-        The run folder.
-    trials
-        Finished trials, the recorded setting included.
-    seconds
-        Wall-clock time of this search, without what an earlier one spent on the same folder.
-    stopped
-        Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction
-        error.
-    baseline
-        Prediction of the recorded setting.
-    plans
-        The best plans, fastest first. Plans within 1 % of each other count as one, represented by the simplest. Infeasible plans
-        are left out, unless no plan is feasible; then the plans with the least memory are listed.
-    workers_lost
-        Worker processes that ended too early; others took over their work.
-    front
-        Pareto front of time and memory of the feasible plans, fastest first; empty if memory does not depend on the plan, or is
-        not known.
-    beats
-        If plans were ranked by a quantile: share of the draws in which one plan (row) is faster than another (column),
-        [plans, plans].
-    """
-
-    run: str
-    trials: int
-    seconds: float
+    run: str  # The run folder.
+    trials: int  # Finished trials, the recorded setting included.
+    seconds: float  # Wall-clock time of this search, without what an earlier one spent on the same folder.
+    # Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction error.
     stopped: Stopped
-    baseline: Prediction
+    baseline: Prediction  # Prediction of the recorded setting.
+    # The best plans, fastest first. Plans within 1 % of each other count as one, represented by the simplest. Infeasible plans are
+    # left out, unless no plan is feasible; then the plans with the least memory are listed.
     plans: tuple[RankedPlan, ...]
-    workers_lost: int = 0
+    workers_lost: int = 0  # Worker processes that ended too early; others took over their work.
+    # Pareto front of time and memory of the feasible plans, fastest first; empty if memory does not depend on the plan, or is not
+    # known.
     front: tuple[RankedPlan, ...] = ()
+    # If plans were ranked by a quantile: share of the draws in which one plan (row) is faster than another (column), [plans,
+    # plans].
     beats: tuple[tuple[float, ...], ...] = ()
 
     __repr__ = short_repr

@@ -60,31 +60,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the predictions of a search hold, if not on the recorded cluster.
+    """Where the predictions of a search hold, if not on the recorded cluster."""
 
-    Attributes
-    ----------
-    name
-        For people.
-    machines
-        In place of the recorded ones; None: these.
-    changes
-        Changes of cluster and speeds, as ``--set`` takes them.
-    ranks, ranks_per_host
-        Number of ranks, and those side by side on each host (None: hosts differ).
-    assumed
-        What the predictions take for granted, a sentence each.
-    interval
-        What their intervals come from.
-    """
-
-    name: str
-    machines: Cluster | None = None
-    changes: tuple[str, ...] = ()
+    name: str  # For people.
+    machines: Cluster | None = None  # In place of the recorded ones; None: these.
+    changes: tuple[str, ...] = ()  # Changes of cluster and speeds, as ``--set`` takes them.
+    # ranks, ranks_per_host: Number of ranks, and those side by side on each host (None: hosts differ).
     ranks: int
     ranks_per_host: int | None = None
-    assumed: tuple[str, ...] = ()
-    interval: str = ""
+    assumed: tuple[str, ...] = ()  # What the predictions take for granted, a sentence each.
+    interval: str = ""  # What their intervals come from.
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -93,23 +78,14 @@ class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An evaluated plan.
+    """An evaluated plan."""
 
-    Attributes
-    ----------
-    number
-        Place in the order in which plans were proposed, from 0.
-    origin
-        The sampler that proposed the plan; "recorded" for trial 0.
-    told
-        How many results the sampler had received when it proposed this plan; None: of all trials before it or, if several samplers
-        share the trials, as `islands.py` defines. Fewer if several plans are evaluated at a time.
-    """
-
-    number: int
-    origin: str
+    number: int  # Place in the order in which plans were proposed, from 0.
+    origin: str  # The sampler that proposed the plan; "recorded" for trial 0.
     plan: Plan
     prediction: Prediction
+    # How many results the sampler had received when it proposed this plan; None: of all trials before it or, if several samplers
+    # share the trials, as `islands.py` defines. Fewer if several plans are evaluated at a time.
     told: int | None = None
 
 

@@ -53,7 +53,7 @@ def graph_of_step(ops: RecordedOps, step: int, without: Sequence[int] = (), *, s
         carry_src=carry_src,
         carry_dst=carry_dst,
         samples_us=samples_us.astype(np.float32),
-        names=tuple(ops.name[i] for i in mine.tolist()),
+        names=tuple(map(ops.name.__getitem__, mine.tolist())),
         device_names=ops.device_names,
     )
 

@@ -14,6 +14,7 @@ Bools = npt.NDArray[np.bool_]
 
 DEVICE_KINDS = (EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER)
 CALL_KINDS = (EventKind.RUNTIME, EventKind.SYNC)
+_KINDS = {EventKind.COLLECTIVE: OpKind.COMM, EventKind.COPY: OpKind.IO, EventKind.SERVER: OpKind.SERVER}
 
 # What an op is to its event; also the order of points of one thread at one time.
 RESUMES, ENDS, LAUNCHES, WAITS, RUNS, PAUSES = range(6)
@@ -24,53 +25,60 @@ def steps_in_order(trace: Trace) -> tuple[int, ...]:
     return tuple(int(step) for step in dict.fromkeys(trace.steps.index[order].tolist()))
 
 
-def incoming(trace: Trace) -> dict[int, list[tuple[int, int]]]:
-    """(source, kind) of the dependencies of each event."""
+def sources_of(trace: Trace, kind: DependencyKind) -> dict[int, list[int]]:
+    """What each event depends on by dependencies of a kind."""
     needs = trace.dependencies
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for source, target, kind in zip(needs.source.tolist(), needs.target.tolist(), needs.kind.tolist(), strict=True):
-        found[target].append((source, kind))
+    of_kind = needs.kind == kind
+    found: dict[int, list[int]] = defaultdict(list)
+    for source, target in zip(needs.source[of_kind].tolist(), needs.target[of_kind].tolist(), strict=True):
+        found[target].append(source)
     return found
 
 
-def launched(trace: Trace) -> dict[int, int]:
-    """The first op that each call launched."""
+def first_launched(trace: Trace) -> Ints:
+    """The first op that each event launched, [events]; -1: none."""
     needs = trace.dependencies
     launches = np.flatnonzero(needs.kind == DependencyKind.LAUNCH)[::-1]
-    return dict(zip(needs.source[launches].tolist(), needs.target[launches].tolist(), strict=True))
+    found = np.full(len(trace.events), -1, np.int64)
+    found[needs.source[launches]] = needs.target[launches]
+    return found
 
 
-def last_enqueues(trace: Trace, in_step: Bools) -> dict[int, float]:
-    """When the last rank enqueued, for each part of a collective that several ranks are seen to enqueue."""
+def last_enqueues(trace: Trace, in_step: Bools) -> Floats:
+    """When the last rank enqueued, of each part of a collective that several ranks are seen to enqueue, [events]; else NaN."""
     events = trace.events
+    found = np.full(len(events), np.nan)
     parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & in_step)
     if not len(parts):
-        return {}
+        return found
     _, group, count = np.unique(events.collective[parts], return_inverse=True, return_counts=True)
     last_us = np.full(len(count), -np.inf)
     np.maximum.at(last_us, group, events.start_us[parts])
     shared = count[group] > 1
-    return dict(zip(parts[shared].tolist(), last_us[group[shared]].tolist(), strict=True))
+    found[parts[shared]] = last_us[group[shared]]
+    return found
 
 
-def host_points(
-    trace: Trace, sources: dict[int, list[tuple[int, int]]], host: Ints, in_step: Bools
-) -> list[tuple[int, float, int, int]]:
-    """(thread, time, what happens, event) where a rank's host threads launch, wait, or are waited for."""
+def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats, Ints, Ints]:
+    """Where a rank's host threads launch, wait or are waited for: thread, time, what happens, event, [points] each, in order."""
     events, needs = trace.events, trace.dependencies
     mine = np.zeros(len(events), np.bool_)
     mine[host] = True
-    points = []
     leaving = mine[needs.source] & in_step[needs.target]
-    for kind, order in ((DependencyKind.LAUNCH, LAUNCHES), (DependencyKind.HOST, ENDS)):
-        for event in np.unique(needs.source[leaving & (needs.kind == kind)]).tolist():
-            time_us = events.start_us[event] if order == LAUNCHES else events.end_us[event]
-            points.append((int(events.stream[event]), float(time_us), order, event))
     arriving = mine[needs.target] & in_step[needs.source]
-    for kind, order in ((DependencyKind.SYNC, WAITS), (DependencyKind.HOST, RESUMES)):
-        found = np.unique(needs.target[arriving & (needs.kind == kind)]).tolist()
-        points += [(int(events.stream[event]), float(events.start_us[event]), order, event) for event in found]
-    return points
+    found = [
+        (LAUNCHES, events.start_us, needs.source[leaving & (needs.kind == DependencyKind.LAUNCH)]),
+        (ENDS, events.end_us, needs.source[leaving & (needs.kind == DependencyKind.HOST)]),
+        (WAITS, events.start_us, needs.target[arriving & (needs.kind == DependencyKind.SYNC)]),
+        (RESUMES, events.start_us, needs.target[arriving & (needs.kind == DependencyKind.HOST)]),
+    ]
+    parts = [(order, times_us, np.unique(at)) for order, times_us, at in found]
+    event = np.concatenate([at for _, _, at in parts])
+    time_us = np.concatenate([times_us[at] for _, times_us, at in parts])
+    order = np.concatenate([np.full(len(at), order) for order, _, at in parts])
+    stream = events.stream[event]
+    sequence = np.lexsort((event, order, time_us, stream))
+    return stream[sequence], time_us[sequence], order[sequence], event[sequence]
 
 
 def outermost(stream: Ints, start_us: Floats, end_us: Floats, rows: Ints) -> Ints:
@@ -86,25 +94,22 @@ def outermost(stream: Ints, start_us: Floats, end_us: Floats, rows: Ints) -> Int
     return np.array(sorted(kept), np.int64)
 
 
-def compute_kinds(trace: Trace, ops: Ints, launch: dict[int, int]) -> dict[int, OpKind]:
-    """Kind of each device op: what the autograd thread launched is backward, what an optimizer step launched is the update."""
+def compute_kinds(trace: Trace, ops: Ints, call: Ints) -> npt.NDArray[np.int8]:
+    """Kind of each device op: what the autograd thread launched is backward, what an optimizer step launched is the update.
+
+    `call` is the call that launched each op, -1 where none is known; all are [ops].
+    """
     events = trace.events
+    kinds = np.full(len(ops), int(OpKind.FORWARD), np.int8)
+    launched = call >= 0
+    kinds[launched & (events.stream[call] < -1)] = int(OpKind.BACKWARD)
     spans = np.flatnonzero((events.role == Role.UPDATE) & ~np.isin(events.kind, DEVICE_KINDS))
-    spans = spans[np.argsort(events.start_us[spans], kind="stable")]
-    kinds = {}
-    for op in ops.tolist():
-        kind, call = int(events.kind[op]), launch[op]
-        if kind == EventKind.COLLECTIVE:
-            kinds[op] = OpKind.COMM
-        elif kind == EventKind.COPY:
-            kinds[op] = OpKind.IO
-        elif kind == EventKind.SERVER:
-            kinds[op] = OpKind.SERVER
-        elif call < 0:
-            kinds[op] = OpKind.FORWARD
-        else:
-            at = int(np.searchsorted(events.start_us[spans], events.start_us[call], side="right")) - 1
-            updates = at >= 0 and events.end_us[spans[at]] >= events.start_us[call] and events.rank[spans[at]] == events.rank[call]
-            backward = events.stream[call] < -1
-            kinds[op] = OpKind.UPDATE if updates else OpKind.BACKWARD if backward else OpKind.FORWARD
+    if len(spans):
+        spans = spans[np.argsort(events.start_us[spans], kind="stable")]
+        at = np.searchsorted(events.start_us[spans], events.start_us[call], side="right") - 1
+        span = spans[np.maximum(at, 0)]
+        inside = (at >= 0) & (events.end_us[span] >= events.start_us[call]) & (events.rank[span] == events.rank[call])
+        kinds[launched & inside] = int(OpKind.UPDATE)
+    for event_kind, kind in _KINDS.items():
+        kinds[events.kind[ops] == event_kind] = int(kind)
     return kinds

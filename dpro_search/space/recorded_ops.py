@@ -19,8 +19,8 @@ op that no dependency explains is part of that op.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,16 +40,25 @@ from dpro_search.space.recorded_events import (
     WAITS,
     Bools,
     compute_kinds,
+    first_launched,
     host_points,
-    incoming,
     last_enqueues,
-    launched,
     outermost,
+    sources_of,
     steps_in_order,
 )
+from dpro_search.space.recorded_rows import COLUMNS, Block, Op, block_of, codes, empty_block, occurrences
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
-_ROLES = {ENDS: "host until the end of", LAUNCHES: "host until the launch of", WAITS: "host until the wait in"}
+# What stands before an event's name in the name of an op.
+_ROLES = {
+    ENDS: "host until the end of ",
+    LAUNCHES: "host until the launch of ",
+    WAITS: "host until the wait in ",
+    PAUSES: "before ",
+    RUNS: "",
+}
+_LAUNCH = "launch of "  # likewise, of an op of the device that launches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,50 +106,43 @@ def recorded_ops(trace: Trace) -> RecordedOps:
     return builder.finish()
 
 
-class _Op(NamedTuple):
-    device: int
-    duration_us: float
-    kind: OpKind
-    step: int
-    event: int = -1
-    on_device: bool = False
-    collective: int = -1
-    known: bool = True
-    unexplained_us: float = 0.0
-    lead_us: float = 0.0
-    loading_us: float = 0.0
-
-
 class _Builder:
-    """Makes ops rank by rank; dependencies between them are resolved at the end."""
+    """Makes ops rank by rank, a thread or a stream at a time; dependencies between them are resolved at the end."""
 
     def __init__(self, trace: Trace) -> None:
-        events = trace.events
-        self._trace, self._events = trace, events
+        events, needs = trace.events, trace.dependencies
+        self._trace, self._events, self._needs = trace, events, needs
         self._in_step = np.isin(events.step, trace.steps.index) & (events.step >= 0)
         self._steps = steps_in_order(trace)
         self._step_before = dict(zip(self._steps[1:], self._steps, strict=False))
         self._step_begin_us = {step: self._end_us(before) for step, before in self._step_before.items()}
-        self._sources = incoming(trace)
         self._last_post_us = last_enqueues(trace, self._in_step)
-        self._launched = launched(trace)
-        self._ops: list[_Op] = []
         self._begin_us = float(events.start_us[self._in_step].min()) if self._in_step.any() else 0.0
-        self._keys: dict[tuple[int, int, int, int], int] = {}
-        self._seen: dict[tuple[int, int, int, int], int] = {}
-        self._key: list[int] = []
-        self._peers: dict[tuple[str, int, int, int], int] = {}
-        self._peer: list[int] = []
-        self._role: list[int] = []
-        self._names: list[str] = []
-        self._edges: list[tuple[int, int]] = []
-        self._of_event: dict[int, int] = {}  # op that ends when the event does
-        self._out: dict[int, int] = {}  # stretch of a host thread that ends where a call launches
-        self._after: dict[int, int] = {}  # stretch of a host thread that ends where the event does
-        self._waiting: list[tuple[int, int, bool]] = []  # (event, op that needs it, whether at the end of a host event)
+        # When what an event waited for, beside its launch, had ended; by event.
+        self._free_us = np.full(len(events), -np.inf)
+        waited = needs.kind != DependencyKind.LAUNCH
+        np.maximum.at(self._free_us, needs.target[waited], events.end_us[needs.source[waited]])
+        by_rank = np.argsort(events.rank[needs.target], kind="stable")
+        ranks, first = np.unique(events.rank[needs.target[by_rank]], return_index=True)
+        # Indices of the dependencies of each rank's events, in order.
+        self._needs_of_rank: dict[int, Ints] = defaultdict(lambda: np.zeros(0, np.int64))
+        self._needs_of_rank |= zip(ranks.tolist(), np.split(by_rank, first[1:]), strict=False)
+        self._first_launched = first_launched(trace)
+        self._sources = {kind: sources_of(trace, kind) for kind in (DependencyKind.HOST, DependencyKind.SYNC)}
+        self._blocks: list[Block] = []
+        self._count = 0
+        self._edges: list[Ints] = [np.zeros((2, 0), np.int64)]  # source and target
+        self._waiting: list[Ints] = [np.zeros((3, 0), np.int64)]  # event, op that needs it, whether at the end of a host event
+        nothing = np.full(len(events), -1, np.int64)
+        # Ops by event, -1: none.
+        self._of_event = nothing  # that ends when the event does
+        self._waits_for = nothing.copy()  # that waits in the place of the event
+        self._call = nothing.copy()  # the event that launched it
+        self._out = nothing.copy()  # stretch of a host thread that ends where a call launches
+        self._after = nothing.copy()  # stretch of a host thread that ends where the event does
         self._policy: list[int] = []
         self._rank_of_device: list[int] = []
-        self._device_names: list[str] = []
+        self._places: list[str] = []  # names of the devices within their ranks
 
     def add_rank(self, rank: int) -> None:
         events = self._events
@@ -154,197 +156,213 @@ class _Builder:
             self._add_streams(rank, outermost(events.stream, events.start_us, events.end_us, mine))
 
     def finish(self) -> RecordedOps:
-        if not self._ops:
+        if not self._count:
             raise GraphError("no op of the trace ran in a step: nothing to replay")
-        for event, op, at_end in self._waiting:
-            table = self._after if at_end else self._of_event
-            if event in table:
-                self._edges.append((table[event], op))
-        columns = dict(zip(_Op._fields, zip(*self._ops, strict=True), strict=True))
-        edges = np.array(self._edges, np.int64).reshape(-1, 2)
-        ran = set(columns["step"])
+        columns = {name: np.concatenate([block.pop(name) for block in self._blocks]) for name in COLUMNS}
+        name, role, device, step = columns.pop("name"), columns.pop("role"), columns.pop("device"), columns.pop("step")
+        source, target = self._resolved()
+        policy, rank_of_device = np.array(self._policy, np.int8), np.array(self._rank_of_device, np.int32)
+        _, place = np.unique(self._places, return_inverse=True)
+        occurrence = occurrences(codes(step, device, role, name))
+        ran = set(step.tolist())
         return RecordedOps(
-            device=np.array(columns["device"], np.int32),
-            duration_us=np.maximum(np.array(columns["duration_us"], np.float64), 0.0),
-            kind=np.array(columns["kind"], np.int8),
-            collective=np.array(columns["collective"], np.int32),
-            step=np.array(columns["step"], np.int64),
-            event=np.array(columns["event"], np.int64),
-            role=np.array(self._role, np.int8),
-            loading_us=np.array(columns["loading_us"], np.float64),
-            on_device=np.array(columns["on_device"], np.bool_),
-            known=np.array(columns["known"], np.bool_),
-            unexplained_us=np.array(columns["unexplained_us"], np.float64),
-            lead_us=np.array(columns["lead_us"], np.float64),
-            key=np.array(self._key, np.int64),
-            peer=np.array(self._peer, np.int64),
-            name=tuple(self._names),
-            source=edges[:, 0],
-            target=edges[:, 1],
-            policy=np.array(self._policy, np.int8),
-            rank_of_device=np.array(self._rank_of_device, np.int32),
-            device_names=tuple(self._device_names),
+            device=device.astype(np.int32),
+            duration_us=np.maximum(columns.pop("duration_us"), 0.0),
+            collective=columns.pop("collective").astype(np.int32),
+            step=step,
+            role=role.astype(np.int8),
+            key=codes(device, role, name, occurrence),
+            peer=codes(place[device], role, name, occurrence),
+            name=self._labels(name, role, policy[device] == OrderPolicy.UNBOUNDED, rank_of_device[device]),
+            source=source,
+            target=target,
+            policy=policy,
+            rank_of_device=rank_of_device,
+            device_names=tuple(f"{place} of rank {rank}" for place, rank in zip(self._places, self._rank_of_device, strict=True)),
             steps=tuple(step for step in self._steps if step in ran),
+            **columns,
         )
+
+    def _resolved(self) -> tuple[Ints, Ints]:
+        """Source and target of all dependencies: those between the ops of one event first, then those between events."""
+        edges = np.concatenate(self._edges, axis=1)
+        event, op, at_end = np.concatenate(self._waiting, axis=1)
+        needed = np.where(at_end, self._after[event], self._of_event[event])
+        found = needed >= 0
+        edges, waits = edges[:, np.argsort(edges[1], kind="stable")], np.stack((needed, op))[:, found]
+        waits = waits[:, np.argsort(waits[1], kind="stable")]
+        source, target = np.concatenate((edges, waits), axis=1)
+        return source, target
+
+    def _labels(self, name: Ints, role: Ints, launching: Bools, rank: Int32s) -> tuple[str, ...]:
+        names = self._trace.names
+        rows = zip(name.tolist(), role.tolist(), launching.tolist(), rank.tolist(), strict=True)
+        return tuple(f"{_LAUNCH if launch else _ROLES[what]}{names[n]}@{r}" for n, what, launch, r in rows)
 
     def _end_us(self, step: int) -> float:
         steps = self._trace.steps
         return float(steps.end_us[steps.index == step].max())
 
-    def _device(self, rank: int, policy: OrderPolicy, name: str) -> int:
+    def _device(self, rank: int, policy: OrderPolicy, place: str) -> int:
         self._policy.append(int(policy))
         self._rank_of_device.append(rank)
-        self._device_names.append(f"{name} of rank {rank}")
+        self._places.append(place)
         return len(self._policy) - 1
 
-    def _add(self, op: _Op, role: int, name: int, label: str) -> int:
-        """Append an op, which is the same in another step if device, role, name and how many came before are."""
-        in_step = (op.step, op.device, role, name)
-        occurrence = self._seen[in_step] = self._seen.get(in_step, -1) + 1
-        self._key.append(self._keys.setdefault((op.device, role, name, occurrence), len(self._keys)))
-        place = self._device_names[op.device].rpartition(" of rank ")[0]
-        self._peer.append(self._peers.setdefault((place, role, name, occurrence), len(self._peers)))
-        self._names.append(label)
-        self._role.append(role)
-        self._ops.append(op)
-        return len(self._ops) - 1
+    def _add(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._count += len(block["device"])
 
     def _add_host(self, rank: int, host: Ints) -> None:
         events = self._events
-        points = host_points(self._trace, self._sources, host, self._in_step)
-        for stream in sorted({stream for stream, _, _, _ in points}, reverse=True):
+        streams, times_us, orders, at = host_points(self._trace, host, self._in_step)
+        names = events.name[np.where(orders == LAUNCHES, self._first_launched[at], at)]
+        for stream in np.unique(streams)[::-1].tolist():
             device = self._device(rank, OrderPolicy.PROGRAM, f"host thread {-stream}" if stream < 0 else f"host thread {stream}")
-            mine = sorted((us, order, event) for s, us, order, event in points if s == stream)
+            mine = streams == stream
+            columns = (times_us[mine], orders[mine], at[mine], names[mine], events.step[at[mine]])
+            points = list(zip(*(column.tolist() for column in columns), strict=True))
             on_thread = host[events.stream[host] == stream]
             loads = on_thread[events.role[on_thread] == Role.LOADING]
             spans = np.stack((events.start_us[loads], events.end_us[loads]))
-            self._add_thread(rank, device, mine, float(events.start_us[on_thread].min()), spans)
+            self._add_thread(device, points, float(events.start_us[on_thread].min()), spans)
 
-    def _add_thread(self, rank: int, device: int, points: list[tuple[float, int, int]], begin_us: float, loading: Floats) -> None:
-        """Stretches between the points of a thread, each with what had to come before it; spans of loading are [2, spans]."""
-        events, names = self._events, self._trace.names
+    def _add_thread(self, device: int, points: list[tuple[float, int, int, int, int]], begin_us: float, loading: Floats) -> None:
+        """Stretches between the points of a thread, each with what had to come before it.
+
+        Points are (time, what happens, event, name, step); spans of loading are [2, spans].
+        """
+        end_us = self._events.end_us
         cursor_us, known, lead_us = begin_us, False, begin_us - self._begin_us
         last_step = -1
         waits: list[tuple[int, bool]] = []
-        for time_us, order, event in points:
-            name = int(events.name[self._launched.get(event, event)] if order == LAUNCHES else events.name[event])
+        stretches: list[Op] = []
+        waiting: list[tuple[int, int, bool]] = []
+        ended_at: list[int] = []  # the event at which each stretch ends
+        for time_us, order, event, name, step in points:
             if order == RESUMES:
-                sources = [s for s, kind in self._sources[event] if kind == DependencyKind.HOST]
+                sources = self._sources[DependencyKind.HOST][event]
                 waits += [(s, True) for s in sources]
-                arrival_us = max(float(events.end_us[s]) for s in sources)
+                arrival_us = max(float(end_us[s]) for s in sources)
                 free_us = cursor_us if known else -np.inf  # a thread that begins so was idle before
                 cursor_us, known, lead_us = max(free_us, min(arrival_us, time_us)), True, 0.0
                 continue
-            label = f"{_ROLES[order]} {names[name]}@{rank}"
-            step = int(events.step[event])
             before = self._step_before.get(step)
             if not waits and before is not None and last_step not in (before, step):  # it had nothing to do in the step before
                 idle_since_us = cursor_us if known else self._begin_us
                 cursor_us = max(idle_since_us, min(self._step_begin_us[step], time_us))
                 known, lead_us = True, cursor_us - idle_since_us
             last_step = step
-            loading_us = _overlap_us(loading, cursor_us, time_us)
-            stretch = _Op(device, time_us - cursor_us, OpKind.HOST, step, known=known, lead_us=lead_us, loading_us=loading_us)
-            op = self._add(stretch, order, name, label)
-            self._waiting += [(source, op, at_end) for source, at_end in waits]
+            loading_us = _overlap_us(loading, cursor_us, time_us) if loading.size else 0.0
+            duration_us = time_us - cursor_us
+            stretch = Op(device, duration_us, OpKind.HOST, step, order, name, known=known, lead_us=lead_us, loading_us=loading_us)
+            waiting += [(source, self._count + len(stretches), at_end) for source, at_end in waits]
+            stretches.append(stretch)
+            ended_at.append(event)
             waits = []
             cursor_us, known, lead_us = max(cursor_us, time_us), True, 0.0
-            if order == LAUNCHES:
-                self._out[event] = op
-            elif order == ENDS:
-                self._after[event] = op
-            else:
-                sources = [s for s, kind in self._sources[event] if kind == DependencyKind.SYNC]
+            if order == WAITS:
+                sources = self._sources[DependencyKind.SYNC][event]
                 waits = [(s, False) for s in sources]
-                arrival_us = max(float(events.end_us[s]) for s in sources)
-                cursor_us = max(cursor_us, min(arrival_us, float(events.end_us[event])))
+                arrival_us = max(float(end_us[s]) for s in sources)
+                cursor_us = max(cursor_us, min(arrival_us, float(end_us[event])))
+        if not stretches:
+            return
+        block = block_of(stretches)
+        role = block["role"]
+        for table, what in ((self._out, LAUNCHES), (self._after, ENDS)):
+            table[np.array(ended_at)[role == what]] = self._count + np.flatnonzero(role == what)
+        self._waiting.append(np.array(waiting, np.int64).reshape(-1, 3).T)
+        self._add(block)
 
     def _add_streams(self, rank: int, ops: Ints) -> None:
         if not len(ops):
             return
         events = self._events
-        streams = np.unique(events.stream[ops]).tolist()
-        ordered = {stream: ops[events.stream[ops] == stream] for stream in streams}
-        for stream in streams:
-            mine = ordered[stream]
-            ordered[stream] = mine[np.lexsort((events.end_us[mine], events.start_us[mine]))]
-        launch = {op: self._launch(op) for op in ops.tolist()}
-        free_us = {op: self._free_us(op) for op in ops.tolist()}
-        before_us: dict[int, float] = {}
-        for mine in ordered.values():
-            reach = np.maximum.accumulate(events.end_us[mine])
-            before_us |= dict(zip(mine.tolist(), [-np.inf, *reach[:-1].tolist()], strict=True))
-        usual_us = self._usual_latency(ops, launch, free_us, before_us)
-        launching = self._device(rank, OrderPolicy.UNBOUNDED, "launches") if any(call >= 0 for call in launch.values()) else -1
-        kinds = compute_kinds(self._trace, ops, launch)
-        for stream, mine in ordered.items():
-            device = self._device(rank, OrderPolicy.PROGRAM, f"stream {stream}" if stream >= 0 else f"thread {-stream}")
-            for op in mine.tolist():
-                self._add_device_op(rank, device, launching, op, launch[op], free_us[op], before_us[op], usual_us, kinds[op])
+        ops = ops[np.lexsort((events.end_us[ops], events.start_us[ops], events.stream[ops]))]
+        streams, first = np.unique(events.stream[ops], return_index=True)
+        before_us = np.concatenate([_before_us(events.end_us[mine]) for mine in np.split(ops, first[1:])])
+        call = self._launches(rank, ops)
+        usual_us = self._usual_latency(ops, call, before_us)
+        launching = self._device(rank, OrderPolicy.UNBOUNDED, "launches") if (call >= 0).any() else -1
+        kinds = compute_kinds(self._trace, ops, call)
+        places = [f"stream {stream}" if stream >= 0 else f"thread {-stream}" for stream in streams.tolist()]
+        devices = np.array([self._device(rank, OrderPolicy.PROGRAM, place) for place in places])
+        device = np.repeat(devices, np.diff(np.append(first, len(ops))))
+        self._add_device_ops(ops, device, launching, call, before_us, usual_us, kinds)
+        needs, mine = self._needs, self._needs_of_rank[rank]
+        target = needs.target[mine]
+        waits = (needs.kind[mine] != DependencyKind.LAUNCH) | np.isfinite(self._last_post_us[target])
+        mine = mine[waits & (self._waits_for[target] >= 0)]
+        op = self._waits_for[needs.target[mine]]
+        self._waiting.append(np.stack((needs.source[mine], op, np.zeros_like(op))))
 
-    def _add_device_op(
-        self,
-        rank: int,
-        device: int,
-        launching: int,
-        op: int,
-        call: int,
-        free_us: float,
-        before_us: float,
-        usual_us: float,
-        kind: OpKind,
+    def _add_device_ops(
+        self, ops: Ints, device: Ints, launching: int, call: Ints, before_us: Floats, usual_us: float, kinds: npt.NDArray[np.int8]
     ) -> None:
+        """Ops of device events, in order: each with its launch before it, and its pause if it is a part of a collective."""
         events = self._events
-        start_us, end_us, step = float(events.start_us[op]), float(events.end_us[op]), int(events.step[op])
-        name = int(events.name[op])
-        label = f"{self._trace.names[name]}@{rank}"
-        ready_us = max(free_us, before_us)
-        needs: list[int] = []
-        if call >= 0:
-            called_us = float(events.start_us[call])
-            bound = called_us + usual_us >= ready_us
-            latency_us = max(start_us - called_us, 0.0) if bound else min(usual_us, max(start_us - called_us, 0.0))
-            needs.append(self._add(_Op(launching, latency_us, OpKind.HOST, step), LAUNCHES, name, f"launch of {label}"))
-            self._edges.append((self._out[call], needs[0]))
-            ready_us = max(ready_us, called_us + latency_us)
-        gap_us = max(start_us - ready_us, 0.0) if np.isfinite(ready_us) else 0.0
-        lead_us = 0.0 if np.isfinite(ready_us) else start_us - self._begin_us
-        own_us = end_us - max(start_us, before_us)
-        collective = int(events.collective[op]) if op in self._last_post_us else -1
-        if collective >= 0:
-            paused = _Op(device, gap_us, OpKind.COMM, step, unexplained_us=gap_us, lead_us=lead_us)
-            pause = self._add(paused, PAUSES, name, f"before {label}")
-            self._edges += [(need, pause) for need in needs]
-            self._waiting += [(s, pause, False) for s, _ in self._sources.get(op, ())]
-            needs, gap_us, lead_us, own_us = [pause], 0.0, 0.0, end_us - self._last_post_us[op]
-        runs = _Op(
-            device, gap_us + max(own_us, 0.0), kind, step,
-            event=op, on_device=True, collective=collective, unexplained_us=gap_us, lead_us=lead_us,
-        )  # fmt: skip
-        node = self._add(runs, RUNS, name, label)
-        self._of_event[op] = node
-        self._edges += [(need, node) for need in needs]
-        if collective < 0:
-            self._waiting += [(s, node, False) for s, k in self._sources.get(op, ()) if k != DependencyKind.LAUNCH]
+        start_us, end_us = events.start_us[ops], events.end_us[ops]
+        ready_us = np.maximum(self._free_us[ops], before_us)
+        launched, shared = call >= 0, np.isfinite(self._last_post_us[ops])
+        called_us = np.where(launched, events.start_us[call], -np.inf)
+        latency_us = np.where(launched, np.maximum(start_us - called_us, 0.0), 0.0)
+        latency_us = np.where(called_us + usual_us >= ready_us, latency_us, np.minimum(usual_us, latency_us))
+        ready_us = np.maximum(ready_us, called_us + latency_us)
+        free = np.isfinite(ready_us)
+        gap_us = np.where(free, np.maximum(start_us - ready_us, 0.0), 0.0)
+        lead_us = np.where(free, 0.0, start_us - self._begin_us)
+        own_us = end_us - np.where(shared, self._last_post_us[ops], np.maximum(start_us, before_us))
 
-    def _launch(self, op: int) -> int:
-        """The call that launched an op, if its moment is known; -1: none."""
-        return next((s for s, kind in self._sources.get(op, ()) if kind == DependencyKind.LAUNCH and s in self._out), -1)
+        rows = np.ones(len(ops), np.int64) + launched + shared
+        runs = np.cumsum(rows) - 1
+        launches, pauses = (runs - shared - 1)[launched], (runs - 1)[shared]
+        of = np.repeat(np.arange(len(ops)), rows)
+        block: Block = empty_block(len(of))
+        block |= {"device": device[of], "step": events.step[ops][of], "name": events.name[ops][of], "kind": kinds[of]}
+        block["role"][:] = RUNS
+        block["duration_us"][runs] = np.where(shared, 0.0, gap_us) + np.maximum(own_us, 0.0)
+        block["event"][runs] = ops
+        block["on_device"][runs] = True
+        block["collective"][runs] = np.where(shared, events.collective[ops], -1)
+        block["role"][pauses] = PAUSES
+        block["kind"][pauses] = int(OpKind.COMM)
+        block["duration_us"][pauses] = gap_us[shared]
+        waits_for = np.where(shared, runs - 1, runs)  # the op that waits in the place of its event
+        block["unexplained_us"][waits_for] = gap_us
+        block["lead_us"][waits_for] = lead_us
+        block["device"][launches] = launching
+        block["role"][launches] = LAUNCHES
+        block["kind"][launches] = int(OpKind.HOST)
+        block["duration_us"][launches] = latency_us[launched]
 
-    def _free_us(self, op: int) -> float:
-        """When what an op waited for, beside its launch, had ended."""
-        ends = [float(self._events.end_us[s]) for s, kind in self._sources.get(op, ()) if kind != DependencyKind.LAUNCH]
-        return max(ends, default=-np.inf)
+        begin = self._count
+        self._of_event[ops] = begin + runs
+        needed = [(self._out[call[launched]], begin + launches), (begin + launches, begin + waits_for[launched])]
+        needed.append((begin + pauses, begin + runs[shared]))
+        self._edges += [np.stack(edges) for edges in needed]
+        self._waits_for[ops] = begin + waits_for
+        self._add(block)
 
-    def _usual_latency(self, ops: Ints, launch: dict[int, int], free_us: dict[int, float], before_us: dict[int, float]) -> float:
+    def _launches(self, rank: int, ops: Ints) -> Ints:
+        """The call that launched each op of a rank, if its moment is known, [ops]; -1: none."""
+        needs, mine = self._needs, self._needs_of_rank[rank]
+        known = mine[(needs.kind[mine] == DependencyKind.LAUNCH) & (self._out[needs.source[mine]] >= 0)][::-1]
+        self._call[needs.target[known]] = needs.source[known]  # of several, the first
+        return self._call[ops]
+
+    def _usual_latency(self, ops: Ints, call: Ints, before_us: Floats) -> float:
         """Median time from the call to the start, of ops whose stream was idle at the call."""
-        events = self._events
-        found = [
-            float(events.start_us[op] - events.start_us[launch[op]])
-            for op in ops.tolist()
-            if launch[op] >= 0 and max(free_us[op], before_us[op]) <= events.start_us[launch[op]]
-        ]
-        return max(float(np.median(found)), 0.0) if found else machine_constants().gpu.launch_us
+        start_us = self._events.start_us
+        idle = (call >= 0) & (np.maximum(self._free_us[ops], before_us) <= start_us[call])
+        if not idle.any():
+            return machine_constants().gpu.launch_us
+        return max(float(np.median(start_us[ops[idle]] - start_us[call[idle]])), 0.0)
+
+
+def _before_us(end_us: Floats) -> Floats:
+    """When all ops before each op of a stream have ended, from their ends in program order."""
+    return np.concatenate(([-np.inf], np.maximum.accumulate(end_us)[:-1]))
 
 
 def _overlap_us(spans: Floats, start_us: float, end_us: float) -> float:

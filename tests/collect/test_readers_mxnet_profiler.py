@@ -12,7 +12,7 @@ from mxnet_profiles import ROUNDS, STEP_US, Process, layered, server, symbol_fil
 
 from dpro_search.collect.readers import mxnet_profiler
 from dpro_search.collect.readers._mxnet_files import Span, Symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import match_backward, match_forward, match_gradients
+from dpro_search.collect.readers._mxnet_match import match_backward, match_forward, match_gradients, unmatched_warnings
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
 
@@ -136,7 +136,12 @@ def test_operators_get_the_names_of_the_graphs_nodes(tmp_path):
     trace = mxnet_profiler.read(job(tmp_path))
     names = [name for name, *_ in rows(trace, 0, EventKind.KERNEL)]
     assert names == ["a_fwd", "b_fwd", "log_softmax", "b_fwd backward", "a_fwd backward"]
-    assert "4 operators matched to no node of the graph: log_softmax" in trace.meta.warnings
+    assert trace.meta.dropped["operators matched to no node of the graph: log_softmax"] == 4
+
+
+@pytest.mark.parametrize(("unmatched_us", "warnings"), [(9.0, 0), (11.0, 1)])
+def test_unmatched_operators_are_warned_about_from_one_percent_of_the_time(unmatched_us, warnings):
+    assert len(unmatched_warnings(unmatched_us, 1000.0)) == warnings
 
 
 def test_keys_are_recovered_and_matched_across_workers(tmp_path):
@@ -160,7 +165,7 @@ def test_the_servers_work_belongs_to_the_key_in_whose_time_it_fell(tmp_path):
     sums = {tensor: start for name, tensor, start, _ in work if name == "BinaryOpKernel"}
     assert sums == ROUNDS
     assert {tensor: start for name, tensor, start, _ in work if name == "CopyCPU2CPU"} == {k: t - 500 for k, t in ROUNDS.items()}
-    assert not any("server matched to no key" in warning for warning in trace.meta.warnings)
+    assert not any("matched to no key" in warning for warning in trace.meta.warnings)
 
 
 def test_the_way_to_the_server_and_back_is_told_from_its_work(tmp_path):

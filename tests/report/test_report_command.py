@@ -84,7 +84,7 @@ def test_an_incomplete_journal_is_reported(run, tmp_path):
     journal.write_bytes(journal.read_bytes()[:-20])
     done = dpro("report", copy, "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
-    assert "line 12 is damaged" in " ".join(done.stdout.split())
+    assert "line 12 is damaged" in " ".join(done.stderr.split())
 
 
 def test_a_folder_that_is_neither_is_wrong_usage(tmp_path):

@@ -15,21 +15,11 @@ _TAIL_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """A running job.
+    """A running job."""
 
-    Attributes
-    ----------
-    elapsed_s
-        Since its start.
-    steps
-        Steps that rank 0 has begun; None: none yet, or not known.
-    last_line
-        Of rank 0's output; empty: it has printed nothing yet.
-    """
-
-    elapsed_s: float
-    steps: int | None
-    last_line: str
+    elapsed_s: float  # Since its start.
+    steps: int | None  # Steps that rank 0 has begun; None: none yet, or not known.
+    last_line: str  # Of rank 0's output; empty: it has printed nothing yet.
 
     @staticmethod
     def of(folder: Path, elapsed_s: float) -> JobState:

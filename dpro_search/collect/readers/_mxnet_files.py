@@ -106,26 +106,14 @@ def read_profile(path: Path, dropped: Counter[str]) -> Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Symbol:
-    """A model's graph: the nodes in the order of the file, which is topological.
-
-    Attributes
-    ----------
-    inputs
-        Nodes that each node reads, [nodes].
-    parameters
-        Of each node, its inputs that are trained.
-    size
-        Elements of each node where its shape is known, else 0.
-    least_size
-        The same, with 1 for every extent that was not known when the file was written.
-    """
+    """A model's graph: the nodes in the order of the file, which is topological."""
 
     names: tuple[str, ...]
     ops: tuple[str, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    parameters: tuple[tuple[int, ...], ...]
-    size: tuple[int, ...]
-    least_size: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]  # Nodes that each node reads, [nodes].
+    parameters: tuple[tuple[int, ...], ...]  # Of each node, its inputs that are trained.
+    size: tuple[int, ...]  # Elements of each node where its shape is known, else 0.
+    least_size: tuple[int, ...]  # The same, with 1 for every extent that was not known when the file was written.
 
     def graph(self) -> NodeGraph:
         """As `Trace` keeps it."""

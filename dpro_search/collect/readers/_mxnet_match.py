@@ -27,6 +27,15 @@ _BACKWARD_TYPES = {
 }
 SAME_TYPE = frozenset(("batch_dot", "transpose", "Concat", "concat"))  # types of both forward and backward events
 _BACKWARD_EVENTS = {"batch_dot": 2}  # one for each of its inputs
+_LEAST_SHARE = 0.01  # Of the operators' time. Below it an unmatched operator changes no prediction noticeably.
+
+
+def unmatched_warnings(unmatched_us: float, op_us: float) -> list[str]:
+    """One line, if operators that are no node of the graph take a noticeable part of the operators' time."""
+    share = unmatched_us / op_us if op_us else 0.0
+    if share < _LEAST_SHARE:
+        return []
+    return [f"{share:.1%} of the operators' time is of no node of the network's graph: is symbol.json of the network that ran?"]
 
 
 def match_forward(symbol: Symbol, ops: Sequence[Span]) -> list[int]:

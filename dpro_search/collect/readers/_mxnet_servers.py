@@ -101,8 +101,10 @@ class ServerWork:
         copies = np.array([i for i, op in enumerate(profile.ops) if op.name == _COPY and i not in after], np.int64)
         first = np.array([members[0] for members in rounds], np.int64)
         found: Served = {}
+        in_steps = np.zeros(len(events), np.bool_)
         for keys, pushed, returned in self._windows(self._clock.offset_us[rank]):
             inside = (pushed.min() <= starts) & (starts <= returned.max())
+            in_steps |= inside
             window = [rounds[i] for i in np.flatnonzero(inside[first])]
             # One column for each part that can be here.
             of = {i: [self._least_size(keys[i][1])] if parts is None else parts.get(keys[i][1], ()) for i in range(len(keys))}
@@ -118,7 +120,8 @@ class ServerWork:
             for event in (event for members in served for event in members if event >= 0):
                 self._rows.assign(event, step=key[0], tensor=self._tensors[key[1]])
         matched = {event for served in found.values() for members in served for event in members}
-        self._unmatched["operations of a server matched to no key"] += sum(event not in matched for event in events)
+        without_key = [event not in matched for event in events]
+        self._unmatched["operations of a server in profiled steps matched to no key"] += int(np.sum(without_key & in_steps))
         return found
 
     def _rounds(self, profile: Profile) -> list[list[int]]:

@@ -63,21 +63,11 @@ Decode = Callable[[bytes], list[Record] | None]
 
 @dataclass
 class Salvaged(Generic[Record]):
-    """What could be read.
+    """What could be read."""
 
-    Attributes
-    ----------
-    records
-        In the order of the text.
-    lost
-        Number of records that were left out, as far as they can be counted: at least 1 for each damaged part.
-    rest
-        What follows the last whole record.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    lost: int = 0
-    rest: bytes = b""
+    records: list[Record] = field(default_factory=list)  # In the order of the text.
+    lost: int = 0  # Number of records that were left out, as far as they can be counted: at least 1 for each damaged part.
+    rest: bytes = b""  # What follows the last whole record.
 
 
 def salvage(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:

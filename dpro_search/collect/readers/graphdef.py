@@ -24,21 +24,14 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CommNode:
-    """A graph node that all-reduces.
-
-    Attributes
-    ----------
-    tensor_names
-        The communication library's names, as in its timeline: one, or one per tensor of a group, in the order of `inputs`.
-    inputs
-        Nodes that produce the tensors (data inputs only).
-    """
+    """A graph node that all-reduces."""
 
     name: str
     op: str
+    # The communication library's names, as in its timeline: one, or one per tensor of a group, in the order of `inputs`.
     tensor_names: tuple[str, ...]
     dtype: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # Nodes that produce the tensors (data inputs only).
 
 
 def read_partition_graph(path: Path) -> tuple[NodeGraph, tuple[CommNode, ...]]:

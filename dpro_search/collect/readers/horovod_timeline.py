@@ -65,45 +65,24 @@ class TimelineTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodTimeline:
-    """n phases in the order of their ends in the file; times are microseconds since `origin_ns`.
+    """n phases in the order of their ends in the file; times are microseconds since `origin_ns`."""
 
-    Attributes
-    ----------
-    origin_ns
-        Nanoseconds since the Unix epoch.
-    tensor
-        Index into `tensors`, [n].
-    phase
-        `Phase`, [n].
-    collective
-        Phases of one number belong to one (fused) collective, [n]; -1: its transfer had not begun.
-    cycle_us
-        Instants at which the communication thread woke up (only with HOROVOD_TIMELINE_MARK_CYCLES=1).
-    unfinished
-        Phases that were begun but not ended in the file; they are not among the rows.
-    skipped
-        Number of spans of other operations (BROADCAST, INIT_FUSION_BUFFER...), by name; they are not among the rows.
-    truncated
-        The file ends in the middle of a record, which was left out. One that only lacks its closing bracket is not truncated.
-    dropped
-        Records that were lost because the file is damaged, and spans that are not known without them, by reason.
-    ranks
-        Ranks whose requests the coordinator noted: all of the job's in a whole file; 0 where it noted none.
-    """
-
-    origin_ns: int
+    origin_ns: int  # Nanoseconds since the Unix epoch.
     tensors: tuple[TimelineTensor, ...]
-    tensor: Ints
-    phase: Ints
+    tensor: Ints  # Index into `tensors`, [n].
+    phase: Ints  # `Phase`, [n].
     start_us: Floats
     end_us: Floats
-    collective: Ints
-    cycle_us: Floats
-    unfinished: int
+    collective: Ints  # Phases of one number belong to one (fused) collective, [n]; -1: its transfer had not begun.
+    cycle_us: Floats  # Instants at which the communication thread woke up (only with HOROVOD_TIMELINE_MARK_CYCLES=1).
+    unfinished: int  # Phases that were begun but not ended in the file; they are not among the rows.
+    # Number of spans of other operations (BROADCAST, INIT_FUSION_BUFFER...), by name; they are not among the rows.
     skipped: dict[str, int]
+    # The file ends in the middle of a record, which was left out. One that only lacks its closing bracket is not truncated.
     truncated: bool
+    # Records that were lost because the file is damaged, and spans that are not known without them, by reason.
     dropped: dict[str, int] = field(default_factory=dict)
-    ranks: int = 0
+    ranks: int = 0  # Ranks whose requests the coordinator noted: all of the job's in a whole file; 0 where it noted none.
 
     @property
     def size_bytes(self) -> Ints:

@@ -51,27 +51,17 @@ def _none(head: bytes, path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Importer:
-    """A format of raw files.
+    """A format of raw files."""
 
-    Attributes
-    ----------
-    name
-        As `TraceMeta.format` has it.
-    description
-        What it looks for, for the message on an unknown file: "a Kineto profile (JSON with records of categories such as kernel)".
-    recognise
-        Whether a file is of this format, from its first 64 KiB (decompressed) and its path. Must not raise, whatever the bytes.
-    read
-        The trace of all files of this format that were given, companions among them, sorted by path. Raises `InputError` or
-        `TraceFormatError` with one line.
-    companion
-        Whether a file that the format does not own helps to read the others; like `recognise`.
-    """
-
-    name: str
+    name: str  # As `TraceMeta.format` has it.
+    # What it looks for, for the message on an unknown file: "a Kineto profile (JSON with records of categories such as kernel)".
     description: str
+    # Whether a file is of this format, from its first 64 KiB (decompressed) and its path. Must not raise, whatever the bytes.
     recognise: Callable[[bytes, Path], bool]
+    # The trace of all files of this format that were given, companions among them, sorted by path. Raises `InputError` or
+    # `TraceFormatError` with one line.
     read: Callable[[Sequence[Path]], Trace]
+    # Whether a file that the format does not own helps to read the others; like `recognise`.
     companion: Callable[[bytes, Path], bool] = _none
 
 

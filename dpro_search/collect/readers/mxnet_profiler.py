@@ -20,7 +20,13 @@ import numpy as np
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import SAME_TYPE, match_backward, match_forward, match_gradients
+from dpro_search.collect.readers._mxnet_match import (
+    SAME_TYPE,
+    match_backward,
+    match_forward,
+    match_gradients,
+    unmatched_warnings,
+)
 from dpro_search.collect.readers._mxnet_parameters import identified_by_order, identified_by_size
 from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
@@ -216,9 +222,7 @@ class ProfileWriter:
         if self._symbol is None:
             found.append("no symbol graph: operators are known by type, gradients by the order in which they are sent")
         found += [f"{count} {name}" for name, count in sorted(self._unmatched.items()) if count]
-        if self._symbol is not None and self._unmatched_us:
-            found.append(f"{self._unmatched_us / self._op_us * 100:.1f} % of the operators' time is of no node of the graph")
-        return tuple(found)
+        return (*found, *unmatched_warnings(self._unmatched_us, self._op_us))
 
     # Workers
 
@@ -267,7 +271,7 @@ class ProfileWriter:
                 if self._symbol is not None and node >= 0:
                     name = self._symbol.names[node] + (" backward" if is_backward else "")
                 elif self._symbol is not None and step >= 0:
-                    self._unmatched[f"operators matched to no node of the graph: {op.name}"] += 1
+                    self._dropped[f"operators matched to no node of the graph: {op.name}"] += 1
                     self._unmatched_us += 0.0 if _OF_STORE.search(op.name) else op.end_us - op.start_us
                 event = self._rows.add(
                     name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, role=role_in_mxnet(name), **self._span(op)

@@ -64,33 +64,23 @@ class Annotations:
 
 @dataclass(frozen=True, kw_only=True)
 class XPlaneRank:
-    """One rank's profile. Times are microseconds since `origin_ns`.
+    """One rank's profile. Times are microseconds since `origin_ns`."""
 
-    Attributes
-    ----------
-    origin_ns
-        Nanoseconds since the Unix epoch at the start of the profile. None where the file does not have it (TensorFlow before 2.16);
-        `epoch_origin` then finds it from step times.
-    nodes, op_types
-        Node names and their op types.
-    input_shapes
-        Types and shapes of each node's inputs as the tracer writes them, see `tensor_types`; "" where it did not.
-    memory
-        Pieces that the framework's allocator handed out.
-    dropped
-        Events that look like ops but are none of the graph's executions, by reason: "eager" (run op by op, outside any graph),
-        "nested" (the same op again, inside its own event); "unpaired": starts and ends of all-reduces without the other; and
-        "of another allocator, or without numbers": allocations and releases.
-    """
-
+    # Nanoseconds since the Unix epoch at the start of the profile. None where the file does not have it (TensorFlow before 2.16);
+    # `epoch_origin` then finds it from step times.
     origin_ns: int | None
+    # nodes, op_types: Node names and their op types.
     nodes: tuple[str, ...]
     op_types: tuple[str, ...]
+    # Types and shapes of each node's inputs as the tracer writes them, see `tensor_types`; "" where it did not.
     input_shapes: tuple[str, ...]
     ops: OpEvents
     comm: CommEvents
-    memory: MemoryEvents
+    memory: MemoryEvents  # Pieces that the framework's allocator handed out.
     annotations: Annotations
+    # Events that look like ops but are none of the graph's executions, by reason: "eager" (run op by op, outside any graph),
+    # "nested" (the same op again, inside its own event); "unpaired": starts and ends of all-reduces without the other; and "of
+    # another allocator, or without numbers": allocations and releases.
     dropped: dict[str, int]
 
 

@@ -27,35 +27,19 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEvents:
-    """m allocations and releases of one allocator, in the order of time.
+    """m allocations and releases of one allocator, in the order of time."""
 
-    Attributes
-    ----------
-    allocator
-        Its name; "" without events.
-    time_us
-        Microseconds since the profile's origin, [m].
-    op
-        Index into `ops` of the op in whose name it was done, [m].
-    is_allocation, address
-        [m].
-    requested_bytes, taken_bytes
-        What was requested, and the size of the piece, [m].
-    in_use_bytes
-        All that the allocator had handed out then, after this event, [m].
-    ops
-        Names of ops; "" is none.
-    """
-
-    allocator: str
-    time_us: Floats
-    op: Ints
+    allocator: str  # Its name; "" without events.
+    time_us: Floats  # Microseconds since the profile's origin, [m].
+    op: Ints  # Index into `ops` of the op in whose name it was done, [m].
+    # is_allocation, address: [m].
     is_allocation: npt.NDArray[np.bool_]
     address: Ints
+    # requested_bytes, taken_bytes: What was requested, and the size of the piece, [m].
     requested_bytes: Ints
     taken_bytes: Ints
-    in_use_bytes: Ints
-    ops: tuple[str, ...]
+    in_use_bytes: Ints  # All that the allocator had handed out then, after this event, [m].
+    ops: tuple[str, ...]  # Names of ops; "" is none.
 
     def releases(self) -> Ints:
         """Of each allocation, the event that gives it back; -1: none does, or the event is no allocation. [m]"""

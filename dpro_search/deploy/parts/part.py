@@ -27,39 +27,20 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What is known of the job that will follow a plan.
+    """What is known of the job that will follow a plan."""
 
-    Attributes
-    ----------
-    framework
-        "tensorflow", "pytorch" or "mxnet"; None: not known.
-    tensors
-        The gradients in the order in which they become ready; empty: not known.
-    ready_order
-        Whether that is the order of `tensors`.
-    op_types, op_inputs
-        Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
-    modules
-        The model's modules that a plan can name; empty: not known.
-    servers
-        Recorded parameter servers.
-    on_mpi
-        Whether Horovod communicates by MPI; None: not known.
-    knobs
-        Recorded settings of the communication library, by the name of their environment variable or argument.
-    ranks, ranks_per_host
-        How many there are, and side by side on each host; None: not known, or hosts differ.
-    """
-
-    framework: str | None = None
-    tensors: Sequence[TensorInfo] = ()
-    ready_order: bool = False
+    framework: str | None = None  # "tensorflow", "pytorch" or "mxnet"; None: not known.
+    tensors: Sequence[TensorInfo] = ()  # The gradients in the order in which they become ready; empty: not known.
+    ready_order: bool = False  # Whether that is the order of `tensors`.
+    # op_types, op_inputs: Of every op of rank 0's graph: its type, and the ops that it needs; empty: not known.
     op_types: Mapping[str, str] = field(default_factory=dict)
     op_inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    modules: Sequence[ModuleInfo] = ()
-    servers: Servers = field(default_factory=Servers)
-    on_mpi: bool | None = None
+    modules: Sequence[ModuleInfo] = ()  # The model's modules that a plan can name; empty: not known.
+    servers: Servers = field(default_factory=Servers)  # Recorded parameter servers.
+    on_mpi: bool | None = None  # Whether Horovod communicates by MPI; None: not known.
+    # Recorded settings of the communication library, by the name of their environment variable or argument.
     knobs: Mapping[str, str] = field(default_factory=dict)
+    # ranks, ranks_per_host: How many there are, and side by side on each host; None: not known, or hosts differ.
     ranks: int | None = None
     ranks_per_host: int | None = None
 
@@ -89,27 +70,14 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one target needs to follow a plan.
+    """What one target needs to follow a plan."""
 
-    Attributes
-    ----------
-    env
-        Variables of every process of the job; `FOLDER` in a value stands for the path of the folder that is written.
-    files
-        Content by name.
-    step
-        What `xla.py` does to the graph of a TensorFlow step.
-    script
-        What changes in the training script, in words, a sentence each; empty: nothing.
-    setup
-        What else must hold of the job, likewise.
-    """
-
+    # Variables of every process of the job; `FOLDER` in a value stands for the path of the folder that is written.
     env: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    step: Mapping[str, object] = field(default_factory=dict)
-    script: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)  # Content by name.
+    step: Mapping[str, object] = field(default_factory=dict)  # What `xla.py` does to the graph of a TensorFlow step.
+    script: tuple[str, ...] = ()  # What changes in the training script, in words, a sentence each; empty: nothing.
+    setup: tuple[str, ...] = ()  # What else must hold of the job, likewise.
 
     @property
     def helpers(self) -> tuple[str, ...]:
@@ -124,39 +92,18 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
-    """A system that follows a plan, or a part of it.
+    """A system that follows a plan, or a part of it."""
 
-    Attributes
-    ----------
-    name
-        What ``--target`` calls it.
-    fields
-        Plan fields that it can express.
-    part
-        What it needs for a plan in a job; raises `InputError` for what it cannot express there.
-    framework
-        The only framework whose jobs have it; None: there are several.
-    communicates
-        Whether it carries gradients: a job has one such system.
-    start
-        How a job that follows it is started.
-    always_env
-        Whether ``<name>.env`` is written even if it is empty.
-    servers
-        Whether its variables are also for the scheduler and the servers.
-    why_not
-        Reasons why it cannot express some fields, by field.
-    """
-
-    name: str
-    fields: tuple[str, ...]
+    name: str  # What ``--target`` calls it.
+    fields: tuple[str, ...]  # Plan fields that it can express.
+    # What it needs for a plan in a job; raises `InputError` for what it cannot express there.
     part: Callable[[Plan, JobFacts], Part]
-    framework: str | None = None
-    communicates: bool = False
-    start: str = "python train.py"
-    always_env: bool = False
-    servers: bool = False
-    why_not: Mapping[str, str] = field(default_factory=dict)
+    framework: str | None = None  # The only framework whose jobs have it; None: there are several.
+    communicates: bool = False  # Whether it carries gradients: a job has one such system.
+    start: str = "python train.py"  # How a job that follows it is started.
+    always_env: bool = False  # Whether ``<name>.env`` is written even if it is empty.
+    servers: bool = False  # Whether its variables are also for the scheduler and the servers.
+    why_not: Mapping[str, str] = field(default_factory=dict)  # Reasons why it cannot express some fields, by field.
 
     def __str__(self) -> str:
         return self.name

@@ -18,22 +18,13 @@ _LEAST_FACTOR = 1e-3  # of a latency
 
 @dataclass(frozen=True, kw_only=True)
 class DdpTimeline(IterationTimes):
-    """Result of a replay.
+    """Result of a replay."""
 
-    Attributes
-    ----------
-    collective_us
-        Start and end of every collective in the order of posting, [iterations, collectives, 2].
-    work_us
-        Start and end of the work of every segment of the program; what follows on a rank starts later where it waits, [iterations,
-        ranks, segments, 2].
-    sample_of
-        Recorded step that each iteration took its durations from, [iterations].
-    """
-
-    collective_us: Floats
+    collective_us: Floats  # Start and end of every collective in the order of posting, [iterations, collectives, 2].
+    # Start and end of the work of every segment of the program; what follows on a rank starts later where it waits, [iterations,
+    # ranks, segments, 2].
     work_us: Floats
-    sample_of: Ints
+    sample_of: Ints  # Recorded step that each iteration took its durations from, [iterations].
 
     @property
     def typical(self) -> int:

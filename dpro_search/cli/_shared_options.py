@@ -1,0 +1,34 @@
+"""Options that several verbs have: output, what the job runs on, and models of what plans change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="C", help="What the job runs on: 16xhgx-h100, or a TOML file."),
+]
+SpeedsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
+]
+ClusterModelOption = Annotated[
+    Path | None,
+    typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),
+]
+PrecisionTableOption = Annotated[
+    Path | None,
+    typer.Option("--precision-table", metavar="FILE", help="Table of op durations in bfloat16, for plans with such ops."),
+]
+AllReduceModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--all-reduce-model",
+        metavar="DIR",
+        help="Model of Open MPI's all-reduce algorithms, from 'fit', for plans that set them; 'run' then searches them.",
+    ),
+]

@@ -1,9 +1,9 @@
 """A thousand damaged copies of each format, too many for every change: ``python -m tests.faults.flips FORMAT... [--tries N]``.
 
-FORMAT: an input that `import` reads (real files beside the repository, ``../shared/traces``) or a file of our own (`OWN`). For each a
-line, a JSON object, has the number of copies and what came of them: read whole, read with a loss that was counted or told, refused in
-one line. A copy that ends in a traceback, takes more than 10 seconds of processor time (or ten times that of the whole file), takes
-more memory than `MOST_BYTES`, or loses events without a word is listed under ``bad`` with its seed, and the exit code is 1.
+FORMAT: an input that `import` reads (real files beside the repository, ``../shared/traces``) or a file of our own (`OWN`). For each
+a line, a JSON object, has the number of copies and what came of them: read whole, read with a loss that was told, refused in one
+line. A copy that ends in a traceback, takes more than 10 seconds of processor time (or ten times that of the whole file) or more
+memory than `MOST_BYTES`, or loses events without a word is listed under ``bad`` with its seed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def campaign(form: str, folder: Path, seeds: range, seconds: float = float("inf"
 
 
 def _forked(read: Callable[[], object], limit_s: float) -> tuple[dict, float] | tuple[str, float]:
-    """Call in a process of its own, with limits; what it returned or, a line of text, how it failed; and its processor time in s."""
+    """Call in a process of its own: what it returned or, a line of text, how it failed; and its processor time in s."""
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -139,9 +139,7 @@ def _input(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:
         try:
             trace = import_trace(paths)
         except DproSearchError as error:
-            assert "\n" not in str(error), "more than a line"
-            assert any(str(path) in str(error) for path in paths), f"names no file: {error}"
-            return {"outcome": "refused"}
+            return _refused(str(error), paths)
         trace.save(folder / "saved")
         Trace.load(folder / "saved")
         shutil.rmtree(folder / "saved")
@@ -156,6 +154,12 @@ def _input(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:
         return facts
 
     return read, paths[0], paths[0].read_bytes()
+
+
+def _refused(line: str, paths: list[Path]) -> dict:
+    assert "\n" not in line, "more than a line"
+    assert any(str(path) in line for path in paths), f"names no file: {line}"
+    return {"outcome": "refused"}
 
 
 def _own(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:

@@ -41,7 +41,13 @@ KINDS = {"run": kill_searches, "workers": kill_searches_with_workers, "storage":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill commands with SIGKILL, again and again.")
-    parser.add_argument("kinds", nargs="+", choices=(*KINDS, *WRITERS, *READERS, *JOBS), metavar="KIND")
+    parser.add_argument(
+        "kinds",
+        nargs="+",
+        choices=(*KINDS, *WRITERS, *READERS, *JOBS),
+        metavar="KIND",
+        help=", ".join((*KINDS, *WRITERS, *READERS, *JOBS)),
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="make fewer kills of a kind when this time is over")

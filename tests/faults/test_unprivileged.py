@@ -1,5 +1,6 @@
 """Verbs as a user without rights: they work where that suffices; what needs root says so in one line."""
 
+import json
 import os
 import pwd
 import shutil
@@ -30,11 +31,11 @@ def folder(tmp_path):
     shutil.rmtree(place)
 
 
-def as_nobody(folder, *args):
+def as_nobody(folder, *args, program=("-m", "dpro_search.cli")):
     user = pwd.getpwnam("nobody")
     become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--no-new-privs"]
     known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba")}
-    command = [*become, sys.executable, "-m", "dpro_search.cli", *map(str, args)]
+    command = [*become, sys.executable, *program, *map(str, args)]
     return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -52,11 +53,15 @@ def test_what_needs_no_rights_works(folder):
 
 
 def test_what_needs_root_says_so_in_one_line(folder):
-    done = as_nobody(folder, "collect", "--rate", "1gbit", "--out", "trace", "--", "/usr/bin/python3", "-c", "pass")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode in (1, 2)
-    assert "root" in line
-    assert not (folder / "trace").exists()
+    checks = json.loads(as_nobody(folder, "doctor", "--json").stdout)["checks"]
+    (hosts,) = [check for check in checks if "not root" in check["detail"]]
+    assert not hosts["ok"]
+    assert "run as root" in hosts["fix"]
+    script = "from dpro_search.collect.launch.netns import ShapedHosts\nwith ShapedHosts(2, 1e9): pass"
+    done = as_nobody(folder, program=("-c", script))
+    assert done.stderr.splitlines()[-1].endswith(
+        "MissingCapabilityError: shaped hosts need root (network namespaces); run as root or leave out --rate"
+    )
 
 
 @pytest.mark.parametrize("args", [("import", ROOT / "tests" / "data" / "ddp_mlp", "--out"), ("run", "--trials", 5, "--out")])

@@ -73,12 +73,18 @@ def validate(
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
         console.print(f"{name}: {outcome}", markup=False, soft_wrap=True)
 
-    at, clock = "before the first run", RunClock()
+    at, kept, clock = "before the first run", 0, RunClock()
 
     def begin(name: str, done: int, total: int) -> None:
         nonlocal at
         at = f"in run {done + 1} of {total}"
         progress.begin(f"run {done + 1} of {total}, {name}", left_s=clock.left_s(done, total))
+
+    def keep(finished: int) -> None:
+        nonlocal kept
+        kept = finished
+        if finished and at == "before the first run":
+            say(console, f"counting {_rounds(finished)} of an interrupted call; remove {run / 'rounds.jsonl'} to measure again")
 
     progress = JobProgress(console)
     runs = real_runs(run, trace, command or (), watch=progress.show)
@@ -96,14 +102,20 @@ def validate(
                 run_recorded_command=run_recorded_command,
                 on_start=begin,
                 on_run=show,
+                on_kept=keep,
             )
     except KeyboardInterrupt:
         earlier = "; validation.json of an earlier call is unchanged" if (run / "validation.json").is_file() else ""
-        raise KeyboardInterrupt(f"interrupted {at}: the job was ended, and its measurements are not kept{earlier}") from None
+        left = f"; {_rounds(kept)} kept: the same command continues" if kept else ", and its measurements are not kept"
+        raise KeyboardInterrupt(f"interrupted {at}: the job was ended{left}{earlier}") from None
     if as_json:
         print_json(by_setting(validation) | {"recording_doubt": runs.doubt})
     else:
         _print(run, validation, calibration)
+
+
+def _rounds(count: int) -> str:
+    return f"{count} finished round{'s' if count > 1 else ''}"
 
 
 def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
@@ -153,6 +165,8 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
             " gains of plans.",
             style="yellow",
         )
+    if validation.kept_rounds:
+        console.print(f"{validation.kept_rounds} of {validation.rounds} rounds are of an interrupted call.")
     if not validation.stable:
         console.print("Some medians are not known to 2 %: use more --rounds or a longer job.")
     if not any(plan.beyond_noise and plan.speedup_measured > 1 for plan in validation.plans):

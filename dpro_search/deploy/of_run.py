@@ -15,6 +15,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
+from dpro_search.deploy.kept_rounds import FinishedRound, RoundsFile
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import parts_of, targets_for, targets_named
 from dpro_search.deploy.validate import Validation, typical_us, validate
@@ -181,8 +182,11 @@ def validate_run(
     run_recorded_command: bool = False,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
+    on_kept: Callable[[int], None] = lambda rounds: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.
+
+    Finished rounds are kept in the run folder until then: an interrupted validation continues after them.
 
     Parameters
     ----------
@@ -194,6 +198,8 @@ def validate_run(
         Whether a command that comes from the trace may run.
     rounds, most_rounds, warmup, timeout_s, on_start, on_run
         Of `validate.validate`.
+    on_kept
+        Called with the number of rounds that the run folder has: before the first run, and after each round.
     elsewhere
         Whether the job runs on another cluster than the recorded one, so that the recording's time is not compared.
 
@@ -215,6 +221,13 @@ def validate_run(
     plans = [(ranked.plan, ranked.prediction) for _, ranked in chosen]
     for plan, _ in plans:
         targets_for(plan, job.targets)  # before anything runs
+    kept = RoundsFile(run, job, [plan for plan, _ in plans], warmup)
+    on_kept(len(kept.rounds))
+
+    def keep(finished: FinishedRound) -> None:
+        kept.add(finished)
+        on_kept(len(kept.rounds))
+
     validation = validate(
         job,
         result.baseline,
@@ -224,8 +237,10 @@ def validate_run(
         most_rounds=most_rounds,
         warmup=warmup,
         timeout_s=timeout_s,
+        kept=kept.rounds,
         on_start=on_start,
         on_run=on_run,
+        on_round=keep,
     )
     recorded = recording.iterations_us()
     if len(recorded) and not elsewhere:
@@ -234,6 +249,7 @@ def validate_run(
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))
     calibration = Calibration.fit(sessions, knobs)
     calibration.save(run)
+    kept.remove()
     return validation, calibration
 
 

@@ -20,6 +20,7 @@ from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
@@ -104,6 +105,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     recorded_us: float | None = None
     noise_pct: float  # Half the range of the recorded setting's own runs.
     rounds: int
+    kept_rounds: int = 0  # Of `rounds`, those that an interrupted call before this one finished.
     stable: bool = True  # Whether every typical iteration was known to `STABLE_PCT` at the end.
     # plans, refused, failed: Plans with equal or unknown losses; plans with different losses; plans with a failed run.
     plans: tuple[MeasuredPlan, ...]
@@ -140,8 +142,10 @@ def validate(
     warmup: int = 5,
     timeout_s: float | None = None,
     numbers: Sequence[int] = (),
+    kept: Sequence[FinishedRound] = (),
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
+    on_round: Callable[[FinishedRound], None] = lambda finished: None,
 ) -> Validation:
     """Run the recorded setting and plans for real, and compare with the predictions.
 
@@ -156,10 +160,14 @@ def validate(
         setting, at least five minutes.
     numbers
         Of the plans, for `on_start` and `on_run`; empty: from 1 on.
+    kept
+        Rounds of the same plans that an interrupted call has finished; they count among the rounds.
     on_start
         Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
         Called after each run with its name and its steps, or why there are none.
+    on_round
+        Called after each round.
 
     Raises
     ------
@@ -175,13 +183,15 @@ def validate(
         raise InputError(f"--most-rounds {most_rounds}: at least as many as --rounds {rounds}")
     names = {_RECORDED: "recorded", **{i: f"plan {number}" for i, number in enumerate(numbers or range(1, len(plans) + 1))}}
     rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, names, on_start, on_run)
-    done = 0
+    for finished in kept:
+        rounds_run.take(finished)
+    done = len(kept)
     while done < rounds or (done < most_rounds and not rounds_run.stable()):
-        rounds_run.round(rounds - done if done < rounds else 1)
-        done += 1
         if plans and len(rounds_run.failures) == len(plans):
             break
-    return _compared(baseline, plans, rounds_run, done)
+        on_round(rounds_run.round(rounds - done if done < rounds else 1))
+        done += 1
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done), kept_rounds=len(kept))
 
 
 class _Rounds:
@@ -212,13 +222,21 @@ class _Rounds:
         self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
         self.failures: dict[int, JobError] = {}
 
-    def round(self, rounds: int = 1) -> None:
+    def take(self, finished: FinishedRound) -> None:
+        """Count a round of an earlier call."""
+        for kept in finished.runs:
+            self.ended[kept.number].append(kept.run())
+        self.failures |= {number: JobError(reason) for number, reason in finished.failed.items()}
+        self._longest_s = max(self._longest_s, finished.longest_s)
+
+    def round(self, rounds: int = 1) -> FinishedRound:
         """Run the recorded setting, each plan that has not failed, and the recorded setting; errors are those of `validate`.
 
         `rounds`: how many there are to be, this one included.
         """
         numbers = [_RECORDED, *(number for number in range(len(self._plans)) if number not in self.failures), _RECORDED]
         total = self._done + rounds * len(numbers)
+        before = {number: len(runs) for number, runs in self.ended.items()}
         for number in numbers:
             self._on_start(self._names[number], self._done, total)
             if number == _RECORDED:
@@ -228,6 +246,11 @@ class _Rounds:
             else:
                 self._try(number)
             self._done += 1
+        return FinishedRound(
+            runs=tuple(KeptRun.of(number, run) for number, runs in self.ended.items() for run in runs[before[number] :]),
+            failed={number: str(error) for number, error in self.failures.items()},
+            longest_s=self._longest_s,
+        )
 
     def stable(self) -> bool:
         """Whether every typical iteration is known to `STABLE_PCT`."""

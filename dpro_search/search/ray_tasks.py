@@ -21,6 +21,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 _RETRIES = 1  # a second loss is reported with the plan
 _CONNECT_TIMEOUT_S = 5.0
+_LOOK_EVERY_S = 5.0  # for the cluster, while no task ends: Ray itself would end this process after a minute without it
 
 
 class RayEvaluator:
@@ -36,6 +37,8 @@ class RayEvaluator:
 
     def __init__(self, objective: Objective, workers: int) -> None:
         self._ray = _connected()
+        self._address: str = self._ray.get_runtime_context().gcs_address
+        self._gone = False
         self._objective = self._ray.put(objective)
         self._evaluate = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_evaluate)
         self._waiting: deque[Plan] = deque()
@@ -47,7 +50,7 @@ class RayEvaluator:
         self._hand_out()
 
     def done(self) -> tuple[Plan, Prediction]:
-        (ready, *_), _ = self._ray.wait(list(self._running), num_returns=1)
+        ready = self._ended()
         plan = self._running.pop(ready)
         self._hand_out()
         try:
@@ -59,11 +62,26 @@ class RayEvaluator:
             raise MissingCapabilityError(f"--engine ray: a task failed ({reason}); every node needs this dpro-search") from error
         return plan, prediction_in(answer)
 
+    def _ended(self) -> Any:
+        """A task that has ended; raises `MissingCapabilityError` if the cluster is gone."""
+        while True:
+            ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
+            if ready:
+                return ready[0]
+            try:
+                _check_port(self._address)
+            except OSError as error:
+                self._gone = True
+                raise MissingCapabilityError(
+                    f"--engine ray: the cluster at {self._address} is gone ({error.strerror}); start it again and run the same"
+                    " command to continue"
+                ) from error
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        for task in self._running:
+        for task in () if self._gone else self._running:
             self._ray.cancel(task, force=True)
         self._ray.shutdown()
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Floats, Ints
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
-from dpro_search.errors import InputError
+from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.horovod_job import HorovodJob
+from dpro_search.space.horovod_job import LONGEST_US, HorovodJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.units import enqueues_of_units, releases_of_units
@@ -49,6 +49,11 @@ class HorovodJobs:
     ----------
     choice
         What all-reduces by other algorithms take on the cluster; None: plans that name algorithms are refused.
+
+    Raises
+    ------
+    GraphError
+        A core time is negative, not finite or longer than `LONGEST_US`.
     """
 
     def __init__(
@@ -72,7 +77,10 @@ class HorovodJobs:
         # Between two steps the script runs on the same core: it is the first part of the compute thread's work.
         self._host_us = np.stack([profile.host_us for profile in profiles], axis=1)
         self._post_us = np.ascontiguousarray(np.stack([profile.post_us for profile in profiles], axis=1), dtype=np.float64)
-        self._releases = _releases(profiles)
+        self._releases = _releases(profiles, len(graph.tensors))
+        for name, core_us in (("compute", self._main_us), ("script", self._host_us), ("update", self._releases[1])):
+            if not np.all((core_us >= 0) & (core_us <= LONGEST_US)):
+                raise GraphError(f"a recorded step has a core time ({name}) that is no duration; record the job again")
         self._comm = at_cluster(
             costs,
             float(np.mean([profile.concurrency for profile in graph.profiles])),
@@ -137,13 +145,18 @@ class HorovodJobs:
         return found
 
 
-def _releases(profiles: list[RankProfile]) -> tuple[Ints, Floats, Ints, Ints]:
-    """Releases of all classes: class, core time [samples, releases], and the tensors waited for, CSR; equal waits are one."""
+def _releases(profiles: list[RankProfile], tensors: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """Releases of all classes: class, core time [samples, releases], and the tensors waited for, CSR; equal waits are one.
+
+    Tensors whose update took no time have a release without work: a step ends no earlier than its all-reduces.
+    """
     merged: dict[tuple[int, tuple[int, ...]], Floats] = {}
     for number, profile in enumerate(profiles):
         for release in profile.releases:
             key = number, tuple(sorted(set(release.tensors)))
             merged[key] = merged.get(key, np.zeros(len(release.work_us))) + release.work_us
+        awaited = {tensor for release in profile.releases for tensor in release.tensors}
+        merged |= {(number, (tensor,)): np.zeros(len(profile.main_us)) for tensor in range(tensors) if tensor not in awaited}
     samples = len(profiles[0].main_us)
     return (
         np.array([number for number, _ in merged], dtype=np.int64),

@@ -64,3 +64,17 @@ def test_an_interrupted_validation_says_in_which_run_and_what_is_kept(validated,
     told = capsys.readouterr().err
     assert "run 2 of 8, plan 0" in told
     assert "interrupted in run 2 of 8: the job was ended, and its measurements are not kept; validation.json of an earlier" in told
+
+
+def test_an_interrupted_validation_names_the_rounds_that_it_keeps(validated, monkeypatch, capsys):
+    def run(*_, on_start, on_kept, **__):
+        on_kept(1)
+        on_start("recorded", 0, 4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", run)
+    with pytest.raises(SystemExit, match="1"):
+        main(["validate", str(validated), "--", "python", "train.py"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "counting 1 finished round of an interrupted call; remove" in told
+    assert "interrupted in run 1 of 4: the job was ended; 1 finished round kept: the same command continues" in told

@@ -1,9 +1,10 @@
-"""A hundred kills of one kind, which are too many for every change: ``python -m tests.faults.hundred KIND [--python PYTHON]``.
+"""A hundred kills of each kind, too many for every change: ``python -m tests.faults.hundred KIND... [--python PYTHON]``.
 
-KIND: ``run``, ``workers`` (the same with two worker processes), ``import``, ``report``, ``replay``; ``collect`` and ``validate``
-record and run a small PyTorch job on shaped hosts, with the PYTHON of an environment made by ``scripts/make_env.sh torch`` (root).
-The last line is a JSON object with the kills that were made and what they met; an AssertionError says what was found broken. With
-other seeds, several calls make one campaign.
+KIND: ``run``, ``workers`` (the same with two worker processes), ``storage`` (with an SQLite study), ``import``, ``export``,
+``fit``, ``report``, ``replay``, ``diagnose``, ``doctor``, ``samples``; ``collect`` and ``validate`` record and run a small PyTorch
+job on shaped hosts, with the PYTHON of an environment made by ``scripts/make_env.sh torch`` (root). For each kind a line, a JSON
+object, has the kills that were made and what they met; an AssertionError says what was found broken. With other seeds, several
+calls make one campaign.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import time
 from pathlib import Path
 
 from tests.faults.kills import (
+    READERS,
     WRITERS,
     Kills,
+    kill_readers,
     kill_recordings,
     kill_searches,
     kill_searches_with_workers,
+    kill_shared_searches,
     kill_validations,
     kill_writers,
 )
@@ -31,33 +35,47 @@ COLLECT = (
 )
 
 
+JOBS = ("collect", "validate")  # need a framework
+KINDS = {"run": kill_searches, "workers": kill_searches_with_workers, "storage": kill_shared_searches}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kill one kind of command with SIGKILL, again and again.")
-    parser.add_argument("kind", choices=("run", "workers", *WRITERS, "collect", "validate"))
+    parser = argparse.ArgumentParser(description="Kill commands with SIGKILL, again and again.")
+    parser.add_argument(
+        "kinds",
+        nargs="+",
+        choices=(*KINDS, *WRITERS, *READERS, *JOBS),
+        metavar="KIND",
+        help=", ".join((*KINDS, *WRITERS, *READERS, *JOBS)),
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, help="make fewer kills when this time is over")
+    parser.add_argument("--seconds", type=float, help="make fewer kills of a kind when this time is over")
     parser.add_argument("--python", help="for collect and validate")
     asked = parser.parse_args()
-    if asked.kind in ("collect", "validate") and asked.python is None:
-        parser.error(f"{asked.kind}: name the --python of an environment with PyTorch")
-    job = (asked.python, ROOT / "tests" / "integration" / "planned_ddp_job.py")
-    kills = Kills(wanted=asked.kills, seed=asked.seed, seconds=asked.seconds)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="dpro-search-kills-") as name:
-        folder = Path(name)
-        if asked.kind == "run":
-            kill_searches(folder, kills)
-        elif asked.kind == "workers":
-            kill_searches_with_workers(folder, kills)
-        elif asked.kind == "collect":
-            kill_recordings(folder, kills, collect=COLLECT, job=job)
-        elif asked.kind == "validate":
-            succeeds("collect", *COLLECT, "--out", folder / "trace", "--", *job)
-            kill_validations(folder, kills, job=job, options=("--warmup", 2))
-        else:
-            kill_writers(folder, kills, verb=asked.kind)
-    print(json.dumps({"kind": asked.kind, "seed": asked.seed, **kills.tally, "seconds": round(time.monotonic() - started)}))
+    if asked.python is None and set(asked.kinds) & set(JOBS):
+        parser.error("collect and validate: name the --python of an environment with PyTorch")
+    for kind in asked.kinds:
+        kills = Kills(wanted=asked.kills, seed=asked.seed, seconds=asked.seconds)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="dpro-search-kills-") as name:
+            make(kind, Path(name), kills, (asked.python, ROOT / "tests" / "integration" / "planned_ddp_job.py"))
+        row = {"kind": kind, "seed": asked.seed, **kills.tally, "seconds": round(time.monotonic() - started)}
+        print(json.dumps(row), flush=True)
+
+
+def make(kind: str, folder: Path, kills: Kills, job: tuple[object, ...]) -> None:
+    if kind in KINDS:
+        KINDS[kind](folder, kills)
+    elif kind in WRITERS:
+        kill_writers(folder, kills, verb=kind)
+    elif kind in READERS:
+        kill_readers(folder, kills, verb=kind)
+    elif kind == "collect":
+        kill_recordings(folder, kills, collect=COLLECT, job=job)
+    else:
+        succeeds("collect", *COLLECT, "--out", folder / "trace", "--", *job)
+        kill_validations(folder, kills, job=job, options=("--warmup", 2))
 
 
 if __name__ == "__main__":

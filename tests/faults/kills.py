@@ -17,7 +17,8 @@ from pathlib import Path
 
 from dpro_search.collect.trace import Trace
 from dpro_search.search import SearchResult
-from tests.faults.processes import RAW, SEARCH, killed_after, shown, succeeds
+from dpro_search.space.plan import Plan
+from tests.faults.processes import RAW, ROOT, SEARCH, killed_after, shown, succeeds
 
 MORE_TRIALS = 10  # that each search of a run folder asks for
 _GROWTH = 1.05  # of the time that a command may take, from one that was killed to the next: searches become longer
@@ -77,6 +78,25 @@ def kill_searches(folder: Path, kills: Kills) -> None:
     assert SearchResult.load(folder / "killed").plans == SearchResult.load(folder / "whole").plans
 
 
+def kill_shared_searches(folder: Path, kills: Kills) -> None:
+    """A study in an SQLite file loses no finished trial; a killed search that is continued ends with as many as were asked for."""
+    args = ("run", "--sample", "resnet50_2ranks_2gbit", *SEARCH[1:-1])  # a job with more plans than are asked for
+    timed_args = (*args, "--storage", f"sqlite:///{folder}/timed.db", "--out", "timed")
+    seconds = timed(*timed_args, "--trials", MORE_TRIALS * min(kills.wanted, 30), cwd=folder)
+    args = (*args, "--storage", f"sqlite:///{folder / 'study.db'}", "--out", "killed", "--trials")
+    seen, everything = 0, 0
+    for number in kills.numbers():
+        everything = MORE_TRIALS * (number + 1)
+        kills.kill(seconds, *args, everything, cwd=folder)
+        found = whole_lines(folder / "killed" / "trials.jsonl").count(b"\n")
+        assert found >= seen, "what was written down before is there still"
+        seen = found
+    succeeds(*args, everything, cwd=folder)
+    assert SearchResult.load(folder / "killed").trials == everything
+    numbers = [json.loads(line)["number"] for line in (folder / "killed" / "trials.jsonl").read_text().splitlines()]
+    assert numbers == sorted(set(numbers))
+
+
 def kill_searches_with_workers(folder: Path, kills: Kills) -> None:
     """The same with worker processes, which end with the search; there, which plan comes next depends on who was quicker."""
     args = ("run", "--sampler", "auto", "--workers", 2, "--seed", 5, "--out", "killed", "--trials")
@@ -95,6 +115,8 @@ def kill_searches_with_workers(folder: Path, kills: Kills) -> None:
 def kill_writers(folder: Path, kills: Kills, *, verb: str) -> None:
     """What a command writes is whole or not there."""
     args, name, check = WRITERS[verb]
+    (folder / ".plan.json").write_bytes(Plan(tensor_groups=(("a#0", "b#1"),)).to_json())
+    args = tuple(folder / ".plan.json" if argument is PLAN else argument for argument in args)
     seconds = timed(*args, folder / "whole")
     for number in kills.numbers():
         out = folder / f"{number}-{name}"
@@ -106,6 +128,25 @@ def kill_writers(folder: Path, kills: Kills, *, verb: str) -> None:
             out.rename(folder / f".done{number}")
     succeeds(*args, folder / name)
     check(folder / name)
+
+
+def kill_readers(folder: Path, kills: Kills, *, verb: str) -> None:
+    """A command that only prints leaves nothing where it ran, and changes nothing in a trace's folder; the next one works."""
+    trace = folder / "trace"
+    succeeds("import", RAW, "--out", trace)
+    before, args = _content(trace), (verb, *([trace] if verb == "diagnose" else []), "--json")
+    where = folder / "empty"
+    where.mkdir()
+    seconds = timed(*args, cwd=where)
+    for _ in kills.numbers():
+        kills.kill(seconds, *args, cwd=where)
+        assert list(where.iterdir()) == []
+        assert _content(trace) == before
+    assert json.loads(succeeds(*args, cwd=where))
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def kill_recordings(folder: Path, kills: Kills, *, collect: tuple[object, ...], job: tuple[object, ...]) -> None:
@@ -121,7 +162,7 @@ def kill_recordings(folder: Path, kills: Kills, *, collect: tuple[object, ...], 
 
 
 def kill_validations(folder: Path, kills: Kills, *, job: tuple[object, ...], options: tuple[object, ...] = ()) -> None:
-    """A run folder stays what it was while real runs are killed, with the results of a whole validation or without.
+    """A run folder stays what it was while real runs are killed, and keeps every round that had ended.
 
     The trace is in ``trace``.
     """
@@ -129,11 +170,18 @@ def kill_validations(folder: Path, kills: Kills, *, job: tuple[object, ...], opt
     succeeds("run", folder / "trace", "--trials", 30, "--out", run)
     before = SearchResult.load(run)
     validate = ("validate", run, "--top", 1, *options, "--", *job)
-    seconds = timed(*validate)
+    seconds, kept = timed(*validate), 0
     for _ in kills.numbers():
         kills.kill(seconds, *validate, earliest_s=min(1.0, seconds / 2))
         assert SearchResult.load(run) == before
         assert json.loads((run / "validation.json").read_bytes())["rounds"] == 2
+        rounds = max(whole_lines(run / "rounds.jsonl").count(b"\n") - 1, 0)
+        assert rounds >= kept or not (run / "rounds.jsonl").exists(), "a round that had ended is there still"
+        kills.tally["rounds kept"] += max(rounds - kept, 0)
+        kept = rounds
+        if kept == 2:  # the next call has nothing left to run
+            assert json.loads(succeeds(*validate[:2], "--json", *validate[2:]))["kept_rounds"] == 2
+            kept = 0
     succeeds("report", run, "--out", folder / "page.html")
     timed(*validate)
 
@@ -156,8 +204,22 @@ def check_timeline(path: Path) -> None:
     assert json.loads(path.read_bytes())["traceEvents"]
 
 
+def check_model(path: Path) -> None:
+    assert json.loads((path / "model.json").read_bytes())
+    assert {found.name for found in path.iterdir()} == {"model.json", "shapes.trees.json", "times.trees.json"}
+
+
+def check_export(path: Path) -> None:
+    assert Plan.load(path / "plan.json").tensor_groups == (("a#0", "b#1"),)
+    assert {"README.md", "plan.json"} <= {found.name for found in path.iterdir()}
+
+
+PLAN = object()  # stands for the path of a plan's file
+READERS = ("diagnose", "doctor", "samples")
 WRITERS: dict[str, tuple[tuple[object, ...], str, Callable[[Path], None]]] = {
     "import": (("import", RAW, "--out"), "trace", check_trace),
+    "export": (("export", PLAN, "--out"), "tuned", check_export),
+    "fit": (("fit", ROOT / "tests" / "data" / "xla_clusters.jsonl.gz", "--out"), "model", check_model),
     "report": (("report", "--out"), "page.html", check_page),
     "replay": (("replay", "--perfetto"), "timeline.json", check_timeline),
 }

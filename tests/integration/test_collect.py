@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,14 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "train.py"
+SEARCH_LIMIT_S = 600
+# The command line; its threads' stacks are written to a file a little before the limit.
+SEARCH_WITH_DUMP = f"""
+import faulthandler, sys
+from dpro_search.cli import main
+faulthandler.dump_traceback_later({SEARCH_LIMIT_S} - 20, file=open(sys.argv.pop(1), "w"))
+main(sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +142,28 @@ def test_a_profile_that_is_cut_off_is_named(raw):
     damaged(raw, "rank0/xplane.pb")
 
 
+def searched_in_time(trace, run):
+    """A search of 30 trials, which takes seconds. One that does not end says where it is, and its recording is kept."""
+    dump = run.parent / "stacks.txt"
+    search = subprocess.Popen(
+        [sys.executable, "-c", SEARCH_WITH_DUMP, dump, "run", trace, "--trials", "30", "--out", run, "--json"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert search.wait(timeout=SEARCH_LIMIT_S) == 0
+    except subprocess.TimeoutExpired:
+        kept = Path(tempfile.mkdtemp(prefix="dpro-search-hang-"))
+        for folder in filter(Path.is_dir, (trace, run)):
+            shutil.copytree(folder, kept / folder.name)
+        pytest.fail(f"'run' did not end in {SEARCH_LIMIT_S} s; trace and run folder are in {kept}\n{dump.read_text()}")
+    finally:
+        search.kill()
+        search.wait()
+
+
 def test_search_and_validation_on_real_runs(recorded, tensorflow_python, tmp_path):
     run = tmp_path / "run"
-    assert dpro("run", recorded[0], "--trials", 30, "--out", run, "--json").returncode == 0
+    searched_in_time(recorded[0], run)
     # The best of few trials may be the recorded setting: validate a plan that differs, with exact groups.
     done = dpro(
         "validate", run, "--top", 1, "--json", "--", tensorflow_python, TRAIN, "--model", "vgg16", "--batch", 2, "--steps", 14

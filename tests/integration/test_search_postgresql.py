@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,33 @@ def test_four_searches_share_a_study_through_a_kill_and_cut_connections(server: 
     more = start(url, tmp_path / "0", TRIALS + 20)
     assert more.wait(timeout=60) == 0, more.communicate()[1]
     assert SearchResult.load(tmp_path / "0").trials == TRIALS + 20
+
+
+def pg_ctl(server: Path, *words: str) -> None:
+    user = "postgres" if os.geteuid() == 0 else None
+    command = [_server_program("pg_ctl"), "-D", str(server / "data"), *words]
+    for _ in range(20):  # processes of a server that was killed leave its memory a little later
+        if not subprocess.run(command, check=False, user=user, cwd=server, stdout=subprocess.DEVNULL, timeout=60).returncode:
+            return
+        time.sleep(1.0)
+    pytest.fail("the server does not start")
+
+
+def test_searches_outlive_a_server_that_is_killed_and_started_again(server: Path, tmp_path: Path) -> None:
+    url = f"postgresql://postgres@/postgres?host={server}"
+    searches = [start(url, tmp_path / str(i), TRIALS) for i in range(2)]
+    wait_for_trials(searches[0], 30)
+    before = rows(server)
+    os.kill(int((server / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    time.sleep(1.0)
+    pg_ctl(server, "-o", f"-k {server} -c listen_addresses= -c fsync=off", "-l", str(server / "log"), "-w", "start")
+    for search in searches:
+        assert search.wait(timeout=100) == 0, search.communicate()[1]
+    after = rows(server)
+    assert {n: plan for n, (_, plan) in before.items()}.items() <= {n: plan for n, (_, plan) in after.items()}.items()
+    books = [(tmp_path / str(i) / "trials.jsonl").read_bytes() for i in range(2)]
+    assert books[0] == books[1]
+    assert books[0].count(b"\n") == TRIALS
 
 
 def test_a_storage_that_stays_away_is_one_line(server: Path, tmp_path: Path) -> None:

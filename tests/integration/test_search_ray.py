@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from dpro_search.search import Trial, run_search
 from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.ray_tasks import RayEvaluator
 from dpro_search.space.plan import Plan, Prediction
+from tests.faults.kills import whole_lines
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dpro-search[ray]'")
 
@@ -78,6 +84,89 @@ def test_tasks_find_what_processes_find_though_a_node_is_lost(cluster: Any, tmp_
         )
     assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
     assert not cluster.worker_nodes
+
+
+SCRIPT = ROOT / "tests" / "search" / "killed_search.py"
+
+
+def search(out: Path, engine: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """60 trials in a process of its own; a search that is killed has return code -9."""
+    command = [sys.executable, str(SCRIPT), str(out), "60", "2"]
+    known = {**os.environ, "SAMPLER": "critical-path", "ENGINE": engine, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=known)
+
+
+def test_a_search_that_was_killed_continues_on_the_cluster_with_the_same_plans(cluster: Any, tmp_path: Path) -> None:
+    assert search(tmp_path / "local", "local").returncode == 0
+    assert search(tmp_path / "ray", "ray", KILL_SEARCH="20").returncode == -signal.SIGKILL
+    assert search(tmp_path / "ray", "ray").returncode == 0
+    assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_a_worker(trial: Trial) -> None:
+        if trial.number >= 10 and not killed:
+            killed.extend(pid for pid in workers_of_ray() if not killed)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    for engine in ("local", "ray"):
+        run_search(
+            OBJECTIVE,
+            trials=60,
+            sampler="critical-path",
+            seed=5,
+            out=tmp_path / engine,
+            trace_digest="bus",
+            workers=2,
+            engine=engine,
+            on_trial=kill_a_worker if engine == "ray" else None,
+        )
+    assert killed
+    assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
+
+
+def workers_of_ray() -> list[int]:
+    """Processes of this cluster that have run our tasks."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().startswith(b"ray::_evaluate"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_cluster_that_is_lost_ends_the_search_with_one_line(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        lost = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(tmp_path / "run"), "100000", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'search'}:{Path(__file__).parent}",
+                "ENGINE": "ray",
+                "RAY_ADDRESS": nodes.address,
+            },
+        )
+        assert lost.stdout is not None
+        for _ in range(10):
+            assert lost.stdout.readline()
+        for group in list(nodes.head_node.all_processes.values()):
+            for info in group:
+                info.process.kill()
+        _, said = lost.communicate(timeout=120)
+        assert lost.returncode == 1, said
+        assert said.splitlines()[-1].startswith("--engine ray: the cluster at ")  # Ray's own threads may have written before
+        assert whole_lines(tmp_path / "run" / "trials.jsonl").count(b"\n") >= 10
+    finally:
+        nodes.shutdown()
 
 
 @pytest.mark.parametrize(

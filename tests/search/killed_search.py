@@ -1,7 +1,7 @@
 """A search that can be killed: python killed_search.py RUN TRIALS WORKERS [STORAGE]. Prints every trial's number.
 
 Each evaluation takes some milliseconds of work. With KILL_WORKER=N in the environment a worker kills itself with SIGKILL at its
-plan N; with KILL_SEARCH=N the search is killed after its trial N.
+plan N; with KILL_SEARCH=N the search is killed after its trial N. ENGINE: where the workers run.
 """
 
 import os
@@ -47,6 +47,7 @@ try:
         out=Path(run),
         trace_digest="bus",
         workers=int(workers),
+        engine=os.environ.get("ENGINE", "local"),
         storage=storage[0] if storage else None,
         on_trial=after,
     )

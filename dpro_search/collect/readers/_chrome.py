@@ -11,7 +11,16 @@ import msgspec
 
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.readers._bytes import read_available
-from dpro_search.collect.readers._salvage import Decode, Record, count_lost, cut_off, damaged, salvage, whole_records
+from dpro_search.collect.readers._salvage import (
+    Decode,
+    Record,
+    count_lost,
+    cut_off,
+    damaged,
+    salvage,
+    whole_records,
+    wrong_checksum,
+)
 from dpro_search.errors import TraceFormatError
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -53,7 +62,10 @@ def chrome_events(path: Path, kind: type[Record]) -> tuple[list[Record], Counter
     first = _LIST.search(data) or re.match(rb"\s*\[", data)
     if first is None:
         raise TraceFormatError(f"{path}: no list of trace events in it; record or copy the file again")
-    return events_of_damaged(data[first.end() :], list_decoder(kind), path, dropped), dropped
+    events = events_of_damaged(data[first.end() :], list_decoder(kind), path, dropped)
+    if damage and not dropped:  # the text is whole, but it is not what was compressed
+        dropped[wrong_checksum(path)] += 1
+    return events, dropped
 
 
 def list_decoder(kind: type[Record]) -> Decode[Record]:

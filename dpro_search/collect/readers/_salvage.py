@@ -47,6 +47,11 @@ def cut_off(path: Path) -> str:
     return f"records cut off at the end of {shown(path)}"
 
 
+def wrong_checksum(path: Path) -> str:
+    """The reason for doubt about a compressed file that can be read to its end, but is not what was compressed."""
+    return f"damaged checksum of {shown(path)}: any of its records may be wrong"
+
+
 def loss_warnings(dropped: Mapping[str, int]) -> list[str]:
     """Of all that was left out, what a person must know: losses from damage, and files that gave no rank."""
     return [f"left out: {number} {reason}" for reason, number in dropped.items() if number and reason.startswith(_LOSSES)]

@@ -17,7 +17,17 @@ from typing import Any, Generic
 import msgspec
 
 from dpro_search.collect.readers._bytes import GZIP_TRAILER_BYTES, Unpacked
-from dpro_search.collect.readers._salvage import BETWEEN, Record, count_lost, cut_off, damaged, salvage, shown, whole_records
+from dpro_search.collect.readers._salvage import (
+    BETWEEN,
+    Record,
+    count_lost,
+    cut_off,
+    damaged,
+    salvage,
+    shown,
+    whole_records,
+    wrong_checksum,
+)
 from dpro_search.errors import TraceFormatError
 
 _PIECE = 4 << 20
@@ -67,7 +77,7 @@ class JsonRecords(Generic[Record]):
             found += len(records)
             yield records
         if 0 < unpacked.unread_bytes <= GZIP_TRAILER_BYTES:
-            self.dropped[f"damaged checksum of {shown(self._path)}: any of its records may be wrong"] += 1
+            self.dropped[wrong_checksum(self._path)] += 1
         elif unpacked.unread_bytes:
             lost = found * unpacked.unread_bytes // max(unpacked.read_bytes, 1)
             self.dropped[f"records after the damage of {shown(self._path)} (estimated)"] += max(lost, 1)

@@ -37,7 +37,11 @@ COMPUTE, CONTENTION, EXPOSED = range(3)
 
 _EPSILON = 1e-6
 _OVER = 1e-9  # what is left of a state that has ended
-_NONE_LEFT = -1.0  # core time that is never left: there is no unit to post
+_NONE_LEFT = -np.inf  # core time that is never left: there is no unit to post
+# Events in a row without the end of an iteration, after which a replay is given up: those of more than an hour of cycles of 0.5 ms.
+# Of finite costs, every state is finite and the ranks get a tenth of a core or more in it, but a step may be too long for its
+# cycles, or times so long that adding a short one changes nothing.
+MOST_EVENTS = 20_000_000
 
 
 @njit(cache=True)
@@ -142,7 +146,8 @@ def simulate(
     sample_of: Ints,
     draws: Floats,
     log: Floats,
-) -> tuple[Floats, Floats, int]:
+    most_events: int,
+) -> tuple[Floats, Floats, int, int]:
     """Replay ``len(sample_of)`` iterations.
 
     Parameters
@@ -157,11 +162,14 @@ def simulate(
         Numbers in [0, 1) that choose latencies and negotiation times, used in turn and again from the start.
     log
         Rows to fill, [rows, 7]; none are written when it is empty.
+    most_events
+        Events in a row without the end of an iteration, after which the replay is given up.
 
     Returns
     -------
     tuple
-        End of each iteration in each class, [iterations, classes]; breakdown of the whole run, [3, classes]; log rows written.
+        End of each iteration in each class, [iterations, classes]; breakdown of the whole run, [3, classes]; log rows written;
+        the class that has ended the fewest iterations if the replay was given up, else -1.
     """
     ranks, units, iterations = len(core), len(unit_bytes), len(sample_of)
     end_us = np.zeros((iterations, ranks))
@@ -194,7 +202,7 @@ def simulate(
     begun = np.zeros(ranks)
     for r in range(ranks):
         main_left[r] = work_us[sample_of[0], r]
-        left_at_post[r] = main_left[r] - post_us[sample_of[0], r, 0] if units else _NONE_LEFT
+        left_at_post[r] = max(main_left[r] - post_us[sample_of[0], r, 0], 0.0) if units else _NONE_LEFT
         to_release[r] = class_ptr[r + 1] - class_ptr[r]
 
     posted = np.zeros(units, np.int64)
@@ -216,6 +224,7 @@ def simulate(
     finished = 0
     busy = main_runs = False
     settled = False  # whether `busy` and `main_runs` are those of the time up to now
+    events = 0  # since an iteration ended
     while True:
         # What happens at this instant: posts, ends of streams and iterations, and the machine leaves states that have ended.
         while True:
@@ -233,7 +242,7 @@ def simulate(
                             post_time[r, u] = now - max(since, 0.0)
                         next_post[r] += 1
                         if next_post[r] < units:
-                            left_at_post[r] = work_us[s, r] - post_us[s, r, next_post[r]]
+                            left_at_post[r] = max(work_us[s, r] - post_us[s, r, next_post[r]], 0.0)
                         else:
                             left_at_post[r] = _NONE_LEFT
                     if main_left[r] <= _EPSILON and main_left[r] != 0.0:
@@ -250,6 +259,7 @@ def simulate(
                         _write(log[logged], LOG_STEP, r, -1, -1, iteration[r], begun[r], now)
                         logged += 1
                     iteration[r] += 1
+                    events = 0
                     begun[r] = now
                     if iteration[r] == iterations:
                         finished += 1
@@ -257,13 +267,14 @@ def simulate(
                     s = sample_of[iteration[r]]
                     main_left[r] = work_us[s, r]
                     next_post[r] = 0
-                    left_at_post[r] = work_us[s, r] - post_us[s, r, 0] if units else _NONE_LEFT
+                    left_at_post[r] = max(work_us[s, r] - post_us[s, r, 0], 0.0) if units else _NONE_LEFT
                     to_release[r] = class_ptr[r + 1] - class_ptr[r]
                     for k in range(class_ptr[r], class_ptr[r + 1]):
                         i = class_release[k]
                         release_waits[i] = release_ptr[i + 1] - release_ptr[i]
-            if finished == ranks or left > _OVER:
+            if finished == ranks or left > _OVER or events > most_events:
                 break
+            events += 1
 
             if not settled:  # a state without length has begun since
                 busy = main_runs = False
@@ -338,8 +349,9 @@ def simulate(
             state, left = SLEEP, max(cycle_start + costs[CYCLE] - now, 0.0)
             if state_start_old == now and left == 0.0:
                 left = 1.0  # a cycle cannot take no time at all
-        if finished == ranks:
+        if finished == ranks or events > most_events:
             break
+        events += 1
 
         # Who uses the cores, and how fast each stream goes.
         busy = main_runs = False
@@ -401,4 +413,10 @@ def simulate(
                 breakdown[EXPOSED, r] += step
             main_left[r] -= speed_main[r] * step
             update_left[r] -= speed_update[r] * step
-    return end_us, breakdown, logged
+    unfinished = -1
+    if finished < ranks:
+        unfinished = 0
+        for r in range(ranks):
+            if iteration[r] < iteration[unfinished]:
+                unfinished = r
+    return end_us, breakdown, logged, unfinished

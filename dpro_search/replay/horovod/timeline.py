@@ -8,10 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.errors import GraphError
 from dpro_search.machine import machine_constants
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
-from dpro_search.space.horovod_job import HorovodJob
+from dpro_search.space.horovod_job import LONGEST_US, HorovodJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,11 @@ def replay_horovod(
         Of the order of the samples, and of latencies and negotiation times; the same seed gives the same timeline.
     samples
         The recorded steps to take instead, in turn, [any].
+
+    Raises
+    ------
+    GraphError
+        An iteration does not end within `machine.MOST_EVENTS` events, or all take more than `LONGEST_US`.
     """
     total = iterations + WARMUP
     drawn = _drawn if isinstance(seed, int) else _drawn.__wrapped__
@@ -55,7 +61,7 @@ def replay_horovod(
     costs = graph.comm
     rows = total * (graph.units * (graph.classes + 5) + 2 * graph.classes) if log else 0
     buffer = np.zeros((rows, 7))
-    end, breakdown, used = machine.simulate(
+    end, breakdown, used, unfinished = machine.simulate(
         graph.core,
         graph.on_core,
         graph.main_us + graph.host_us,
@@ -96,13 +102,28 @@ def replay_horovod(
         sample_of,
         draws,
         buffer,
+        machine.MOST_EVENTS,
     )
+    if unfinished >= 0:
+        raise GraphError(_unfinished(graph, unfinished, int(np.count_nonzero(end[:, unfinished]))))
+    if not end.max() <= LONGEST_US:
+        raise GraphError(f"the replay of Horovod took {end.max() / 1e6:.3g} s of {total} iterations; record the job again")
     followed = buffer[:used]
     if log:
         of_rank = followed[:, machine.LOG_RANK] >= 0
         first_rank = np.unique(graph.class_of_rank, return_index=True)[1]
         followed[of_rank, machine.LOG_RANK] = first_rank[followed[of_rank, machine.LOG_RANK].astype(np.int64)]
     return HorovodTimeline(**iteration_times(end, breakdown, graph.class_of_rank), log=followed)
+
+
+def _unfinished(graph: HorovodJob, number: int, ended: int) -> str:
+    rank = int(np.flatnonzero(graph.class_of_rank == number)[0])
+    work_s = float((graph.main_us + graph.host_us)[:, number].max()) / 1e6
+    return (
+        f"the replay of Horovod was given up: iteration {ended} of rank {rank} did not end within {machine.MOST_EVENTS} events"
+        f" (its longest step computes for {work_s:.3g} s, a cycle takes {graph.cycle_us:.3g} us); choose a longer cycle time, or"
+        " record the job again"
+    )
 
 
 @lru_cache(maxsize=16)

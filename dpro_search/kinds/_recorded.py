@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
 from dpro_search.kinds._facts import graph_change
@@ -147,6 +147,11 @@ class RecordedPredictor:
         """The replay of the step whose iteration is the median, or next above it."""
         return self._timeline(self._middle(scales)[-1], scales)
 
+    def events(self, scales: Sequence[Scale] = ()) -> Ints:
+        """The event that each op of `timeline` is, launches or ends before, [ops]; empty where ops are no single events."""
+        found: Ints = self.ops.about[self.ops.step == self._middle(scales)[-1]]
+        return found
+
     def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
         """Iteration times of the middle step with durations drawn from all steps, [samples]."""
         found: Floats = replay(self._scaled(self.middle_step, self.graph, scales), samples=samples).sampled_us
@@ -232,7 +237,7 @@ class RecordedPredictor:
 
     def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
         for scale in scales:
-            scale.check_rank(self._trace.meta.ranks)
+            scale = scale.at(self._trace.meta.numbers)
             if scale.needs_ops:
                 graph = self._sort_scaled(step, graph, scale)
             else:

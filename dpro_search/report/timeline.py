@@ -164,6 +164,7 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
     devices, calls = EventKind.KERNEL in lane_of, EventKind.RUNTIME in lane_of
     lanes: dict[tuple[int, str], Lane] = {}
     seen: set[tuple[int, int]] = set()
+    numbers = dict(enumerate(trace.meta.numbers))
     columns = (
         events.kind,
         events.rank,
@@ -183,6 +184,7 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
             seen.add((rank, collective))
         title, colour = lane_of[kind]
         name = trace.names[text]
+        rank = numbers.get(rank, rank)
         if kind == EventKind.OP:
             colour = kind_of.get(f"{name}@{rank}", "host" if devices else "compute")
         elif kind == EventKind.KERNEL:

@@ -66,6 +66,7 @@ class RecordedOps:
     # Likewise for ops of different ranks, [n]: a number for the device's name within its rank, role, name and how many before.
     peer: Ints
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
+    about: Ints  # Event that each op is, launches, or ends before, [n].
     role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded_events`.
     loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].
@@ -132,6 +133,8 @@ class _Builder:
         self._peers: dict[tuple[str, int, int, int], int] = {}
         self._peer: list[int] = []
         self._role: list[int] = []
+        self._about: list[int] = []
+        self._number = trace.meta.numbers
         self._names: list[str] = []
         self._edges: list[tuple[int, int]] = []
         self._of_event: dict[int, int] = {}  # op that ends when the event does
@@ -170,6 +173,7 @@ class _Builder:
             collective=np.array(columns["collective"], np.int32),
             step=np.array(columns["step"], np.int64),
             event=np.array(columns["event"], np.int64),
+            about=np.array(self._about, np.int64),
             role=np.array(self._role, np.int8),
             loading_us=np.array(columns["loading_us"], np.float64),
             on_device=np.array(columns["on_device"], np.bool_),
@@ -194,10 +198,10 @@ class _Builder:
     def _device(self, rank: int, policy: OrderPolicy, name: str) -> int:
         self._policy.append(int(policy))
         self._rank_of_device.append(rank)
-        self._device_names.append(f"{name} of rank {rank}")
+        self._device_names.append(f"{name} of rank {self._number[rank]}")
         return len(self._policy) - 1
 
-    def _add(self, op: _Op, role: int, name: int, label: str) -> int:
+    def _add(self, op: _Op, role: int, name: int, label: str, about: int) -> int:
         """Append an op, which is the same in another step if device, role, name and how many came before are."""
         in_step = (op.step, op.device, role, name)
         occurrence = self._seen[in_step] = self._seen.get(in_step, -1) + 1
@@ -206,6 +210,7 @@ class _Builder:
         self._peer.append(self._peers.setdefault((place, role, name, occurrence), len(self._peers)))
         self._names.append(label)
         self._role.append(role)
+        self._about.append(about)
         self._ops.append(op)
         return len(self._ops) - 1
 
@@ -227,7 +232,8 @@ class _Builder:
         last_step = -1
         waits: list[tuple[int, bool]] = []
         for time_us, order, event in points:
-            name = int(events.name[self._launched.get(event, event)] if order == LAUNCHES else events.name[event])
+            about = self._launched.get(event, event) if order == LAUNCHES else event
+            name = int(events.name[about])
             if order == RESUMES:
                 sources = [s for s, kind in self._sources[event] if kind == DependencyKind.HOST]
                 waits += [(s, True) for s in sources]
@@ -235,7 +241,7 @@ class _Builder:
                 free_us = cursor_us if known else -np.inf  # a thread that begins so was idle before
                 cursor_us, known, lead_us = max(free_us, min(arrival_us, time_us)), True, 0.0
                 continue
-            label = f"{_ROLES[order]} {names[name]}@{rank}"
+            label = f"{_ROLES[order]} {names[name]}@{self._number[rank]}"
             step = int(events.step[event])
             before = self._step_before.get(step)
             if not waits and before is not None and last_step not in (before, step):  # it had nothing to do in the step before
@@ -245,7 +251,7 @@ class _Builder:
             last_step = step
             loading_us = _overlap_us(loading, cursor_us, time_us)
             stretch = _Op(device, time_us - cursor_us, OpKind.HOST, step, known=known, lead_us=lead_us, loading_us=loading_us)
-            op = self._add(stretch, order, name, label)
+            op = self._add(stretch, order, name, label, about)
             self._waiting += [(source, op, at_end) for source, at_end in waits]
             waits = []
             cursor_us, known, lead_us = max(cursor_us, time_us), True, 0.0
@@ -297,14 +303,14 @@ class _Builder:
         events = self._events
         start_us, end_us, step = float(events.start_us[op]), float(events.end_us[op]), int(events.step[op])
         name = int(events.name[op])
-        label = f"{self._trace.names[name]}@{rank}"
+        label = f"{self._trace.names[name]}@{self._number[rank]}"
         ready_us = max(free_us, before_us)
         needs: list[int] = []
         if call >= 0:
             called_us = float(events.start_us[call])
             bound = called_us + usual_us >= ready_us
             latency_us = max(start_us - called_us, 0.0) if bound else min(usual_us, max(start_us - called_us, 0.0))
-            needs.append(self._add(_Op(launching, latency_us, OpKind.HOST, step), LAUNCHES, name, f"launch of {label}"))
+            needs.append(self._add(_Op(launching, latency_us, OpKind.HOST, step), LAUNCHES, name, f"launch of {label}", op))
             self._edges.append((self._out[call], needs[0]))
             ready_us = max(ready_us, called_us + latency_us)
         gap_us = max(start_us - ready_us, 0.0) if np.isfinite(ready_us) else 0.0
@@ -313,7 +319,7 @@ class _Builder:
         collective = int(events.collective[op]) if op in self._last_post_us else -1
         if collective >= 0:
             paused = _Op(device, gap_us, OpKind.COMM, step, unexplained_us=gap_us, lead_us=lead_us)
-            pause = self._add(paused, PAUSES, name, f"before {label}")
+            pause = self._add(paused, PAUSES, name, f"before {label}", op)
             self._edges += [(need, pause) for need in needs]
             self._waiting += [(s, pause, False) for s, _ in self._sources.get(op, ())]
             needs, gap_us, lead_us, own_us = [pause], 0.0, 0.0, end_us - self._last_post_us[op]
@@ -321,7 +327,7 @@ class _Builder:
             device, gap_us + max(own_us, 0.0), kind, step,
             event=op, on_device=True, collective=collective, unexplained_us=gap_us, lead_us=lead_us,
         )  # fmt: skip
-        node = self._add(runs, RUNS, name, label)
+        node = self._add(runs, RUNS, name, label, op)
         self._of_event[op] = node
         self._edges += [(need, node) for need in needs]
         if collective < 0:

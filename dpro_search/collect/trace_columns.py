@@ -92,9 +92,9 @@ class DependencyKind(enum.IntEnum):
 class Events:
     """n events, one entry a column. Times are microseconds on the aligned clock.
 
-    The columns from `collective_kind` on describe what an event is about. They are codes as narrow as their values; -1 stands for what does not
-    apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file. Tables that
-    columns index belong to the `Trace`: an entry stands there once, however many events have it.
+    The columns from `collective_kind` on describe what an event is about. They are codes as narrow as their values; -1 stands for
+    what does not apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file.
+    Tables that columns index belong to the `Trace`: an entry stands there once, however many events have it.
     """
 
     name: Ints  # Index into `Trace.names`. A label: nothing is decided from a name once a reader has seen it.

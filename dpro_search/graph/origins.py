@@ -1,4 +1,4 @@
-"""Where events come from: the framework's op, the module and the line of the user's code that asked for each, where the trace tells."""
+"""Where events come from, where the trace tells: the framework's op, the module and the line of the user's code."""
 
 from __future__ import annotations
 

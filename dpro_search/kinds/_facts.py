@@ -25,6 +25,7 @@ from dpro_search.space.scenario import Scale
 
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
 _NAME_LENGTH = 50  # of an op in a table of 80 columns
+_COUNTS_LENGTH = 16  # of two more columns
 _TOP_GAINS = 12
 
 
@@ -140,19 +141,15 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
 def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `critical_ops`."""
     several = any(row["count"] > 1 for row in ops)
-    rows = [
-        (_with_origin(name, row), *((str(row["count"]), time_text(row["total_us"])) if several else ()),
-         percent_text(row["share_pct"]), _AFTER[row["reason"]])
-        for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True)
-    ]  # fmt: skip
+    length = _NAME_LENGTH - (_COUNTS_LENGTH if several else 0)
+    rows: list[tuple[str, ...]] = []
+    for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True):
+        counted = (str(row["count"]), time_text(row["total_us"])) if several else ()
+        rows.append((shortened(name, length), *counted, percent_text(row["share_pct"]), _AFTER[row["reason"]]))
+        if origin := origin_text(row):
+            rows.append((f"  {shortened(origin, length - 2)}", *[""] * (len(rows[-1]) - 1)))
     columns = ("op", *(("ops", "time") if several else ()), "share", "starts after")
     return Table(title="ops on the critical path", columns=columns, rows=rows)
-
-
-def _with_origin(name: str, row: Mapping[str, Any]) -> str:
-    """A name, and on a line of its own where the op comes from."""
-    origin = origin_text(row)
-    return shortened(name, _NAME_LENGTH) + (f"\n  {shortened(origin, _NAME_LENGTH)}" if origin else "")
 
 
 def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Table:

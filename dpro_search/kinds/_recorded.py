@@ -145,12 +145,15 @@ class RecordedPredictor:
 
     def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
         """The replay of the step whose iteration is the median, or next above it."""
-        return self._timeline(self._middle(scales)[-1], scales)
+        return self._timeline(self.timeline_step(scales), scales)
 
-    def events(self, scales: Sequence[Scale] = ()) -> Ints:
-        """The event that each op of `timeline` is, launches or ends before, [ops]; empty where ops are no single events."""
-        found: Ints = self.ops.about[self.ops.step == self._middle(scales)[-1]]
-        return found
+    def rows(self, scales: Sequence[Scale] = ()) -> Ints:
+        """Which of `ops` each op of `timeline` is, [n]; empty where its ops are no single events."""
+        return np.flatnonzero(self.ops.step == self.timeline_step(scales))
+
+    def timeline_step(self, scales: Sequence[Scale] = ()) -> int:
+        """The step that `timeline` replays."""
+        return self._middle(scales)[-1]
 
     def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
         """Iteration times of the middle step with durations drawn from all steps, [samples]."""

@@ -33,7 +33,7 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
     late, speeds = lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
     found = answers(trace, predictor, base, speeds)
-    numbers, events = trace.meta.numbers, predictor.events()
+    numbers, rows = trace.meta.numbers, predictor.rows()
     path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in base.ranks]
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
@@ -49,7 +49,9 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
             for row in times
         ],
         "gains": msgspec.to_builtins(found),
-        "critical_ops": critical_ops(timeline, numbers=numbers, origins=origins(trace, events)),
+        "critical_ops": critical_ops(
+            timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
+        ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": list(findings(times, found, base.iteration_us, speeds)),
         "warnings": list(trace.meta.warnings),

@@ -22,7 +22,7 @@ _SENTENCES = {
     "at its host, its input and its clocks.",
     "kernels": "Devices compute for {compute:.0f} % of an iteration, and these kernels decide most of it; try lower precision, "
     "fused kernels or torch.compile.",
-    "module": "This module takes the largest part of an iteration among those that were recorded; look at its kernels first.",
+    "module": "One module decides much of an iteration; look at its kernels first.",
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
 }

@@ -76,6 +76,22 @@ class RecordedSteps(Job):
     def timeline(self, plan: Plan) -> Timeline:
         return self.predictor.timeline(self._scales)
 
+    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+        from dpro_search.kinds._recorded_timeline import about_ops, measured_step
+        from dpro_search.replay.outputs import PredictedOps, perfetto_json
+
+        predictor, trace, timeline = self.predictor, self.trace, self.timeline(plan)
+        rows, measured = predictor.rows(self._scales), None
+        if recorded and len(rows):
+            measured = measured_step(trace, predictor.timeline_step(self._scales), timeline, predictor.ops, rows)
+        return perfetto_json(
+            timeline,
+            measured=measured,
+            first_iteration=timeline.iterations - 1,
+            about=about_ops(trace, timeline, predictor.ops, rows, compared=recorded) if len(rows) else PredictedOps(),
+            numbers=trace.meta.numbers,
+        )
+
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
         held = self.predictor.held_out(step)

@@ -50,8 +50,8 @@ class Scale:
     text: str  # As it was written.
     # what, factor: "bandwidth" is that many times as high; all else takes that many times as long: "compute", "communication",
     # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
-    # input),
-    # "kernels" and "collectives" of one sort, what the device does for one "module". "usual": the ops of a rank take the time that they usually take on the others.
+    # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
+    # that they usually take on the others.
     what: ScaledPart
     factor: float
     rank: int | None = None  # The only rank that changes; None: all.

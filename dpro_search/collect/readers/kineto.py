@@ -27,9 +27,9 @@ from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job
 from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
-from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job
 from dpro_search.collect.readers.kineto_waits import find_dependencies
 from dpro_search.collect.recorded_names import dtype_of
 from dpro_search.collect.trace import (

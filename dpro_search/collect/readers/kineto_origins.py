@@ -1,8 +1,8 @@
 """Where in the user's program the events of a rank come from: ``find_origins(records, file, rows)``.
 
-A device op is launched by a call within an op of the framework, by the external id that the profiler gives both, else by time on the
-thread. Ops of the backward pass have the sequence number of the op of the forward pass that they differentiate: module and source line
-are that op's. A module is named by the path of calls to it, like ``Net_0.Block_1.Conv2d_3``.
+A device op is launched by a call within an op of the framework, by time on the thread, else by the external id that the profiler
+gives both. Ops of the backward pass have the sequence number of the op of the forward pass that they differentiate: module and
+source line are that op's. A module is named by the path of calls to it, like ``Net_0.Block_1.Conv2d_3``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpro_search.collect.trace import EventKind, Floats, Ints
 
 
 def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
-    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows` are those of the file."""
+    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file."""
     ops = np.flatnonzero((r.kind == EventKind.OP) & (file.category[rows] == Category.HOST_OP))
     parent = parents_of(file.thread[rows[ops]], r.start_us[ops], r.end_us[ops])
     on_device = np.flatnonzero(r.on_device)

@@ -48,7 +48,7 @@ class PipelinePredictor(RecordedPredictor):
     def has_launches(self) -> bool:
         return False
 
-    def events(self, scales: Sequence[Scale] = ()) -> Ints:
+    def rows(self, scales: Sequence[Scale] = ()) -> Ints:
         return np.zeros(0, np.int64)
 
     def _graph_of(self, step: int) -> ReplayGraph:

@@ -162,7 +162,7 @@ class Scenario:
         """
         found = self
         for text in texts:
-            for part in re.split(r"\s*,\s*(?=[a-z])", text.strip()):
+            for part in changes_in(text):
                 found = found._with(part, known, job)
         return found
 
@@ -190,6 +190,11 @@ class Scenario:
             return replace(self, plan=self.plan.changed(**{setting: readers()[setting](value)}))
         except InputError as error:
             raise InputError(f"{name}={value}: {error}") from error
+
+
+def changes_in(text: str) -> list[str]:
+    """The changes in a text that may hold several: "tp=8,pp=2"."""
+    return re.split(r"\s*,\s*(?=[a-z])", text.strip())
 
 
 def readers() -> dict[str, Callable[[str], Any]]:

@@ -5,7 +5,7 @@ Facts that no trace has are given with ``--set``, beside changes: `OPTIONS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,23 +131,28 @@ def efficiency(work: Work, iteration_us: float) -> dict[str, Any]:
     return {**found, "flops_per_device": work.flops, "not_known": _not_known(work, found)}
 
 
-def sentences(facts: Mapping[str, Any]) -> Sequence[str]:
-    """The facts of `efficiency` for people; empty where they are not there or nothing is known."""
+def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The facts of `efficiency` for people: what is known, with its value, and what is not; nothing where nothing is known."""
     if "not_known" not in facts or all(facts[key] is None for key in KEYS):
-        return ()
-    tokens, tflops = facts["tokens_per_second"], (facts["flops_per_device"] or 0.0) / 1e12
+        return [], []
     found = []
-    if tokens is not None:
-        found.append(f"tokens a second      {tokens:,.0f} ({facts['tokens_per_second_per_device']:,.0f} a device)")
+    if (tokens := facts["tokens_per_second"]) is not None:
+        found.append(("tokens a second", f"{tokens:,.0f} ({facts['tokens_per_second_per_device']:,.0f} a device)"))
     if (mfu_pct := facts["mfu_pct"]) is not None:
-        found.append(f"MFU                  {mfu_pct:.3g} % ({tflops:.3g} TFLOP an iteration and device)")
+        found.append(("MFU", f"{mfu_pct:.3g} % ({facts['flops_per_device'] / 1e12:.3g} TFLOP an iteration and device)"))
     if (price := facts["cost_per_million_tokens"]) is not None:
-        found.append(f"price                ${price:.4g} a million tokens")
+        found.append(("price", f"${price:.4g} a million tokens"))
     if (price := facts["cost_per_iteration_usd"]) is not None:
-        found.append(f"price                ${price:.3g} an iteration")
+        found.append(("price", f"${price:.3g} an iteration"))
     if (energy_j := facts["energy_per_iteration_j"]) is not None:
-        found.append(f"energy               at most {energy_j:.3g} J an iteration (devices at full power)")
-    return [*found, *(f"not known: {reason}" for reason in dict.fromkeys(facts["not_known"].values()))]
+        found.append(("energy", f"at most {energy_j:.3g} J an iteration (devices at full power)"))
+    return found, list(dict.fromkeys(facts["not_known"].values()))
+
+
+def sentences(facts: Mapping[str, Any]) -> list[str]:
+    """The same as lines of text."""
+    known, unknown = table_rows(facts)
+    return [*(f"{name:20} {value}" for name, value in known), *(f"not known: {reason}" for reason in unknown)]
 
 
 def _not_known(work: Work, found: Mapping[str, float | None]) -> dict[str, str]:

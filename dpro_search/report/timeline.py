@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search._text import numbers_text
 from dpro_search.collect.trace import EventKind, Events, Trace
 from dpro_search.report.html import shown
 
@@ -83,7 +84,7 @@ class StepTimeline:
         ]
         ranks = {lane.rank for lane in self.lanes if not lane.measured} ^ {lane.rank for lane in self.lanes if lane.measured}
         if ranks:
-            found.append(f"Ranks with lanes on one side only: {', '.join(map(str, sorted(ranks)))}.")
+            found.append(f"Ranks with lanes on one side only: {numbers_text(ranks)}.")
         return tuple(found)
 
     def compact(self, most: int = MOST_SLICES) -> dict[str, Any]:

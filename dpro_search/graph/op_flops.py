@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import EventKind, Shapes, Trace
+from dpro_search.collect.trace import EventKind, Events, Ints, Shapes, Trace
 
 _TENSOR_FLOAT = re.compile(r"tf32|tensorop_s1688|tensorop_s16816|s1688gemm|s16816gemm")
 _PRECISIONS = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
@@ -36,7 +36,7 @@ def step_flops(trace: Trace) -> StepFlops | None:
     rows = np.flatnonzero((events.kind == EventKind.OP) & (events.shapes >= 0) & (events.step >= 0))
     named = np.unique(events.name[rows]).tolist()
     formula = {name: found for name in named if (found := _FORMULAS.get(trace.names[name])) is not None}
-    counted = rows[np.isin(events.name[rows], list(formula))]
+    counted = _outermost(events, rows[np.isin(events.name[rows], list(formula))])
     flops = np.array(
         [
             _safely(formula[name], trace.shapes[shapes])
@@ -51,9 +51,21 @@ def step_flops(trace: Trace) -> StepFlops | None:
     most: Counter[str] = Counter()
     for dtype, number in zip(events.dtype[counted].tolist(), flops.tolist(), strict=True):
         most[trace.dtypes[dtype] if dtype >= 0 else ""] += number
-    return StepFlops(
-        flops=float(np.mean(ranks)), precision=_precision(trace, most.most_common(1)[0][0]), left_out=_left_out(trace, formula)
-    )
+    return StepFlops(flops=float(np.mean(ranks)), precision=_precision(trace, most.most_common(1)[0][0]), left_out=_left_out(trace))
+
+
+def _outermost(events: Events, rows: Ints) -> Ints:
+    """Without ops within others, as old profiles have each op again for each layer of the dispatcher."""
+    order = rows[np.lexsort((-events.end_us[rows], events.start_us[rows], events.stream[rows], events.rank[rows]))]
+    kept, thread, until_us = [], (-1, -1), -np.inf
+    columns = (order, events.rank[order], events.stream[order], events.start_us[order], events.end_us[order])
+    for row, rank, stream, start_us, end_us in zip(*(column.tolist() for column in columns), strict=True):
+        if (rank, stream) != thread:
+            thread, until_us = (rank, stream), -np.inf
+        if start_us >= until_us:
+            kept.append(row)
+            until_us = end_us
+    return np.array(kept, np.int64)
 
 
 def _precision(trace: Trace, dtype: str) -> str:
@@ -65,12 +77,15 @@ def _precision(trace: Trace, dtype: str) -> str:
     return _PRECISIONS.get(dtype, "")
 
 
-def _left_out(trace: Trace, formula: Mapping[int, object]) -> str:
+def _left_out(trace: Trace) -> str:
     events = trace.events
-    counts = Counter(trace.names[name] for name in events.name[events.kind == EventKind.OP].tolist())
-    forward = max((counts[name] for name in _FORWARD_CONVOLUTIONS), default=0)
-    backward = sum(counts[trace.names[name]] for name in formula if trace.names[name] in _BACKWARD_CONVOLUTIONS)
-    missing = forward - backward
+
+    def count(names: Iterable[str]) -> int:
+        of = [number for number, name in enumerate(trace.names) if name in names]
+        return len(_outermost(events, np.flatnonzero((events.kind == EventKind.OP) & np.isin(events.name, of))))
+
+    forward = count(_FORWARD_CONVOLUTIONS)
+    missing = forward - count(_BACKWARD_CONVOLUTIONS)
     return f"{missing} of {forward} convolutions, whose outputs' sizes were not recorded" if missing > 0 else ""
 
 

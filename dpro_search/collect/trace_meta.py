@@ -76,7 +76,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     load: MachineLoad | None = None  # None: not measured
     # Number in the job of each recorded rank, where only some were recorded or their numbers have gaps; empty: 0, 1, 2...
     rank_numbers: tuple[int, ...] = ()
-    world_size: int | None = None  # Ranks of the job; None: as many as were recorded, or not known.
+    world_size: int | None = None  # Ranks of the job, recorded or not; None: not known.
     device: str = ""  # The accelerator's name as its driver gives it; "": none, or not known.
 
     @property

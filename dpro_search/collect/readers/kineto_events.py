@@ -191,7 +191,7 @@ class _Columns:
         spans = [r for r in records if r.ph == "X"]
         if len(spans) < len(records):
             self._count_others(records)
-            self._append_memory([r for r in records if r.name == _MEMORY and r.ts is not None and r.args is not None])
+            self._append_memory([r for r in records if r.ph == "i" and r.name == _MEMORY])
         categories = self.categories
         kept, frames = [], []
         for r in spans:
@@ -199,13 +199,13 @@ class _Columns:
             if code is None:
                 code = categories[r.cat] = _CATEGORY.get(r.cat.lower(), -1)
             if code < 0:
-                if r.cat == _FRAMES and r.ts is not None and r.dur is not None and self._tells_where(r.name):
+                if r.cat == _FRAMES and _is_possible(r) and self._tells_where(r.name):
                     frames.append(r)
                 else:
                     self.dropped[_DROPPED_CATEGORY.get(r.cat.lower(), f"spans of category '{r.cat}'")] += 1
             elif r.ts is None or r.dur is None:
                 self.dropped["spans without a start or a duration"] += 1
-            elif not 0 <= r.dur < 1e19 or not -1e19 < r.ts < 1e19:
+            elif not _is_possible(r):
                 self.dropped["spans with an impossible start or duration"] += 1
             else:
                 kept.append(r)
@@ -303,10 +303,11 @@ class _Columns:
             self.parts.setdefault(f"frames.{column}", []).append(values)
 
     def _append_memory(self, records: list[SpanRecord]) -> None:
-        found = [(r, r.args) for r in records if r.args is not None and (r.args.allocated or -1) >= 0]
+        instants = [(msgspec.structs.replace(r, dur=0.0), r.args) for r in records if r.args is not None]
+        found = [(r, args) for r, args in instants if _is_possible(r) and args.allocated is not None and args.allocated >= 0]
         if not found:
             return
-        start, _ = self._times([msgspec.structs.replace(r, dur=0.0) for r, _ in found])
+        start, _ = self._times([r for r, _ in found])
         piece: dict[str, npt.NDArray[Any]] = {
             "thread": np.array([self.threads[r.tid] for r, _ in found], np.int32),
             "time_us": start,
@@ -336,6 +337,10 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def _is_possible(r: SpanRecord) -> bool:
+    return r.ts is not None and r.dur is not None and 0 <= r.dur < 1e19 and -1e19 < r.ts < 1e19
 
 
 def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Entry, ...]]:

@@ -17,6 +17,7 @@ _COUNT = re.compile(r"\d+ ")
 _TRAINS = ("autograd::engine", "Optimizer.step", "optimizer.step")
 _TRAINING = re.compile(r"Backward\d*$|_backward")
 _WHOLE_STEP = 0.5  # of the usual number of device ops: a step at an end of the recording with fewer was cut off
+_MOST_RANKS = 1 << 20
 _SAME_JOB = ("backend", "nccl_version")  # of distributedInfo
 
 
@@ -76,7 +77,7 @@ def _of_some(text: str, rows: Sequence[tuple[int, int]]) -> str:
 
 def _missing_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> Iterator[str]:
     world = max((r.world_size or 0 for r in ranks), default=0)
-    missing = sorted(set(range(world)) - set(numbers))
+    missing = sorted(set(range(min(world, _MOST_RANKS))) - set(numbers))
     if missing:
         here = f"rank{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)} {'are' if len(numbers) > 1 else 'is'} here"
         gone = f"rank{'s' if len(missing) > 1 else ''} {numbers_text(missing)} {'are' if len(missing) > 1 else 'is'} not"

@@ -14,6 +14,8 @@ from dpro_search.collect.readers.kineto_frames import MODULE, Frames, innermost,
 from dpro_search.collect.readers.kineto_rank import RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
+_DEEPEST = 64  # calls of modules within each other: those further in have the path of the last
+
 
 def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
     """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file."""
@@ -99,10 +101,12 @@ def _of(frames: Frames, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]])
 def _paths(names: list[str], spans: Frames, up: Ints) -> Ints:
     """Of each call of a module, the number of its path in `names`, which gets those that it lacks."""
     numbers: dict[str, int] = {}
-    path = [""] * len(spans)
+    path, depth = [""] * len(spans), [0] * len(spans)
     for span in np.lexsort((-spans.end_us, spans.start_us)).tolist():
         own = names[spans.name[span]].removeprefix(MODULE)
-        path[span] = f"{path[up[span]]}.{own}" if up[span] >= 0 else own
+        outer = int(up[span])
+        depth[span] = depth[outer] + 1 if outer >= 0 else 0
+        path[span] = own if outer < 0 else path[outer] if depth[span] > _DEEPEST else f"{path[outer]}.{own}"
     found = []
     for text in path:
         number = numbers.get(text)

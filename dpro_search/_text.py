@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 
 _DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, surrogate, unassigned, line separators
 
@@ -20,3 +21,17 @@ def shortened(text: str, most: int) -> str:
         return text
     head = (most - 3) // 2
     return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+
+
+def numbers_text(numbers: Iterable[int], most: int = 8) -> str:
+    """Numbers in order, with runs of three and more as one: "0 to 3, 5, 7"; of more than `most` runs the first, and an ellipsis."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [
+        text for first, last in runs for text in ((f"{first} to {last}",) if last > first + 1 else map(str, range(first, last + 1)))
+    ]
+    return ", ".join(texts[:most]) + (" ..." if len(texts) > most else "")

@@ -341,7 +341,7 @@ class Recording(Tabular):
         meta, measured_us = self.trace.meta, measured_iteration_us(self.trace)
         rows = [
             ("framework", f"{meta.framework}, communication by {meta.comm}"),
-            ("ranks", f"{meta.ranks} on {len(set(meta.hosts))} hosts"),
+            ("ranks", f"{meta.ranks} on {len(set(meta.hosts))} hosts" if any(meta.hosts) else f"{meta.ranks}"),
             ("events", f"{len(self.trace.events)}"),
             ("communicated tensors", f"{len(self.trace.tensors)}"),
             ("recorded", meta.recorded_at),

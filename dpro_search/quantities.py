@@ -26,6 +26,9 @@ _TIMES_US = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m
 _FLOPS = {"": 1.0} | {
     letter + unit: 1000.0**power for power, letter in enumerate("kmgtp", start=1) for unit in ("flop/s", "flops", "op/s", "ops")
 }
+_AMOUNTS = {"": 1.0, "w": 1.0, "usd": 1.0} | {
+    letter + unit: 1000.0**power for power, letter in enumerate("kmgtp", start=1) for unit in ("", "flop", "flops", "flop/s")
+}
 _HERTZ = {"": 1.0, "hz": 1.0, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}
 _WATTS = {"": 1.0, "w": 1.0, "kw": 1e3}
 _SWITCHES = {"1": True, "on": True, "yes": True, "true": True, "0": False, "off": False, "no": False, "false": False}
@@ -76,6 +79,15 @@ def parse_hz(text: str) -> float:
 def parse_watts(text: str) -> float:
     """Watts of "700 W", "1.2kW"; raises `InputError` for anything else, and for 0."""
     return _scaled(text, _WATTS, "a power", "700 W or 1.2 kW")
+
+
+def parse_amount(text: str) -> float:
+    """A number above 0, perhaps in thousands, millions...: "8192", "4M", "312 TFLOP/s"; raises `InputError` for anything else."""
+    form = "8192, 4M or 312 TFLOP/s"
+    number = _scaled(text, _AMOUNTS, "an amount", form)
+    if not 0 < number < math.inf:
+        raise InputError(f"'{text}' must be above 0; write it like {form}")
+    return number
 
 
 def parse_switch(text: str) -> bool:

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+from dpro_search._text import numbers_text
 from dpro_search._version import __version__
 from dpro_search.cli._search_result import servers_note
 from dpro_search.collect._files import DAMAGED
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
+from dpro_search.kinds._efficiency import efficiency_facts, table_rows
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._replay_facts import predicted_facts
 from dpro_search.report import Facts
@@ -27,6 +29,7 @@ from dpro_search.search.run_folder import RunInfo
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import by_setting, decoded
+from dpro_search.space.scenario import Scenario
 
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
@@ -134,7 +137,8 @@ class _Gathered:
         self.on_part("making the timeline of a step")
         timeline = step_timeline(self.job, self.trace, step, self.notes)
         self.on_part("asking what would gain")
-        diagnosis = self.job.diagnose()
+        work = efficiency_facts(self.job, Scenario(), {}, replay["predicted_iteration_us"])
+        diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
         return Facts(
@@ -242,6 +246,15 @@ def _described(path: Path, description: Description) -> list[tuple[str, str]]:
     return [("description", str(path.resolve())), ("framework", description.framework), *description.provenance]
 
 
+def _ranks(meta: TraceMeta) -> str:
+    """How many, their numbers where they are not 0, 1, 2..., and their hosts where these are known."""
+    numbers = f" ({numbers_text(meta.numbers)} of the job's {meta.world_size})" if meta.world_size not in (None, meta.ranks) else ""
+    hosts = [host for host in dict.fromkeys(meta.hosts) if host]
+    return f"{count(meta.ranks, 'rank')}{numbers}" + (
+        f" on {count(len(hosts), 'host')} ({', '.join(hosts)})" if hosts else ", hosts not known"
+    )
+
+
 def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
     meta = trace.meta
     rows = [
@@ -249,7 +262,8 @@ def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
         ("recorded", meta.recorded_at),
         ("format", meta.format),
         ("framework", f"{meta.framework}, communication by {meta.comm}"),
-        ("ranks", f"{count(meta.ranks, 'rank')} on {count(len(set(meta.hosts)), 'host')} ({', '.join(dict.fromkeys(meta.hosts))})"),
+        ("ranks", _ranks(meta)),
+        ("devices", meta.device),
         ("link rate", "" if meta.rate_bps is None else f"{meta.rate_bps / 1e9:g} Gbit/s per host and direction"),
         ("machine", meta.machine),
         ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),

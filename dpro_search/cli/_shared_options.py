@@ -14,7 +14,7 @@ ClusterOption = Annotated[
 ]
 SpeedsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9."),
+    typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9; facts: tokens=8192."),
 ]
 ClusterModelOption = Annotated[
     Path | None,

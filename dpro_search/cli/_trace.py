@@ -32,7 +32,8 @@ def print_trace(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
         return
     for warning in facts["warnings"]:
         say(stderr_console(), f"warning: {warning}", "yellow")
-    print(f"{facts['steps']} profiled steps of {facts['ranks']} ranks, {facts['ops']} ops, {facts['tensors']} communicated tensors")
+    ranks = f"{facts['ranks']} {'rank' if facts['ranks'] == 1 else 'ranks'}"
+    print(f"{facts['steps']} profiled steps of {ranks}, {facts['ops']} ops, {facts['tensors']} communicated tensors")
     print("\n".join(lines))
     print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")
     print(f"trace: {facts['trace']}")

@@ -31,12 +31,16 @@ def diagnose(
     from dpro_search.cli._output import print_json
     from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import job_of, load_source
+    from dpro_search.kinds._efficiency import efficiency_facts, split_options
     from dpro_search.kinds._elsewhere import elsewhere
+    from dpro_search.space.scenario import Scenario
 
     use_machine(machine)
     recorded = job_of(load_source(folder_of(trace, sample)))
-    job, _, place = elsewhere(recorded, cluster, changes or (), verb="diagnose")
+    given, changed = split_options(changes or ())
+    job, _, place = elsewhere(recorded, cluster, changed, verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
+    facts |= efficiency_facts(recorded, Scenario().on(cluster), given, facts["iteration_us"])
     if as_json:
         print_json(facts)
     else:
@@ -46,6 +50,7 @@ def diagnose(
 def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
     """What `Job.diagnose` found, for people."""
     from dpro_search.cli._output import print_table, say, stdout_console
+    from dpro_search.kinds._efficiency import sentences
     from dpro_search.quantities import time_text
 
     console = stdout_console()
@@ -58,5 +63,7 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
             say(console, f"  assumed: {sentence}")
     for sentence in (*facts["findings"], *facts["warnings"]):
         say(console, f"* {sentence}")
+    for sentence in sentences(facts):
+        console.print(sentence, highlight=False)
     for table in tables:
         print_table(console, table.title, table.columns, table.rows)

@@ -34,7 +34,8 @@ def replay(
             "bucket_cap_bytes=25MiB, first_bucket_bytes=1MiB (DDP); prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
             "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, rate=1gbit; cores=N "
-            "shared by ranks (Horovod, PyTorch).",
+            "shared by ranks (Horovod, PyTorch). Facts about an iteration: tokens=8192 (of all devices), flops=2e12 and "
+            "peak=312TFLOP/s (of a device), price=4.1 (USD per device-hour), power=400W.",
         ),
     ] = None,
     what_ifs: Annotated[
@@ -103,6 +104,7 @@ def replay(
 
 def _print(result: dict[str, Any], as_json: bool) -> None:
     from dpro_search.cli._output import microseconds, percent, print_json, say, stdout_console
+    from dpro_search.kinds._efficiency import sentences
 
     if as_json:
         print_json(result)
@@ -116,6 +118,8 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
     for name, value_us in result["breakdown_us"].items():
         print(f"  {name.replace('_', ' '):22} {microseconds(value_us)}")
+    for sentence in sentences(result):
+        print(sentence)
     if "cluster" in result:
         print(f"on {result['cluster']['name']}")
         for sentence in result["cluster"]["left_out"]:

@@ -31,6 +31,7 @@ from dpro_search.collect.trace_columns import (
     Floats,
     GraphTensors,
     Ints,
+    MemorySamples,
     NodeGraph,
     ProcessGroup,
     Role,
@@ -60,6 +61,7 @@ __all__ = [
     "Floats",
     "GraphTensors",
     "Ints",
+    "MemorySamples",
     "NodeGraph",
     "ProcessGroup",
     "Role",
@@ -90,6 +92,8 @@ class Trace(RecordedJob):
             columns |= {f"dependencies.{f.name}": packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
             if self.modules:
                 columns |= {f"modules.{f.name}": packed(getattr(self.module_calls, f.name)) for f in fields(ModuleCalls)}
+            if len(self.memory):
+                columns |= {f"memory.{f.name}": packed(getattr(self.memory, f.name)) for f in fields(MemorySamples)}
             for i, graph in enumerate(self.graphs):
                 columns[f"graph{i}.input_ptr"] = packed(graph.input_ptr)
                 columns[f"graph{i}.input_idx"] = packed(graph.input_idx)
@@ -157,6 +161,9 @@ class Trace(RecordedJob):
                 columns.setdefault("modules.end_us", columns["modules.again_us"])
                 columns.setdefault("modules.backward_end_us", columns["modules.backward_us"])
                 calls = ModuleCalls(**{f.name: widened(columns[f"modules.{f.name}"]) for f in fields(ModuleCalls)})
+            memory = MemorySamples.none()
+            if "memory.rank" in columns:
+                memory = MemorySamples(**{f.name: widened(columns[f"memory.{f.name}"]) for f in fields(MemorySamples)})
             graphs = tuple(
                 NodeGraph(
                     name=g.name,
@@ -184,6 +191,7 @@ class Trace(RecordedJob):
             groups=strings.groups,
             dtypes=strings.dtypes,
             shapes=strings.shapes,
+            memory=memory,
         )
         try:
             check(trace)
@@ -231,7 +239,13 @@ _COLUMNS = re.compile(
     "strings|"
     + "|".join(
         rf"{table}\.(?:{'|'.join(f.name for f in fields(columns))})"
-        for table, columns in (("events", Events), ("steps", Steps), ("dependencies", Dependencies), ("modules", ModuleCalls))
+        for table, columns in (
+            ("events", Events),
+            ("steps", Steps),
+            ("dependencies", Dependencies),
+            ("modules", ModuleCalls),
+            ("memory", MemorySamples),
+        )
     )
     + r"|graph\d+\.(?:input_ptr|input_idx|backward|input_port|input_type|workspace_bytes)"
 )

@@ -76,9 +76,11 @@ def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
     yield not 1 <= meta.ranks <= _MOST_RANKS, f"{meta.ranks} ranks"
     per_rank = (meta.hosts, meta.cores, meta.clock.offset_us, meta.clock.residual_us)
     yield any(len(column) != meta.ranks for column in per_rank), "hosts, cores and clocks are not one a rank"
+    numbers = meta.rank_numbers
+    yield bool(numbers) and (len(set(numbers)) != meta.ranks or min(numbers) < 0), "the ranks' numbers are not one a rank"
     yield bool(trace.graphs) and len(trace.graph_of_rank) != meta.ranks, "graphs are not one a rank"
-    calls = trace.module_calls
-    for title, columns in (("events", events), ("steps", steps), ("dependencies", needs), ("modules", calls)):
+    calls, memory = trace.module_calls, trace.memory
+    for title, columns in (("events", events), ("steps", steps), ("dependencies", needs), ("modules", calls), ("memory", memory)):
         yield from _columns(title, columns)
     yield _outside(events.name, 0, len(trace.names)), "events: a name that is not there"
     yield _outside(events.kind, 0, len(EventKind)), "events: an unknown kind"
@@ -89,11 +91,15 @@ def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
     yield _outside(events.collective_kind, -1, max(CollectiveKind) + 1), "events: an unknown kind of collective"
     yield _outside(events.role, -1, max(Role) + 1), "events: an unknown role"
     yield _outside(events.group, -1, len(trace.groups)), "events: a process group that is not there"
+    for origin in (events.op, events.module, events.source):
+        yield _outside(origin, -1, len(trace.names)), "events: an origin that is not there"
     yield _outside(events.dtype, -1, len(trace.dtypes)), "events: an element type that is not there"
     yield _outside(events.shapes, -1, len(trace.shapes)), "events: shapes that are not there"
     yield any(side < 0 for shapes in trace.shapes for shape in shapes for side in shape), "shapes: a negative side"
     yield any(_impossible(group) for group in trace.groups), "groups: impossible ranks, or another number of them than their size"
     yield _outside(steps.rank, 0, meta.ranks), "steps: a rank that is not there"
+    yield _outside(memory.rank, 0, meta.ranks), "memory: a rank that is not there"
+    yield _outside(memory.allocated_bytes, 0), "memory: a negative size"
     yield _outside(steps.index, 0), "steps: an index below 0"
     for title, spans in (("events", events), ("steps", steps)):
         yield bool((spans.end_us < spans.start_us).any()), f"{title}: an end before its start"
@@ -120,7 +126,7 @@ def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
     for name, column in found.items():
         expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
-        if name in ("start_us", "end_us", "again_us", "backward_us", "backward_end_us"):  # others may be unknown
+        if name in ("start_us", "end_us", "again_us", "backward_us", "backward_end_us", "time_us"):  # others may be unknown
             yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
 
 

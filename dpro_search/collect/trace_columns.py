@@ -92,9 +92,9 @@ class DependencyKind(enum.IntEnum):
 class Events:
     """n events, one entry a column. Times are microseconds on the aligned clock.
 
-    The last five columns describe what an event is about. They are codes as narrow as their values; -1 stands for what does not
-    apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file. Tables that
-    columns index belong to the `Trace`: an entry stands there once, however many events have it.
+    The columns from `collective_kind` on describe what an event is about. They are codes as narrow as their values; -1 stands for
+    what does not apply or is unknown. A column that is left out is -1 throughout, and then takes no memory and no room in the file.
+    Tables that columns index belong to the `Trace`: an entry stands there once, however many events have it.
     """
 
     name: Ints  # Index into `Trace.names`. A label: nothing is decided from a name once a reader has seen it.
@@ -115,6 +115,12 @@ class Events:
     dtype: Codes = field(default_factory=lambda: _UNKNOWN)
     shapes: Codes = field(default_factory=lambda: _UNKNOWN)  # Index into `Trace.shapes`: shapes of an op's inputs.
     role: Codes = field(default_factory=lambda: _UNKNOWN)  # `Role`.
+    # op, module, source: Indices into `Trace.names` of where a device's op (without devices, any op) comes from: the framework's op
+    # that launched it, the path of the module that called that op, or whose forward pass it differentiates, and the line of the
+    # user's code.
+    op: Codes = field(default_factory=lambda: _UNKNOWN)
+    module: Codes = field(default_factory=lambda: _UNKNOWN)
+    source: Codes = field(default_factory=lambda: _UNKNOWN)
 
     def __post_init__(self) -> None:
         for name in DESCRIPTIONS:
@@ -136,6 +142,9 @@ DESCRIPTIONS: Mapping[str, type[np.signedinteger[Any]]] = {
     "dtype": np.int32,
     "shapes": np.int32,
     "role": np.int8,
+    "op": np.int32,
+    "module": np.int32,
+    "source": np.int32,
 }
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -187,6 +196,23 @@ class Steps:
     def select(self, mask: npt.NDArray[Any]) -> Steps:
         """The steps under a boolean mask or an index array."""
         return Steps(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySamples:
+    """What the allocator of each rank's device (without one, of its host) had handed out, k counts in no order."""
+
+    rank: Ints
+    time_us: Floats
+    allocated_bytes: Ints
+
+    @staticmethod
+    def none() -> MemorySamples:
+        """Of a recording without counts of memory."""
+        return MemorySamples(rank=np.zeros(0, np.int64), time_us=np.zeros(0), allocated_bytes=np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rank)
 
 
 class TensorType(msgspec.Struct, frozen=True, array_like=True):

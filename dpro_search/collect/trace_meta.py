@@ -56,7 +56,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     comm: str
     ranks: int
-    hosts: tuple[str, ...]  # host of each rank
+    hosts: tuple[str, ...]  # host of each rank; "" where it is not known
     cores: tuple[int, ...]  # core of each rank, -1 where not pinned
     rate_bps: float | None = None  # shaped link rate per host and direction; None: not shaped
     settings: CommSettings | None = None  # None: not a Horovod job
@@ -74,6 +74,15 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
     load: MachineLoad | None = None  # None: not measured
+    # Number in the job of each recorded rank, where only some were recorded or their numbers have gaps; empty: 0, 1, 2...
+    rank_numbers: tuple[int, ...] = ()
+    world_size: int | None = None  # Ranks of the job, recorded or not; None: not known.
+    device: str = ""  # The accelerator's name as its driver gives it; "": none, or not known.
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Number in the job of each recorded rank."""
+        return self.rank_numbers or tuple(range(self.ranks))
 
     @property
     def ranks_per_host(self) -> int | None:

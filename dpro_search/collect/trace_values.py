@@ -11,6 +11,7 @@ from dpro_search.collect.trace_columns import (
     Dependencies,
     Events,
     Floats,
+    MemorySamples,
     NodeGraph,
     ProcessGroup,
     Shapes,
@@ -35,6 +36,8 @@ class RecordedJob:
         a list follow each other.
     graph_of_rank
         Of each rank, which of `graphs` it ran: ranks that run the same graph share it.
+    memory
+        Where the recorder counted it.
     modules, module_calls
         Of PyTorch's DDP; none where they were not recorded.
     """
@@ -52,6 +55,7 @@ class RecordedJob:
     groups: tuple[ProcessGroup, ...] = ()
     dtypes: tuple[str, ...] = ()
     shapes: tuple[Shapes, ...] = ()
+    memory: MemorySamples = field(default_factory=MemorySamples.none)
 
     @property
     def horovod_settings(self) -> CommSettings:

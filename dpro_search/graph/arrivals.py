@@ -75,7 +75,7 @@ def lateness(trace: Trace) -> tuple[Lateness, ...]:
     waited_us = np.where(present, two[:, 1:] - np.where(present, post_us, 0.0), 0.0)
     return tuple(
         Lateness(
-            rank=rank,
+            rank=trace.meta.numbers[rank],
             last_pct=float((last == rank).sum() / max(present[:, rank].sum(), 1)) * 100,
             cost_us=float(cost_us[last == rank].sum()) / steps,
             waited_us=float(waited_us[:, rank].sum()) / steps,

@@ -24,7 +24,7 @@ class GroupSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one kind among the same ranks."""
 
     collective: str  # Its kind: allreduce, alltoall...; where that is unknown, the name of its events.
-    ranks: tuple[int, ...]  # Of the group, in order.
+    ranks: tuple[int, ...]  # Of the group as the job numbers them, in order.
     # count, bytes_per_step, time_us: Collectives in all steps; bytes and transfer time per step.
     count: int
     bytes_per_step: float
@@ -41,7 +41,7 @@ def group_speeds(trace: Trace) -> tuple[GroupSpeed, ...]:
         of_collective[number].append(part)
     found: dict[tuple[str, tuple[int, ...]], list[tuple[float, float, float]]] = defaultdict(list)
     for mine in of_collective.values():
-        ranks = tuple(sorted(set(events.rank[mine].tolist())))
+        ranks = tuple(sorted(trace.meta.numbers[rank] for rank in set(events.rank[mine].tolist())))
         size_bytes = float(events.size_bytes[mine].max())
         time_us = float(events.end_us[mine].max() - events.start_us[mine].max())
         if len(ranks) > 1 and size_bytes >= _LEAST_BYTES and time_us > 0:

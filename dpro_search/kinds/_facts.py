@@ -14,6 +14,7 @@ from dpro_search.collect.kernel_names import short_names
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.origins import origin_text
 from dpro_search.kinds._base import Table
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import REASONS, path_columns, path_shares
@@ -24,6 +25,7 @@ from dpro_search.space.scenario import Scale
 
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
 _NAME_LENGTH = 50  # of an op in a table of 80 columns
+_COUNTS_LENGTH = 16  # of two more columns
 _TOP_GAINS = 12
 
 
@@ -42,25 +44,48 @@ def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -
     ]
 
 
-def critical_ops(timeline: Timeline, most: int = 10) -> list[dict[str, Any]]:
+def critical_ops(
+    timeline: Timeline, most: int = 10, *, numbers: Sequence[int] = (), origins: Sequence[Mapping[str, str]] = ()
+) -> list[dict[str, Any]]:
     """The ops with the largest part of the critical path, and the commonest reason why they started no earlier.
 
-    An op counts over all replayed iterations.
+    Ops of one name (which has the rank) are one row. A row counts over all replayed iterations; ``count`` (of ops on the path) and
+    ``total_us`` are per iteration.
+
+    Parameters
+    ----------
+    numbers
+        Of the graph's ranks in the job; empty: 0, 1, 2...
+    origins
+        Of the graph's ops (`graph.origins`): a row has that of the op with the largest part, and ``origins``, how many there are.
     """
     graph, path = timeline.graph, path_columns(timeline)
     shares = path_shares(timeline).by_op
-    op_of_step = path.op % len(graph)
+    of_name: dict[str, list[int]] = {}
+    for op in shares:
+        of_name.setdefault(graph.name(op), []).append(op)
+    spent_us = {name: sum(shares[op] for op in ops) for name, ops in of_name.items()}
     total_us = sum(shares.values()) or 1.0
-    return [
-        {
-            "op": graph.name(op),
-            "rank": int(graph.rank_of_op[op]),
-            "kind": OpKind(graph.op_kind[op]).name,
-            "share_pct": spent_us / total_us * 100,
-            "reason": REASONS[Counter(path.reason[op_of_step == op].tolist()).most_common(1)[0][0]].value,
+    op_of_step = path.op % len(graph)
+    found = []
+    for name in sorted(of_name, key=lambda name: -spent_us[name])[:most]:
+        ops = of_name[name]
+        on_path = np.isin(op_of_step, ops)
+        rank = int(graph.rank_of_op[ops[0]])
+        row = {
+            "op": name,
+            "rank": numbers[rank] if numbers and rank >= 0 else rank,
+            "kind": OpKind(graph.op_kind[ops[0]]).name,
+            "share_pct": spent_us[name] / total_us * 100,
+            "reason": REASONS[Counter(path.reason[on_path].tolist()).most_common(1)[0][0]].value,
+            "count": len(ops),
+            "total_us": spent_us[name] / timeline.iterations,
         }
-        for op, spent_us in list(shares.items())[:most]
-    ]
+        if origins:
+            row |= origins[ops[0]]
+            row["origins"] = len({tuple(origins[op].items()) for op in ops if origins[op]})
+        found.append(row)
+    return found
 
 
 def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
@@ -115,11 +140,16 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
 
 def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `critical_ops`."""
-    rows = [
-        (shortened(name, _NAME_LENGTH), percent_text(row["share_pct"]), _AFTER[row["reason"]])
-        for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True)
-    ]
-    return Table(title="ops on the critical path", columns=("op", "share", "starts after"), rows=rows)
+    several = any(row["count"] > 1 for row in ops)
+    length = _NAME_LENGTH - (_COUNTS_LENGTH if several else 0)
+    rows: list[tuple[str, ...]] = []
+    for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True):
+        counted = (str(row["count"]), time_text(row["total_us"])) if several else ()
+        rows.append((shortened(name, length), *counted, percent_text(row["share_pct"]), _AFTER[row["reason"]]))
+        if origin := origin_text(row):
+            rows.append((f"  {shortened(origin, length - 2)}", *[""] * (len(rows[-1]) - 1)))
+    columns = ("op", *(("ops", "time") if several else ()), "share", "starts after")
+    return Table(title="ops on the critical path", columns=columns, rows=rows)
 
 
 def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Table:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
 from dpro_search.kinds._facts import graph_change
@@ -145,7 +145,15 @@ class RecordedPredictor:
 
     def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
         """The replay of the step whose iteration is the median, or next above it."""
-        return self._timeline(self._middle(scales)[-1], scales)
+        return self._timeline(self.timeline_step(scales), scales)
+
+    def rows(self, scales: Sequence[Scale] = ()) -> Ints:
+        """Which of `ops` each op of `timeline` is, [n]; empty where its ops are no single events."""
+        return np.flatnonzero(self.ops.step == self.timeline_step(scales))
+
+    def timeline_step(self, scales: Sequence[Scale] = ()) -> int:
+        """The step that `timeline` replays."""
+        return self._middle(scales)[-1]
 
     def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
         """Iteration times of the middle step with durations drawn from all steps, [samples]."""
@@ -232,7 +240,7 @@ class RecordedPredictor:
 
     def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
         for scale in scales:
-            scale.check_rank(self._trace.meta.ranks)
+            scale = scale.at(self._trace.meta.numbers)
             if scale.needs_ops:
                 graph = self._sort_scaled(step, graph, scale)
             else:

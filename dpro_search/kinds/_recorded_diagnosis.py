@@ -14,6 +14,7 @@ import msgspec
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import lateness
 from dpro_search.graph.bus_bandwidth import group_speeds
+from dpro_search.graph.origins import origins
 from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
 from dpro_search.kinds._recorded import RecordedPredictor
@@ -32,21 +33,27 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
     late, speeds = lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
     found = answers(trace, predictor, base, speeds)
+    numbers, rows = trace.meta.numbers, predictor.rows()
+    path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
+    times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in base.ranks]
+    hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
     return {
         "iteration_us": base.iteration_us,
         "measured_iteration_us": predictor.measured_iteration_us,
         "breakdown_us": base.breakdown_us,
-        "critical_path": path_facts(timeline),
+        "critical_path": path,
         "ranks": [
-            {"host": trace.meta.hosts[row.rank], "last_pct": None, "cost_us": None, "waited_us": None}
+            {"host": hosts[row.rank] or None, "last_pct": None, "cost_us": None, "waited_us": None}
             | msgspec.to_builtins(row)
             | punctuality.get(row.rank, {})
-            for row in base.ranks
+            for row in times
         ],
         "gains": msgspec.to_builtins(found),
-        "critical_ops": critical_ops(timeline),
+        "critical_ops": critical_ops(
+            timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
+        ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": list(findings(base.ranks, found, base.iteration_us, speeds)),
+        "findings": list(findings(times, found, base.iteration_us, speeds)),
         "warnings": list(trace.meta.warnings),
     }
 

@@ -22,6 +22,7 @@ _SENTENCES = {
     "at its host, its input and its clocks.",
     "kernels": "Devices compute for {compute:.0f} % of an iteration, and these kernels decide most of it; try lower precision, "
     "fused kernels or torch.compile.",
+    "module": "One module decides much of an iteration; look at its kernels first.",
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
 }

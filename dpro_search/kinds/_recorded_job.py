@@ -43,7 +43,13 @@ class RecordedSteps(Job):
         return changed
 
     def _predict(self, plan: Plan) -> Prediction:
-        return _prediction(self.predictor, self._scales)
+        return _prediction(self.predictor, self._scales, self._peak_memory_bytes)
+
+    @property
+    def _peak_memory_bytes(self) -> int | None:
+        """The most that a rank's allocator had handed out while it was recorded; other speeds do not change it."""
+        counts = self.trace.memory.allocated_bytes
+        return int(counts.max()) if len(counts) else None
 
     @property
     def calibration(self) -> Calibration:
@@ -76,12 +82,28 @@ class RecordedSteps(Job):
     def timeline(self, plan: Plan) -> Timeline:
         return self.predictor.timeline(self._scales)
 
+    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+        from dpro_search.kinds._recorded_timeline import about_ops, measured_step
+        from dpro_search.replay.outputs import PredictedOps, perfetto_json
+
+        predictor, trace, timeline = self.predictor, self.trace, self.timeline(plan)
+        rows, measured = predictor.rows(self._scales), None
+        if recorded and len(rows):
+            measured = measured_step(trace, predictor.timeline_step(self._scales), timeline, predictor.ops, rows)
+        return perfetto_json(
+            timeline,
+            measured=measured,
+            first_iteration=timeline.iterations - 1,
+            about=about_ops(trace, timeline, predictor.ops, rows, compared=recorded) if len(rows) else PredictedOps(),
+            numbers=trace.meta.numbers,
+        )
+
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
         held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=_as_prediction(held.prediction, "recorded"),
+            prediction=_as_prediction(held.prediction, "recorded", self._peak_memory_bytes),
             error_pct=held.error_pct,
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
@@ -93,7 +115,7 @@ class RecordedSteps(Job):
         errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
         measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
         started = time.perf_counter()
-        prediction = _prediction(self.predictor, ())
+        prediction = _prediction(self.predictor, (), self._peak_memory_bytes)
         return Comparison(
             measured_us=measured,
             prediction=prediction,
@@ -121,16 +143,16 @@ class RecordedSteps(Job):
         return TensorGroups(groups={"as recorded": recorded}) if any(group.count > 1 for group in recorded) else None
 
 
-def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...]) -> Prediction:
-    return _as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded")
+def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...], peak_memory_bytes: int | None) -> Prediction:
+    return _as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded", peak_memory_bytes)
 
 
-def _as_prediction(found: RecordedPrediction, source: str) -> Prediction:
+def _as_prediction(found: RecordedPrediction, source: str, peak_memory_bytes: int | None) -> Prediction:
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,
         breakdown_us=found.breakdown_us,
-        peak_memory_bytes=None,
+        peak_memory_bytes=peak_memory_bytes,
         source=source,
         settled=found.settled,
     )

@@ -5,19 +5,22 @@ Each is a text that ``replay --what-if`` takes and answers with the same iterati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Floats, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.space.recorded_scales import Bools
 from dpro_search.space.scenario import Scale
 
 _MOST_RANKS = 16  # with more, only those with the most work are asked about
 _MOST_CLASSES = 6
+_MOST_MODULES = 8
+_NEARLY_ALL = 0.9
 _LEAST_SHARE = 0.01  # of the time of all kernels
 _MOST_REPLAYED_OPS = 4_000_000  # of all questions together; with more, each is answered for the median step alone
 
@@ -30,7 +33,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     what_if
         As ``--what-if`` takes it.
     topic, ranks
-        What it is about: "launch", "loading", "communication", "rank" (one is slow), "kernels", "link"; and which ranks.
+        What it is about: "launch", "loading", "communication", "rank" (one is slow), "kernels", "module", "link"; and which ranks.
     meaning
         In words.
     gain_us, gain_pct
@@ -90,7 +93,11 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
     yield _Question("bandwidth=2", "bandwidth", "links twice as fast")
     if trace.meta.ranks > 1:
         for rank in _busiest(trace, predictor)[:_MOST_RANKS]:
-            yield _Question(f"rank{rank}=usual", "rank", f"rank {rank} as fast as the others", (rank,))
+            number = trace.meta.numbers[rank]
+            yield _Question(f"rank{number}=usual", "rank", f"rank {number} as fast as the others", (number,))
+    if (trace.events.module >= 0).any():
+        for path in _worth_asking(predictor.sorts.modules, predictor.ops.duration_us):
+            yield _Question(f"module.{path}=0.5", "module", f"module {path} 2x faster")
     if not predictor.has_launches:
         return
     yield _Question("launch=0", "launch", "no launch overhead")
@@ -107,6 +114,20 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
     for speed, usual_bps in slow_groups(speeds):
         what_if = f"ranks{'+'.join(map(str, speed.ranks))}.communication={speed.bus_bps / usual_bps:.3g}"
         yield _Question(what_if, "link", "these links as fast as the others", speed.ranks)
+
+
+def _worth_asking(modules: Mapping[str, Bools], duration_us: Floats) -> list[str]:
+    """Modules that take longest, but for those that only hold others which take nearly all of their time."""
+    us = {path: float(duration_us[chosen].sum()) for path, chosen in modules.items()}
+    total_us = max(us.values(), default=0.0)
+    kept = [
+        path
+        for path in modules
+        if us[path] >= _LEAST_SHARE * total_us
+        and not any(us[path] * _NEARLY_ALL <= us[other] for other in modules if other.startswith(f"{path}."))
+        and (us[path] < _NEARLY_ALL * total_us or "." in path or len(modules) == 1)
+    ]
+    return kept[:_MOST_MODULES]
 
 
 def _busiest(trace: Trace, predictor: RecordedPredictor) -> list[int]:

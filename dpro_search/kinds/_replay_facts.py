@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import recording_doubt
 from dpro_search.kinds import Comparison, Job, PlanOptions, Source, job_of
+from dpro_search.kinds._efficiency import efficiency_facts, split_options
 from dpro_search.kinds._facts import quantiles_us
 from dpro_search.replay.outputs import write_csv
 from dpro_search.space.plan import Plan, Prediction
@@ -62,6 +63,8 @@ def replay_facts(source: Source, request: ReplayRequest) -> dict[str, Any]:
 
 def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
     """As `replay_facts`, of a job that exists: what it has replayed is not replayed again."""
+    given, changes = split_options(request.changes)
+    request = replace(request, changes=changes)
     if request.compares and request.changed:
         raise InputError(
             "--holdout-step and --own-durations compare with the recording: leave out --plan, --cluster, --set and --what-if"
@@ -77,6 +80,7 @@ def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
         facts = _compared(job, found)
     else:
         facts = predicted_facts(job, plan, request.changed)
+    facts |= efficiency_facts(recorded, scenario, given, facts["predicted_iteration_us"])
     if request.changed or request.compares:
         facts["recording_doubt"] = recorded.recording_doubt
     else:

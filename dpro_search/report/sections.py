@@ -7,12 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from dpro_search.collect.kernel_names import short_names
+from dpro_search.graph.origins import origin_text
 from dpro_search.report import units
 from dpro_search.report.charts import Part, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
 from dpro_search.report.timeline import Lane, StepTimeline
 
 _TOP_GAINS, _TOP_OPS = 10, 10
+_SHOWN_GAIN = 0.0005  # of an iteration; below it is 0.0 %
 _SAME_US = 1.0  # instants closer than this are one
 _PARTS = {
     "compute": ("compute", "compute"),
@@ -90,7 +92,9 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     )
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
     return Section(
-        "breakdown", "Where an iteration goes", [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart]
+        "breakdown",
+        "Where an iteration goes",
+        [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart, _efficiency(diagnosis)],
     )
 
 
@@ -136,12 +140,21 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
     if not ops:
         return None
     reasoned = any("reason" in row for row in ops)
-    columns = ("op", "rank#", "kind", "share#") + (("starts after",) if reasoned else ())
+    several = any(row.get("count", 1) > 1 for row in ops)
+    traced = [origin_text(row) for row in ops[:_TOP_OPS]]
+    columns = (
+        ("op",) + (("asked by",) if any(traced) else ()) + ("rank#", "kind") + (("ops#", "time#") if several else ())
+        + ("share#",) + (("starts after",) if reasoned else ())
+    )  # fmt: skip
     names = [row["op"] for row in ops[:_TOP_OPS]]
     rows = (
-        (name_of(name, row["op"]), str(row["rank"]), _words(row["kind"]), units.percent(row["share_pct"]))
+        (name_of(name, row["op"]),)
+        + ((name_of(origin),) if any(traced) else ())
+        + (str(row["rank"]), _words(row["kind"]))
+        + ((str(row.get("count", 1)), units.duration(row["total_us"]) if "total_us" in row else "") if several else ())
+        + (units.percent(row["share_pct"]),)
         + ((_REASONS.get(row.get("reason", ""), "unknown"),) if reasoned else ())
-        for name, row in zip(short_names(names), ops, strict=False)
+        for name, origin, row in zip(short_names(names), traced, ops, strict=False)
     )
     return table("Ops with the largest share of the critical path", columns, rows)
 
@@ -149,7 +162,7 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
 def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element | None:
     if not gains:
         return None
-    shown = gains[:_TOP_GAINS]
+    shown = [row for row in gains if abs(row["gain_us"]) >= _SHOWN_GAIN * iteration_us][:_TOP_GAINS] or gains[:1]
     names = short_names([row["what_if"] for row in shown])
     rows = [
         (
@@ -170,6 +183,15 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
         "A bar to the left means that the change costs time."
     )
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
+
+
+def _efficiency(diagnosis: Mapping[str, Any]) -> Element | None:
+    """Tokens a second, MFU, price and energy, and what of them is not known."""
+    known, unknown = diagnosis.get("efficiency", ((), ()))
+    if not known:
+        return None
+    rows = [*known, *(("not known", reason) for reason in unknown)]
+    return table("Efficiency of an iteration", ("", "value"), rows)
 
 
 def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search._text import numbers_text
 from dpro_search.collect.trace import EventKind, Events, Trace
 from dpro_search.report.html import shown
 
@@ -83,7 +84,7 @@ class StepTimeline:
         ]
         ranks = {lane.rank for lane in self.lanes if not lane.measured} ^ {lane.rank for lane in self.lanes if lane.measured}
         if ranks:
-            found.append(f"Ranks with lanes on one side only: {', '.join(map(str, sorted(ranks)))}.")
+            found.append(f"Ranks with lanes on one side only: {numbers_text(ranks)}.")
         return tuple(found)
 
     def compact(self, most: int = MOST_SLICES) -> dict[str, Any]:
@@ -164,6 +165,7 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
     devices, calls = EventKind.KERNEL in lane_of, EventKind.RUNTIME in lane_of
     lanes: dict[tuple[int, str], Lane] = {}
     seen: set[tuple[int, int]] = set()
+    numbers = dict(enumerate(trace.meta.numbers))
     columns = (
         events.kind,
         events.rank,
@@ -183,6 +185,7 @@ def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[
             seen.add((rank, collective))
         title, colour = lane_of[kind]
         name = trace.names[text]
+        rank = numbers.get(rank, rank)
         if kind == EventKind.OP:
             colour = kind_of.get(f"{name}@{rank}", "host" if devices else "compute")
         elif kind == EventKind.KERNEL:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import DependencyKind, Floats, Ints, Role, Trace
+from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
@@ -75,8 +75,10 @@ class RecordedOps:
     # Likewise for ops of different ranks, [n]: a number for the device's name within its rank, role, name and how many before.
     peer: Ints
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
+    about: Ints  # Event that each op is, launches, or ends before, [n].
     role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded_events`.
     loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
+    end_us: Floats  # Recorded end of each stretch of a host thread, which began its duration earlier; NaN of other ops, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].
     # False where the duration is not the step's own: the first stretch of a thread whose beginning was not recorded, [n].
     known: Bools
@@ -118,6 +120,9 @@ class _Builder:
         self._step_begin_us = {step: self._end_us(before) for step, before in self._step_before.items()}
         self._last_post_us = last_enqueues(trace, self._in_step)
         self._begin_us = float(events.start_us[self._in_step].min()) if self._in_step.any() else 0.0
+        # Where no kernel ran, host threads compute themselves.
+        self._host_kind = OpKind.HOST if np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY)).any() else OpKind.FORWARD
+        self._numbers = trace.meta.numbers  # of the ranks in the job
         # When what an event waited for, beside its launch, had ended; by event.
         self._free_us = np.full(len(events), -np.inf)
         waited = needs.kind != DependencyKind.LAUNCH
@@ -178,7 +183,9 @@ class _Builder:
             target=target,
             policy=policy,
             rank_of_device=rank_of_device,
-            device_names=tuple(f"{place} of rank {rank}" for place, rank in zip(self._places, self._rank_of_device, strict=True)),
+            device_names=tuple(
+                f"{place} of rank {self._numbers[rank]}" for place, rank in zip(self._places, self._rank_of_device, strict=True)
+            ),
             steps=tuple(step for step in self._steps if step in ran),
             **columns,
         )
@@ -197,7 +204,7 @@ class _Builder:
     def _labels(self, name: Ints, role: Ints, launching: Bools, rank: Int32s) -> tuple[str, ...]:
         names = self._trace.names
         rows = zip(name.tolist(), role.tolist(), launching.tolist(), rank.tolist(), strict=True)
-        return tuple(f"{_LAUNCH if launch else _ROLES[what]}{names[n]}@{r}" for n, what, launch, r in rows)
+        return tuple(f"{_LAUNCH if launch else _ROLES[what]}{names[n]}@{self._numbers[r]}" for n, what, launch, r in rows)
 
     def _end_us(self, step: int) -> float:
         steps = self._trace.steps
@@ -216,21 +223,21 @@ class _Builder:
     def _add_host(self, rank: int, host: Ints) -> None:
         events = self._events
         streams, times_us, orders, at = host_points(self._trace, host, self._in_step)
-        names = events.name[np.where(orders == LAUNCHES, self._first_launched[at], at)]
+        about = np.where(orders == LAUNCHES, self._first_launched[at], at)
         for stream in np.unique(streams)[::-1].tolist():
             device = self._device(rank, OrderPolicy.PROGRAM, f"host thread {-stream}" if stream < 0 else f"host thread {stream}")
             mine = streams == stream
-            columns = (times_us[mine], orders[mine], at[mine], names[mine], events.step[at[mine]])
+            columns = (times_us[mine], orders[mine], at[mine], about[mine], events.name[about[mine]], events.step[at[mine]])
             points = list(zip(*(column.tolist() for column in columns), strict=True))
             on_thread = host[events.stream[host] == stream]
             loads = on_thread[events.role[on_thread] == Role.LOADING]
             spans = np.stack((events.start_us[loads], events.end_us[loads]))
             self._add_thread(device, points, float(events.start_us[on_thread].min()), spans)
 
-    def _add_thread(self, device: int, points: list[tuple[float, int, int, int, int]], begin_us: float, loading: Floats) -> None:
+    def _add_thread(self, device: int, points: list[tuple[float, int, int, int, int, int]], begin_us: float, loading: Floats) -> None:
         """Stretches between the points of a thread, each with what had to come before it.
 
-        Points are (time, what happens, event, name, step); spans of loading are [2, spans].
+        Points are (time, what happens, event, the event it is about, name, step); spans of loading are [2, spans].
         """
         end_us = self._events.end_us
         cursor_us, known, lead_us = begin_us, False, begin_us - self._begin_us
@@ -239,7 +246,7 @@ class _Builder:
         stretches: list[Op] = []
         waiting: list[tuple[int, int, bool]] = []
         ended_at: list[int] = []  # the event at which each stretch ends
-        for time_us, order, event, name, step in points:
+        for time_us, order, event, about, name, step in points:
             if order == RESUMES:
                 sources = self._sources[DependencyKind.HOST][event]
                 waits += [(s, True) for s in sources]
@@ -254,8 +261,10 @@ class _Builder:
                 known, lead_us = True, cursor_us - idle_since_us
             last_step = step
             loading_us = _overlap_us(loading, cursor_us, time_us) if loading.size else 0.0
-            duration_us = time_us - cursor_us
-            stretch = Op(device, duration_us, OpKind.HOST, step, order, name, known=known, lead_us=lead_us, loading_us=loading_us)
+            stretch = Op(
+                device, time_us - cursor_us, self._host_kind, step, order, name,
+                about=about, known=known, lead_us=lead_us, loading_us=loading_us, end_us=time_us,
+            )  # fmt: skip
             waiting += [(source, self._count + len(stretches), at_end) for source, at_end in waits]
             stretches.append(stretch)
             ended_at.append(event)
@@ -322,8 +331,9 @@ class _Builder:
         block |= {"device": device[of], "step": events.step[ops][of], "name": events.name[ops][of], "kind": kinds[of]}
         block["role"][:] = RUNS
         block["duration_us"][runs] = np.where(shared, 0.0, gap_us) + np.maximum(own_us, 0.0)
+        block["about"] = ops[of]
         block["event"][runs] = ops
-        block["on_device"][runs] = True
+        block["on_device"][runs] = self._host_kind == OpKind.HOST
         block["collective"][runs] = np.where(shared, events.collective[ops], -1)
         block["role"][pauses] = PAUSES
         block["kind"][pauses] = int(OpKind.COMM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_type_hints
 
@@ -21,6 +22,7 @@ class Op(NamedTuple):
     step: int
     role: int
     name: int  # Index into the trace's names.
+    about: int = -1  # Event that it is, launches, or ends before.
     event: int = -1
     on_device: bool = False
     collective: int = -1
@@ -28,6 +30,7 @@ class Op(NamedTuple):
     unexplained_us: float = 0.0
     lead_us: float = 0.0
     loading_us: float = 0.0
+    end_us: float = math.nan  # Recorded end of a stretch of a host thread.
 
 
 Block = dict[str, npt.NDArray[Any]]

@@ -24,6 +24,7 @@ from dpro_search.space.scenario import Scale
 
 Bools = npt.NDArray[np.bool_]
 _COPIES = "copies"
+_SHOWN_MODULES = 8  # in an error
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,37 @@ class OpSorts:
         kind = np.where(self._of_events(self.trace.events.kind) == EventKind.COLLECTIVE, self._of_events(self._types), -1)
         return self._longest_first({CollectiveKind(one).name.lower(): kind == one for one in np.unique(kind[kind >= 0]).tolist()})
 
+    @cached_property
+    def modules(self) -> dict[str, Bools]:
+        """What devices do for each module and those within it, but for communication, [n] each; the longest first."""
+        computes = np.isin(self._of_events(self.trace.events.kind), (EventKind.OP, EventKind.KERNEL, EventKind.COPY))
+        module = np.where(computes, self._of_events(self.trace.events.module), -1)
+        found: dict[str, list[int]] = {}
+        for number in np.unique(module[module >= 0]).tolist():
+            parts = self.trace.names[number].split(".")
+            for depth in range(1, len(parts) + 1):
+                found.setdefault(".".join(parts[:depth]), []).append(number)
+        return self._longest_first({path: np.isin(module, numbers) for path, numbers in found.items()})
+
+    def _of_module(self, scale: Scale) -> Bools:
+        """Of the module with a path, else of all whose paths end so, [n]; raises `InputError` if there is none."""
+        only, modules = scale.only or "", self.modules
+        chosen = [only] if only in modules else [path for path in modules if path.endswith(f".{only}")]
+        if not chosen:
+            shown = ", ".join(list(modules)[:_SHOWN_MODULES]) + (" ..." if len(modules) > _SHOWN_MODULES else "")
+            known = f"the modules of the trace are {shown}" if modules else "the trace has no modules; record it with_stack=True"
+            raise InputError(f"'{scale.text}': {known}")
+        found: Bools = np.any([modules[path] for path in chosen], axis=0)
+        return found
+
     def of(self, scale: Scale) -> Bools:
         """The ops that a scale is about, [n]; raises `InputError` for a sort of which there is none."""
         if scale.group is not None:
             return self._among(scale)
         found = {"host": self.host, "launch": self.launch, "loading": self.ops.loading_us > 0}.get(scale.what)
-        if found is None:
+        if scale.what == "module":
+            found = self._of_module(scale)
+        elif found is None:
             table = self.kernels if scale.what == "kernels" else self.collectives
             if scale.only not in table:
                 raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown sorts'}")

@@ -7,6 +7,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     ranks=64  cores=2  rate=200gbit                                             the cluster
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0             where kernels and their launches were recorded
+    module.Net_0.Block_1=0.5                                                    where modules were recorded
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
 """
 
@@ -20,22 +21,25 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dpro_search._text import numbers_text
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
-ScaledPart = Literal["compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "usual"]
+ScaledPart = Literal[
+    "compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "module", "usual"
+]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
-_OF_A_SORT = ("kernels", "collectives")
-OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", _USUAL)
+_OF_A_SORT = ("kernels", "collectives", "module")
+OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", _USUAL)
 _SCALE = re.compile(
-    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|(?:kernels|collectives)(?=\.))"
-    r"(?:\.(?P<only>[a-z_]+))?=(?P<factor>[0-9.]+)x?"
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|(?:kernels|collectives|module)(?=\.))"
+    r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
 )
 
 
@@ -46,12 +50,12 @@ class Scale:
     text: str  # As it was written.
     # what, factor: "bandwidth" is that many times as high; all else takes that many times as long: "compute", "communication",
     # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
-    # input),
-    # "kernels" and "collectives" of one sort. "usual": the ops of a rank take the time that they usually take on the others.
+    # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
+    # that they usually take on the others.
     what: ScaledPart
     factor: float
     rank: int | None = None  # The only rank that changes; None: all.
-    only: str | None = None  # The sort of kernels or collectives.
+    only: str | None = None  # The sort of kernels or collectives, or the module.
     group: tuple[int, ...] | None = None  # The only ranks among which collectives change; None: all.
 
     @property
@@ -63,6 +67,19 @@ class Scale:
         """Raise `InputError` if a job of so many ranks has none of this number."""
         if any(rank is not None and rank >= ranks for rank in (self.rank, *(self.group or ()))):
             raise InputError(f"'{self.text}': the trace has ranks 0 to {ranks - 1}")
+
+    def at(self, numbers: Sequence[int]) -> Scale:
+        """The scale with places in place of ranks; raises `InputError` if one is not among the recorded ranks' `numbers`."""
+        place = {number: position for position, number in enumerate(numbers)}
+        asked = (*(() if self.rank is None else (self.rank,)), *(self.group or ()))
+        if any(number not in place for number in asked):
+            several = len(numbers) > 1
+            raise InputError(f"'{self.text}': the trace has {'ranks' if several else 'rank'} {numbers_text(numbers)}")
+        return replace(
+            self,
+            rank=None if self.rank is None else place[self.rank],
+            group=None if self.group is None else tuple(place[number] for number in self.group),
+        )
 
     @staticmethod
     def parse(text: str) -> Scale:
@@ -145,7 +162,7 @@ class Scenario:
         """
         found = self
         for text in texts:
-            for part in re.split(r"\s*,\s*(?=[a-z])", text.strip()):
+            for part in changes_in(text):
                 found = found._with(part, known, job)
         return found
 
@@ -173,6 +190,11 @@ class Scenario:
             return replace(self, plan=self.plan.changed(**{setting: readers()[setting](value)}))
         except InputError as error:
             raise InputError(f"{name}={value}: {error}") from error
+
+
+def changes_in(text: str) -> list[str]:
+    """The changes in a text that may hold several: "tp=8,pp=2"."""
+    return re.split(r"\s*,\s*(?=[a-z])", text.strip())
 
 
 def readers() -> dict[str, Callable[[str], Any]]:

@@ -90,7 +90,7 @@ def test_ops_are_written_for_the_viewer_and_as_a_table(trace, tmp_path):
     ("args", "message"),
     [
         (("--set", "groups=4"), "an imported trace has no knob 'groups'"),
-        (("--what-if", "rank1.compute=0.5"), "the trace has ranks 0 to 0"),
+        (("--what-if", "rank1.compute=0.5"), "the trace has rank 0"),
         (("--holdout-step", 99), "steps with a measured iteration are 1 to 5"),
         (("--holdout-step", 3, "--what-if", "compute=0.5"), "leave out --plan, --cluster, --set and --what-if"),
         (("--holdout-step", 3, "--own-durations"), "give one of them"),

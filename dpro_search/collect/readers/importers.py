@@ -107,7 +107,10 @@ def _import(sources: Sequence[Path]) -> Trace:
     warnings = [*trace.meta.warnings, *loss_warnings(trace.meta.dropped)]
     if left:
         names = ", ".join(str(path) for path in left[:3]) + (", ..." if len(left) > 3 else "")
-        warnings.append(f"{len(left)} files are not {first.description} and were left out: {names}")
+        what = f"{len(left)} files, none of them {first.description}, were"
+        if len(left) == 1:
+            what = f"1 file is not {first.description} and was"
+        warnings.append(f"{what} left out: {names}")
     return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped, warnings=tuple(warnings)))
 
 

@@ -27,6 +27,8 @@ from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job
+from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
 from dpro_search.collect.recorded_names import dtype_of
@@ -37,6 +39,7 @@ from dpro_search.collect.trace import (
     Events,
     Floats,
     Ints,
+    MemorySamples,
     ProcessGroup,
     Shapes,
     Steps,
@@ -51,6 +54,7 @@ _CATEGORIES = re.compile(
 )
 _HEADER = re.compile(rb'^\s*\{\s*(?:"[\w ]+"\s*:\s*[^,\[{]*,\s*)*"(?:schemaVersion|deviceProperties|distributedInfo)"\s*:')
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECASE)
+_ORIGINS = ("op", "module", "source")  # columns that index the table of names
 _LEAST_SHARE = 0.05  # of another rank's calls: a process with fewer is no rank
 _WORTH_PROCESSES = 64 << 20  # bytes of all files
 
@@ -79,11 +83,10 @@ def read(paths: Sequence[Path]) -> Trace:
         dropped += r.dropped
     records = [r for r, _ in ranks]
     matches = match_collectives(records) if len(records) > 1 else []
-    hosts = _hosts(records)
-    clock, warnings = align(records, matches, hosts)
-    for position, r in enumerate(records):
-        warnings += [f"rank {_shown(r, position)}: {text}" for text in r.warnings]
-    warnings += _missing_ranks(records)
+    numbers = tuple(_shown(r, position) for position, r in enumerate(records))
+    # Ranks whose host is unknown are taken to have clocks of their own.
+    clock, warnings = align(records, matches, tuple(r.host or f"rank {number}" for r, number in zip(records, numbers, strict=True)))
+    warnings += [*of_ranks(records, numbers), *of_job(records, numbers)]
     offsets = np.array(clock.offset_us) - [(r.origin_ns - records[0].origin_ns) / 1e3 for r in records]
     about, tables = _descriptions(records)
     tensors, tensor = _tensors(records, matches)
@@ -94,7 +97,7 @@ def read(paths: Sequence[Path]) -> Trace:
             framework="pytorch",
             comm="nccl" if any(r.collectives for r in records) else "none",
             ranks=len(records),
-            hosts=hosts,
+            hosts=tuple(r.host for r in records),
             cores=(-1,) * len(records),
             format="kineto",
             clock=clock,
@@ -102,6 +105,9 @@ def read(paths: Sequence[Path]) -> Trace:
             machine=records[0].host,
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),
+            rank_numbers=() if numbers == tuple(range(len(records))) else numbers,
+            world_size=_world_size(records),
+            device=next((r.device for r in records if r.device), ""),
         ),
         names=names,
         events=Events(**events, **about, tensor=tensor),
@@ -110,10 +116,11 @@ def read(paths: Sequence[Path]) -> Trace:
         graphs=(),
         graph_of_rank=(-1,) * len(records),
         dependencies=dependencies,
+        memory=_memory(records, offsets),
         **tables,
     )
     whole = all(r.world_size == len(records) for r in records)
-    return described(trace, [_shown(r, position) for position, r in enumerate(records)]) if whole else trace
+    return described(trace, numbers) if whole else trace
 
 
 def _read_files(paths: Sequence[Path]) -> Iterator[list[_Rank]]:
@@ -134,7 +141,9 @@ def _read_file(path: Path) -> list[_Rank]:
         raise TraceFormatError(f"{path}: the Kineto profile has no events{_what_was_dropped(file.dropped)}")
     found = []
     for number, rows in enumerate(_rows_of_ranks(file)):
-        r = rank_records(file, rows, rank=None)
+        r, row_of_event = rank_records(file, rows, rank=None)
+        find_origins(r, file, row_of_event)
+        leave_out_cut_steps(r)
         if number:
             r.dropped.clear()  # counted for the file
         found.append((r, find_dependencies(r)))
@@ -227,6 +236,8 @@ def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[li
                 sizes.setdefault(r.world_size, path)
                 if other is not None:
                     raise InputError(f"{path}: of a job with {r.world_size} ranks, but {other} is not; import one job at a time")
+            if (different := other_job(next(iter(by_rank.values()))[1][0], r) if by_rank else "") != "":
+                raise InputError(f"{path}: {different} than in {next(iter(by_rank.values()))[0]}; import one job at a time")
             if r.rank in by_rank:
                 before = by_rank[r.rank]
                 if _same(before[1][0], r):
@@ -254,22 +265,21 @@ def _ranks_from_names(paths: Sequence[Path]) -> list[int | None]:
     return [None] * len(paths)
 
 
-def _hosts(ranks: Sequence[RankRecords]) -> tuple[str, ...]:
-    """Host of each rank; ranks whose host is unknown are taken to have clocks of their own."""
-    return tuple(r.host or f"host of rank {_shown(r, position)}" for position, r in enumerate(ranks))
-
-
 def _shown(r: RankRecords, position: int) -> int:
     return position if r.rank is None else r.rank
 
 
-def _missing_ranks(ranks: Sequence[RankRecords]) -> list[str]:
-    world = max((r.world_size or 0 for r in ranks), default=0)
-    if world <= len(ranks):
-        return []
-    present = ", ".join(str(r.rank) for r in ranks[:8]) + ("..." if len(ranks) > 8 else "")
-    verb = "is" if len(ranks) == 1 else "are"
-    return [f"the job has {world} ranks, of which {present} {verb} here: waiting for the others is unknown"]
+def _world_size(ranks: Sequence[RankRecords]) -> int | None:
+    return max((r.world_size for r in ranks if r.world_size is not None), default=None)
+
+
+def _memory(ranks: Sequence[RankRecords], offsets: Floats) -> MemorySamples:
+    """What was counted of all ranks; what lies outside the steps too."""
+    return MemorySamples(
+        rank=np.repeat(np.arange(len(ranks)), [len(r.memory_us) for r in ranks]),
+        time_us=np.concatenate([r.memory_us - by for r, by in zip(ranks, offsets.tolist(), strict=True)]),
+        allocated_bytes=np.concatenate([r.memory_bytes for r in ranks]),
+    )
 
 
 def _joined(
@@ -285,10 +295,9 @@ def _joined(
         for position, event in match.event.items():
             events["collective"][first[position] + event] = number
     for position, (r, _) in enumerate(ranks):
-        used = np.unique(r.name)
-        renumbered = np.zeros(len(r.names), np.int64)
-        renumbered[used] = [table.setdefault(r.names[i], len(table)) for i in used.tolist()]
-        r.name = renumbered[r.name].astype(np.int32)
+        r.name = _renumbered(r.name, r.names, table)
+        for name in _ORIGINS:
+            setattr(r, name, _renumbered(getattr(r, name), r.names, table))
         r.start_us = r.start_us - offsets[position]
         r.end_us = r.end_us - offsets[position]
     for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes"):
@@ -296,6 +305,8 @@ def _joined(
         for position, (r, _) in enumerate(ranks):
             events[name][first[position] : first[position + 1]] = getattr(r, name)
             setattr(r, name, None)
+    for name in _ORIGINS:
+        events[name] = np.concatenate([getattr(r, name) for r, _ in ranks])
     needs = [needs for _, needs in ranks]
     moved = [np.int64(first[position]) for position in range(len(ranks))]
     dependencies = Dependencies(
@@ -311,7 +322,7 @@ def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[st
     groups: dict[ProcessGroup, int] = {}
     dtypes: dict[str, int] = {}
     shapes: dict[Shapes, int] = {}
-    columns: dict[str, list[Codes]] = {name: [] for name in DESCRIPTIONS}
+    columns: dict[str, list[Codes]] = {name: [] for name in DESCRIPTIONS if name not in _ORIGINS}
     for r in ranks:
         kind, group = np.full(len(r), -1, np.int8), np.full(len(r), -1, np.int32)
         dtype = _renumbered(r.dtype, r.dtypes, dtypes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search._text import numbers_text
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.readers.kineto_rank import Collective, RankRecords
 from dpro_search.collect.trace import ClockReport, Floats
@@ -141,7 +142,7 @@ def _aligned_by_ways(
             method = report.method
     lost = [position for position in range(len(ranks)) if position not in offset]
     if lost:
-        names = ", ".join(str(ranks[p].rank if ranks[p].rank is not None else p) for p in lost[:8])
+        names = numbers_text(p if (number := ranks[p].rank) is None else number for p in lost)
         return _unaligned(ranks, hosts, f"ranks {names} share no matched collective with rank 0")
     positions = range(len(ranks))
     return ClockReport(

@@ -10,9 +10,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect.readers.kineto_frames import Frames, tells_where
 from dpro_search.collect.readers.kineto_json import JsonRecords
 from dpro_search.collect.readers.kineto_notes import COMMUNICATES, Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
 from dpro_search.collect.trace import Floats, Ints, Shapes
@@ -51,19 +53,34 @@ _CATEGORY = {
 }
 _DROPPED_CATEGORY = {
     "gpu_user_annotation": "device copies of annotations",
-    "python_function": "Python frames",
+    "python_function": "Python frames that are neither a module's nor of the user's code",
     "overhead": "profiler overhead spans",
     "trace": "profiler window spans",
 }
+_FRAMES = "python_function"
+_MEMORY = "[memory]"
+_CPU = 0  # of c10::DeviceType
 _NO_ARGS = RecordArgs()
 _INTEGERS = {
     "correlation": attrgetter("correlation"),
     "stream": attrgetter("stream"),
     "device": attrgetter("device"),
     "size_bytes": attrgetter("bytes"),
+    "autograd": attrgetter("autograd"),
+    "forward_thread": attrgetter("forward_thread"),
     "wait_stream": attrgetter("wait_stream"),
     "wait_record": attrgetter("wait_record"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCounts:
+    """Bytes that an allocator had handed out after each of n calls, [n] each; `thread` indexes the table of the file."""
+
+    thread: npt.NDArray[np.int32]
+    time_us: Floats
+    allocated_bytes: Ints
+    on_device: npt.NDArray[np.bool_]  # Not the host's allocator.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +97,16 @@ class KinetoFile:
         What `name`, `process` and `thread` index. A device's stream is a thread of the device's process.
     shapes, dtype
         What `shape_table` and `dtypes` index: shapes of an op's inputs, and the element type of its first tensor.
+    external
+        What a record of a launch or of a device has in common with the op that caused it.
+    autograd, forward_thread
+        Number of an op in the order of autograd's forward pass, and the thread of that pass: above 0 for ops of the backward pass.
     notes
         Of records that describe a collective, by their row.
+    frames
+        Calls of modules and of the user's functions.
+    memory
+        What the allocators had handed out.
     dropped
         Records that were left out, by reason.
     """
@@ -103,11 +128,16 @@ class KinetoFile:
     size_bytes: Ints
     wait_stream: Ints
     wait_record: Ints
+    external: Ints
+    autograd: Ints
+    forward_thread: Ints
     shapes: npt.NDArray[np.int32]
     dtype: npt.NDArray[np.int32]
     shape_table: tuple[Shapes, ...]
     dtypes: tuple[str, ...]
     notes: dict[int, Note]
+    frames: Frames
+    memory: MemoryCounts
     dropped: dict[str, int]
 
     def __len__(self) -> int:
@@ -151,6 +181,7 @@ class _Columns:
     categories: dict[str, int] = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)
     noting: list[bool] = field(default_factory=list)  # of each name
+    telling: dict[str, bool] = field(default_factory=dict)  # whether a frame of a name tells where in the user's code a rank is
     dropped: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     origin_us: int | None = None
@@ -160,22 +191,28 @@ class _Columns:
         spans = [r for r in records if r.ph == "X"]
         if len(spans) < len(records):
             self._count_others(records)
+            self._append_memory([r for r in records if r.ph == "i" and r.name == _MEMORY])
         categories = self.categories
-        kept = []
+        kept, frames = [], []
         for r in spans:
             code = categories.get(r.cat)
             if code is None:
                 code = categories[r.cat] = _CATEGORY.get(r.cat.lower(), -1)
             if code < 0:
-                self.dropped[_DROPPED_CATEGORY.get(r.cat.lower(), f"spans of category '{r.cat}'")] += 1
+                if r.cat == _FRAMES and _is_possible(r) and self._tells_where(r.name):
+                    frames.append(r)
+                else:
+                    self.dropped[_DROPPED_CATEGORY.get(r.cat.lower(), f"spans of category '{r.cat}'")] += 1
             elif r.ts is None or r.dur is None:
                 self.dropped["spans without a start or a duration"] += 1
-            elif not 0 <= r.dur < 1e19 or not -1e19 < r.ts < 1e19:
+            elif not _is_possible(r):
                 self.dropped["spans with an impossible start or duration"] += 1
             else:
                 kept.append(r)
         if kept:
             self._append(kept)
+        if frames:
+            self._append_frames(frames)
 
     def as_file(self, records: JsonRecords[SpanRecord]) -> KinetoFile:
         """All that was appended, with the fields that stood beside the records."""
@@ -184,7 +221,7 @@ class _Columns:
         inputs = self._joined("inputs", np.int32)
         shapes, shape_table = _table([shapes_of(dims) for dims, _ in self.inputs])
         dtype, dtypes = _table([first_dtype(types) for _, types in self.inputs])
-        integers = {column: self._joined(column, np.int64) for column in _INTEGERS}
+        integers = {column: self._joined(column, np.int64) for column in (*_INTEGERS, "external")}
         return KinetoFile(
             header=records.header,
             origin_ns=(self.origin_us or 0) * 1000 + base_ns,
@@ -202,24 +239,30 @@ class _Columns:
             shape_table=shape_table,
             dtypes=dtypes,
             notes=self.notes,
+            frames=Frames(
+                name=self._joined("frames.name", np.int32),
+                thread=self._joined("frames.thread", np.int32),
+                start_us=self._joined("frames.start_us", np.float64),
+                end_us=self._joined("frames.end_us", np.float64),
+            ),
+            memory=MemoryCounts(
+                thread=self._joined("memory.thread", np.int32),
+                time_us=self._joined("memory.time_us", np.float64),
+                allocated_bytes=self._joined("memory.allocated_bytes", np.int64),
+                on_device=self._joined("memory.on_device", np.bool_),
+            ),
             dropped=dict(self.dropped + records.dropped),
             **integers,
         )
 
     def _append(self, kept: list[SpanRecord]) -> None:
-        times = [r.ts for r in kept if r.ts is not None]
-        if self.origin_us is None:
-            self.origin_us = int(times[0] // 1000 if abs(times[0]) > _NANOSECONDS else times[0])
-        origin_us, origin_ns = self.origin_us, self.origin_us * 1000
-        in_ns = np.abs(np.array(times, np.float64)) > _NANOSECONDS
-        start = np.array([(t - origin_ns) / 1000 if abs(t) > _NANOSECONDS else t - origin_us for t in times], np.float64)
-        scale = np.where(in_ns, 1e-3, 1.0)
+        start, duration = self._times(kept)
         args = [r.args or _NO_ARGS for r in kept]
         names, processes, threads, categories = self.names, self.processes, self.threads, self.categories
         inputs = self.inputs
         piece: dict[str, npt.NDArray[Any]] = {
             "start_us": start,
-            "duration_us": np.array([r.dur for r in kept], np.float64) * scale,
+            "duration_us": duration,
             "category": np.array([categories[r.cat] for r in kept], np.int8),
             "name": np.array([names[r.name] for r in kept], np.int32),
             "process": np.array([processes[r.pid] for r in kept], np.int32),
@@ -229,6 +272,7 @@ class _Columns:
             ),
         }
         piece |= {column: _integers(list(map(value, args))) for column, value in _INTEGERS.items()}
+        piece["external"] = np.maximum(*(_integers([getattr(a, key) for a in args]) for key in ("external", "old_external")))
         for column, values in piece.items():
             self.parts.setdefault(column, []).append(values)
         for row in np.flatnonzero(self._may_note(piece["name"])).tolist():
@@ -236,6 +280,48 @@ class _Columns:
             if note is not None:
                 self.notes[self.rows + row] = note
         self.rows += len(kept)
+
+    def _times(self, kept: list[SpanRecord]) -> tuple[Floats, Floats]:
+        """Start and duration of each span in us; the first span of all decides from when on starts count."""
+        times = [r.ts for r in kept if r.ts is not None]
+        if self.origin_us is None:
+            self.origin_us = int(times[0] // 1000 if abs(times[0]) > _NANOSECONDS else times[0])
+        origin_us, origin_ns = self.origin_us, self.origin_us * 1000
+        in_ns = np.abs(np.array(times, np.float64)) > _NANOSECONDS
+        start = np.array([(t - origin_ns) / 1000 if abs(t) > _NANOSECONDS else t - origin_us for t in times], np.float64)
+        return start, np.array([r.dur for r in kept], np.float64) * np.where(in_ns, 1e-3, 1.0)
+
+    def _append_frames(self, frames: list[SpanRecord]) -> None:
+        start, duration = self._times(frames)
+        piece: dict[str, npt.NDArray[Any]] = {
+            "name": np.array([self.names[r.name] for r in frames], np.int32),
+            "thread": np.array([self.threads[r.tid] for r in frames], np.int32),
+            "start_us": start,
+            "end_us": start + duration,
+        }
+        for column, values in piece.items():
+            self.parts.setdefault(f"frames.{column}", []).append(values)
+
+    def _append_memory(self, records: list[SpanRecord]) -> None:
+        instants = [(msgspec.structs.replace(r, dur=0.0), r.args) for r in records if r.args is not None]
+        found = [(r, args) for r, args in instants if _is_possible(r) and args.allocated is not None and args.allocated >= 0]
+        if not found:
+            return
+        start, _ = self._times([r for r, _ in found])
+        piece: dict[str, npt.NDArray[Any]] = {
+            "thread": np.array([self.threads[r.tid] for r, _ in found], np.int32),
+            "time_us": start,
+            "allocated_bytes": _integers([args.allocated for _, args in found]),
+            "on_device": np.array([args.device_type != _CPU for _, args in found], np.bool_),
+        }
+        for column, values in piece.items():
+            self.parts.setdefault(f"memory.{column}", []).append(values)
+
+    def _tells_where(self, name: str) -> bool:
+        found = self.telling.get(name)
+        if found is None:
+            found = self.telling[name] = tells_where(name)
+        return found
 
     def _may_note(self, name: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Rows whose name is that of a collective, or of a span around one."""
@@ -251,6 +337,10 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def _is_possible(r: SpanRecord) -> bool:
+    return r.ts is not None and r.dur is not None and 0 <= r.dur < 1e19 and -1e19 < r.ts < 1e19
 
 
 def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Entry, ...]]:

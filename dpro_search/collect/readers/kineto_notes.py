@@ -35,6 +35,12 @@ class RecordArgs(msgspec.Struct, gc=False, frozen=True):
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     old_input_dims: msgspec.Raw = msgspec.field(name="Input dims", default=msgspec.Raw())  # of PyTorch 1.8
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    external: int | None = msgspec.field(name="External id", default=-1)
+    old_external: int | None = msgspec.field(name="external id", default=-1)  # of PyTorch 1.8
+    autograd: int | None = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int | None = msgspec.field(name="Fwd thread id", default=-1)
+    allocated: int | None = msgspec.field(name="Total Allocated", default=-1)  # of an instant "[memory]"
+    device_type: int | None = msgspec.field(name="Device Type", default=-1)
     sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
     wait_stream: int | None = msgspec.field(name="wait_on_stream", default=-1)
     wait_record: int | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)

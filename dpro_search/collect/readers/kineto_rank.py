@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,10 +86,18 @@ class RankRecords:
         What `shape_table` and `dtypes` index, [n].
     role
         `Role`, [n].
+    op, module, source
+        What launched each device op, in which module and at which line (`kineto_origins`); they index `names`, [n].
     collectives
         By event.
     syncs
         CUPTI's records of synchronisations: (kind, stream, correlation, stream waited for, correlation of the event's record).
+    memory_us, memory_bytes
+        When the device's allocator (without a device, the host's) was called, and what it had handed out then.
+    device
+        Name of the first device; empty where the profile does not have it.
+    job
+        The profile's distributedInfo.
     step_number, step_start_us
         Steps that the script marked, in order.
     """
@@ -112,6 +121,9 @@ class RankRecords:
     shape_table: tuple[Shapes, ...]
     dtypes: tuple[str, ...]
     role: npt.NDArray[np.int8]
+    op: npt.NDArray[np.int32]
+    module: npt.NDArray[np.int32]
+    source: npt.NDArray[np.int32]
     step: Ints
     step_number: Ints
     step_start_us: Floats
@@ -119,6 +131,10 @@ class RankRecords:
     main_stream: int
     collectives: dict[int, Collective]
     syncs: tuple[tuple[str, int, int, int, int], ...]
+    memory_us: Floats
+    memory_bytes: Ints
+    device: str
+    job: dict[str, Any]
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
@@ -141,8 +157,8 @@ class RankRecords:
         return self.stream >= 0
 
 
-def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecords:
-    """The records of one rank: all, or those of its processes in a merged file."""
+def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[RankRecords, Ints]:
+    """The records of one rank: all, or those of its processes in a merged file; and the row of the file that each event is."""
     rows = rows[np.argsort(file.start_us[rows], kind="stable")]
     category = file.category[rows]
     syncs = category == Category.DEVICE_SYNC
@@ -178,6 +194,9 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecor
         shape_table=file.shape_table,
         dtypes=file.dtypes,
         role=_roles(file, rows, kind),
+        op=np.full(len(rows), -1, np.int32),
+        module=np.full(len(rows), -1, np.int32),
+        source=np.full(len(rows), -1, np.int32),
         step=np.full(len(rows), -1, np.int64),
         step_number=steps.number,
         step_start_us=steps.start_us,
@@ -185,12 +204,15 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecor
         main_stream=main_stream,
         collectives={},
         syncs=sync_records,
+        **_memory(file, rows, bool(on_device.any())),
+        device=_device_name(file),
+        job=info,
         dropped=dropped,
     )
     _find_launches(result)
     _assign_steps(result)
     _describe_collectives(result, file, rows, collectives_named)
-    return result
+    return result, rows
 
 
 @dataclass(frozen=True)
@@ -240,6 +262,19 @@ def _marked_steps(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) 
     begin_us, end_us = float(file.start_us[rows].min()), float((file.start_us[rows] + file.duration_us[rows]).max())
     thread = int(file.thread[host[0]]) if len(host) else -1
     return _Marks(none, np.zeros(1, np.int64), np.array([begin_us]), np.array([np.nextafter(end_us, np.inf)]), thread)
+
+
+def _memory(file: KinetoFile, rows: Ints, has_device: bool) -> dict[str, Any]:
+    counts = file.memory
+    mine = (counts.on_device == has_device) & np.isin(counts.thread, np.unique(file.thread[rows]))
+    return {"memory_us": counts.time_us[mine], "memory_bytes": counts.allocated_bytes[mine]}
+
+
+def _device_name(file: KinetoFile) -> str:
+    listed = file.header.get("deviceProperties")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> tuple[Ints, int]:

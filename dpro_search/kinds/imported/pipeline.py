@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro_search.collect.readers.straggler_analysis import FORMAT
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import HeldOut, RecordedPredictor
 from dpro_search.replay.replayer import replay
@@ -47,6 +47,9 @@ class PipelinePredictor(RecordedPredictor):
     @property
     def has_launches(self) -> bool:
         return False
+
+    def rows(self, scales: Sequence[Scale] = ()) -> Ints:
+        return np.zeros(0, np.int64)
 
     def _graph_of(self, step: int) -> ReplayGraph:
         return pipeline_graph(self._trace, [step])

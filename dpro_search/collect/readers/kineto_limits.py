@@ -1,0 +1,122 @@
+"""What Kineto profiles lack, one line each: which ranks, which steps, which communication; and what can still be asked of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search._text import numbers_text
+from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.trace import CollectiveKind, EventKind
+
+_COUNT = re.compile(r"\d+ ")
+_TRAINS = ("autograd::engine", "Optimizer.step", "optimizer.step")
+_TRAINING = re.compile(r"Backward\d*$|_backward")
+_WHOLE_STEP = 0.5  # of the usual number of device ops: a step at an end of the recording with fewer was cut off
+_MOST_RANKS = 1 << 20
+_SAME_JOB = ("backend", "nccl_version")  # of distributedInfo
+
+
+def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
+    """Warnings of single ranks; those that differ in their count only are one."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for r, number in zip(ranks, numbers, strict=True):
+        for text in r.warnings:
+            count = _COUNT.match(text)
+            found.setdefault(_COUNT.sub("", text, count=1) if count else text, []).append((number, int(count[0]) if count else 0))
+    return [_of_some(text, rows) for text, rows in found.items()]
+
+
+def of_job(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
+    """What is missing of the job as a whole."""
+    return [*_missing_ranks(ranks, numbers), *_communication(ranks), *_inference(ranks)]
+
+
+def other_job(first: RankRecords, other: RankRecords) -> str:
+    """What in the distributedInfo of a rank contradicts that it is of the same job as another; empty: nothing."""
+    for key in _SAME_JOB:
+        ours, theirs = first.job.get(key), other.job.get(key)
+        if ours is not None and theirs is not None and ours != theirs:
+            return f"distributedInfo has another {key} ({theirs})"
+    ours, theirs = _world(first.job), _world(other.job)
+    if ours is not None and theirs is not None and ours != theirs:
+        return "distributedInfo has another process group of all ranks"
+    return ""
+
+
+def leave_out_cut_steps(r: RankRecords) -> None:
+    """Of the first and the last recorded step, those that have far fewer device ops than the others are no steps."""
+    device = r.step[r.on_device & (r.step >= 0)]
+    steps, counts = np.unique(device, return_counts=True)
+    if len(steps) < 3:
+        return
+    order = np.argsort([float(r.step_start_us[r.step_number == step][0]) for step in steps.tolist()])
+    usual = float(np.median(counts))
+    for place in (order[0], order[-1]):
+        if counts[place] < _WHOLE_STEP * usual:
+            step = int(steps[place])
+            r.step[r.step == step] = -1
+            r.warnings.append(
+                f"step {step} has {counts[place]} device ops, the others {usual:.0f}: it was cut off, and is left out; "
+                "the other steps can be asked everything"
+            )
+
+
+def _of_some(text: str, rows: Sequence[tuple[int, int]]) -> str:
+    counts = [count for _, count in rows]
+    least, most = min(counts), max(counts)
+    counted = "" if not most else f"{least} " if least == most else f"{least} to {most} "
+    if len(rows) == 1:
+        return f"rank {rows[0][0]}: {counted}{text}"
+    return f"{len(rows)} ranks ({numbers_text(number for number, _ in rows)}): {counted}{text}"
+
+
+def _missing_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> Iterator[str]:
+    world = max((r.world_size or 0 for r in ranks), default=0)
+    missing = sorted(set(range(min(world, _MOST_RANKS))) - set(numbers))
+    if missing:
+        here = f"rank{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)} {'are' if len(numbers) > 1 else 'is'} here"
+        gone = f"rank{'s' if len(missing) > 1 else ''} {numbers_text(missing)} {'are' if len(missing) > 1 else 'is'} not"
+        yield f"of the job's {world} ranks, {here}; {gone}: how long they are waited for is part of the collectives, and stays"
+
+
+def _communication(ranks: Sequence[RankRecords]) -> Iterator[str]:
+    collectives = [collective for r in ranks for collective in r.collectives.values()]
+    several = len(ranks) > 1 or max((r.world_size or 1 for r in ranks), default=1) > 1
+    if several and not collectives:
+        yield (
+            "no collective was recorded (no kernel of NCCL): what ranks exchange is not known; kernels, launches, input and the "
+            "host can be asked about"
+        )
+    unknown = Counter(collective.label for collective in collectives if collective.kind is CollectiveKind.UNKNOWN)
+    if unknown:
+        names = ", ".join(name for name, _ in unknown.most_common(3)) + (", ..." if len(unknown) > 3 else "")
+        number = sum(unknown.values())
+        yield (
+            f"{number} {'collective is' if number == 1 else 'collectives are'} of an unknown type ({names}): communication as a "
+            "whole can be asked about (communication=0, bandwidth=2), collectives.TYPE=0 leaves them out"
+        )
+
+
+def _inference(ranks: Sequence[RankRecords]) -> Iterator[str]:
+    has_device = any((r.kind == EventKind.KERNEL).any() for r in ranks)
+    names = {r.names[i] for r in ranks for i in np.unique(r.name).tolist()}
+    trains = any(name.startswith(_TRAINS) or _TRAINING.search(name) for name in names)
+    if has_device and not trains:
+        yield (
+            "no backward pass and no optimizer were recorded: the iteration is one of inference (or the profile has no ops of the "
+            "host); everything but training settings can be asked"
+        )
+
+
+def _world(job: dict[str, Any]) -> Any:
+    """Size and members of the process group of all ranks, where they are listed."""
+    groups = job.get("pg_config")
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and (group.get("pg_desc") == "default_pg" or group.get("pg_name") == "0"):
+            return group.get("pg_size"), group.get("ranks")
+    return None

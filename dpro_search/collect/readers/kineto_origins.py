@@ -1,0 +1,117 @@
+"""Where in the user's program the events of a rank come from: ``find_origins(records, file, rows)``.
+
+A device op is launched by a call within an op of the framework, by time on the thread, else by the external id that the profiler
+gives both. Ops of the backward pass have the sequence number of the op of the forward pass that they differentiate: module and
+source line are that op's. A module is named by the path of calls to it, like ``Net_0.Block_1.Conv2d_3``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro_search.collect.readers.kineto_events import Category, KinetoFile
+from dpro_search.collect.readers.kineto_frames import MODULE, Frames, innermost, parents_of
+from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.trace import EventKind, Floats, Ints
+
+_DEEPEST = 64  # calls of modules within each other: those further in have the path of the last
+
+
+def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
+    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file."""
+    ops = np.flatnonzero((r.kind == EventKind.OP) & (file.category[rows] == Category.HOST_OP))
+    parent = parents_of(file.thread[rows[ops]], r.start_us[ops], r.end_us[ops])
+    on_device = np.flatnonzero(r.on_device)
+    if len(on_device):
+        asked, caused = on_device, _causes(r, file, rows, ops, parent, on_device)
+        known = caused >= 0
+        r.op[asked[known]] = r.name[ops[caused[known]]]
+    else:
+        asked, caused = ops, np.arange(len(ops))
+    frames = file.frames
+    mine = np.isin(frames.thread, np.unique(file.thread[rows[~r.on_device]]))
+    if not mine.any() or not len(asked):
+        return
+    thread, at_us = _places(r, file, rows, ops, parent, asked, caused)
+    is_module = np.array([name.startswith(MODULE) for name in file.names] or [False])[frames.name]
+    names = list(r.names)
+    for column, which in ((r.module, is_module), (r.source, ~is_module)):
+        spans = _of(frames, mine & which)
+        up = parents_of(spans.thread, spans.start_us, spans.end_us)
+        found = innermost(spans.thread, spans.start_us, spans.end_us, thread, at_us, up)
+        name = _paths(names, spans, up) if column is r.module else spans.name.astype(np.int64)
+        column[asked[found >= 0]] = name[found[found >= 0]]
+    r.names = tuple(names)
+
+
+def _causes(r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, on_device: Ints) -> Ints:
+    """Of each device op, the innermost op of the framework (its place in `ops`) that launched it, -1: not known."""
+    call = r.launch[on_device]
+    launched = np.flatnonzero(call >= 0)
+    found = np.full(len(on_device), -1, np.int64)
+    calls = call[launched]
+    found[launched] = innermost(
+        file.thread[rows[ops]], r.start_us[ops], r.end_us[ops], file.thread[rows[calls]], r.start_us[calls], parent
+    )
+    ids, first = np.unique(file.external[rows[ops]], return_index=True)
+    wanted = file.external[rows[on_device]]
+    at = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
+    if len(ids):
+        alone = (found < 0) & (wanted > 0) & (ids[at] == wanted)
+        found[alone] = first[at[alone]]
+    return found
+
+
+def _places(
+    r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, asked: Ints, caused: Ints
+) -> tuple[Ints, Floats]:
+    """Thread and time at which the program asked for each event: of the backward pass, when the forward pass ran the op."""
+    row = rows[ops]
+    sequence, backward = file.autograd[row], (file.forward_thread[row] > 0) & (file.autograd[row] >= 0)
+    forward = np.flatnonzero((sequence >= 0) & ~backward)
+    by_number = forward[np.lexsort((r.start_us[ops[forward]], sequence[forward]))]
+    twin = np.full(len(ops), -1, np.int64)
+    numbers = sequence[by_number]
+    for op in np.flatnonzero(backward).tolist():
+        last = int(np.searchsorted(numbers, sequence[op], side="right")) - 1
+        while last >= 0 and numbers[last] == sequence[op] and r.start_us[ops[by_number[last]]] > r.start_us[ops[op]]:
+            last -= 1
+        if last >= 0 and numbers[last] == sequence[op]:
+            twin[op] = by_number[last]
+    for op in np.argsort(r.start_us[ops], kind="stable").tolist():  # what a backward op calls is of its module
+        if twin[op] < 0 and parent[op] >= 0:
+            twin[op] = twin[parent[op]]
+    call = np.where(r.launch[asked] >= 0, r.launch[asked], asked)
+    source = np.where(caused >= 0, ops[np.maximum(caused, 0)] if len(ops) else call, call)
+    if len(ops):
+        of = np.where(caused >= 0, twin[np.maximum(caused, 0)], -1)
+        source = np.where(of >= 0, ops[np.maximum(of, 0)], source)
+    return file.thread[rows[source]].astype(np.int64), r.start_us[source]
+
+
+def _of(frames: Frames, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Frames:
+    return Frames(
+        name=frames.name[chosen],
+        thread=frames.thread[chosen],
+        start_us=frames.start_us[chosen],
+        end_us=frames.end_us[chosen],
+    )
+
+
+def _paths(names: list[str], spans: Frames, up: Ints) -> Ints:
+    """Of each call of a module, the number of its path in `names`, which gets those that it lacks."""
+    numbers: dict[str, int] = {}
+    path, depth = [""] * len(spans), [0] * len(spans)
+    for span in np.lexsort((-spans.end_us, spans.start_us)).tolist():
+        own = names[spans.name[span]].removeprefix(MODULE)
+        outer = int(up[span])
+        depth[span] = depth[outer] + 1 if outer >= 0 else 0
+        path[span] = own if outer < 0 else path[outer] if depth[span] > _DEEPEST else f"{path[outer]}.{own}"
+    found = []
+    for text in path:
+        number = numbers.get(text)
+        if number is None:
+            number = numbers[text] = len(names)
+            names.append(text)
+        found.append(number)
+    return np.array(found, np.int64)

@@ -1,0 +1,189 @@
+"""Tokens a second, MFU, price and energy of an iteration; what is not known is said, with what would make it known.
+
+Facts that no trace has are given with ``--set``, beside changes: `OPTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpro_search.cluster import Cluster, bundled
+from dpro_search.cluster.device import Device
+from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.op_flops import step_flops
+from dpro_search.kinds._base import Job
+from dpro_search.quantities import parse_amount
+from dpro_search.space.scenario import Scenario, changes_in
+
+_FIELDS = {
+    "tokens": "tokens",
+    "flops": "flops",
+    "peak": "peak_flops_per_s",
+    "price": "price_per_device_hour_usd",
+    "power": "power_per_device_w",
+}
+OPTIONS = tuple(_FIELDS)
+KEYS = (
+    "tokens_per_second",
+    "tokens_per_second_per_device",
+    "mfu_pct",
+    "cost_per_million_tokens",
+    "cost_per_iteration_usd",
+    "energy_per_iteration_j",
+)
+_HOUR_US = 3600e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an iteration does, and on what; None where it is not known."""
+
+    devices: int = 1
+    device: str = ""  # Name of the devices; empty: not known.
+    tokens: float | None = None  # Of an iteration of all devices.
+    flops: float | None = None  # Of an iteration of one device.
+    flops_note: str = ""  # What they leave out.
+    peak_flops_per_s: float | None = None  # Of a device, at the precision of most FLOPs.
+    precision: str = ""
+    price_per_device_hour_usd: float | None = None
+    power_per_device_w: float | None = None  # The most that a device takes, its share of the host included where that is known.
+
+
+def split_options(changes: Iterable[str]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Options among ``name=value`` texts with their values, and the other texts; raises `InputError` for what is no amount."""
+    found: dict[str, float] = {}
+    rest = []
+    for text in (part for each in changes for part in changes_in(each)):
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if name in OPTIONS and equals:
+            try:
+                found[name] = parse_amount(value)
+            except InputError as error:
+                raise InputError(f"{name}={value}: {error}") from error
+        else:
+            rest.append(text)
+    return found, tuple(rest)
+
+
+def efficiency_facts(job: Job, scenario: Scenario, given: Mapping[str, float], iteration_us: float) -> dict[str, Any]:
+    """`efficiency` of a job in a scenario; nothing for a job without accelerators of which nothing was `given`."""
+    trace = job.trace
+    if not given and (trace is None or not (trace.events.kind == EventKind.KERNEL).any()):
+        return {}
+    change = scenario.cluster
+    devices = change.ranks or (None if change.machines is None else len(change.machines.devices))
+    return efficiency(work_of(trace, change.machines, given, devices), iteration_us)
+
+
+def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, float], devices: int | None = None) -> Work:
+    """What is known of a job's iteration.
+
+    Parameters
+    ----------
+    cluster
+        What it runs on, if not on what was recorded.
+    given
+        Options, which count before what a trace or a cluster has.
+    devices
+        Number of ranks, if it is not the recorded one.
+    """
+    meta = None if trace is None else trace.meta
+    flops = None if trace is None else step_flops(trace)
+    device = _device("" if meta is None else meta.device, cluster)
+    machine = cluster if cluster is not None else _machine("" if meta is None else meta.device)
+    precision = "" if flops is None else flops.precision
+    recorded = 1 if meta is None else meta.world_size or meta.ranks
+    power_w = machine.power_per_device_w if machine is not None else None
+    found = Work(
+        devices=devices or recorded,
+        device=device.name if device is not None else "" if meta is None else meta.device,
+        flops=None if flops is None else flops.flops,
+        flops_note="" if flops is None else flops.left_out,
+        peak_flops_per_s=device.peak_flops_per_s(precision) if device is not None and precision else None,
+        precision=precision,
+        price_per_device_hour_usd=machine.price_per_device_hour_usd if machine is not None else None,
+        power_per_device_w=power_w if power_w is not None or device is None else device.power_w,
+    )
+    for name, value in given.items():
+        found = replace(found, **{_FIELDS[name]: value})  # type: ignore[arg-type]
+    return replace(found, flops_note="") if "flops" in given else found
+
+
+def efficiency(work: Work, iteration_us: float) -> dict[str, Any]:
+    """`KEYS` with their values, None where one is not known; ``not_known``: why, by key."""
+    seconds = iteration_us / 1e6
+    found: dict[str, float | None] = dict.fromkeys(KEYS)
+    if work.tokens is not None:
+        found["tokens_per_second"] = work.tokens / seconds
+        found["tokens_per_second_per_device"] = work.tokens / seconds / work.devices
+    if work.flops is not None and work.peak_flops_per_s is not None:
+        found["mfu_pct"] = work.flops / seconds / work.peak_flops_per_s * 100
+    if work.price_per_device_hour_usd is not None:
+        cost = work.price_per_device_hour_usd * work.devices * iteration_us / _HOUR_US
+        found["cost_per_iteration_usd"] = cost
+        if work.tokens is not None:
+            found["cost_per_million_tokens"] = cost / work.tokens * 1e6
+    if work.power_per_device_w is not None:
+        found["energy_per_iteration_j"] = work.power_per_device_w * work.devices * seconds
+    return {**found, "flops_per_device": work.flops, "not_known": _not_known(work, found)}
+
+
+def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The facts of `efficiency` for people: what is known, with its value, and what is not; nothing where nothing is known."""
+    if "not_known" not in facts or all(facts[key] is None for key in KEYS):
+        return [], []
+    found = []
+    if (tokens := facts["tokens_per_second"]) is not None:
+        found.append(("tokens a second", f"{tokens:,.0f} ({facts['tokens_per_second_per_device']:,.0f} a device)"))
+    if (mfu_pct := facts["mfu_pct"]) is not None:
+        found.append(("MFU", f"{mfu_pct:.3g} % ({facts['flops_per_device'] / 1e12:.3g} TFLOP an iteration and device)"))
+    if (price := facts["cost_per_million_tokens"]) is not None:
+        found.append(("price", f"${price:.4g} a million tokens"))
+    if (price := facts["cost_per_iteration_usd"]) is not None:
+        found.append(("price", f"${price:.3g} an iteration"))
+    if (energy_j := facts["energy_per_iteration_j"]) is not None:
+        found.append(("energy", f"at most {energy_j:.3g} J an iteration (devices at full power)"))
+    return found, list(dict.fromkeys(facts["not_known"].values()))
+
+
+def sentences(facts: Mapping[str, Any]) -> list[str]:
+    """The same as lines of text."""
+    known, unknown = table_rows(facts)
+    return [*(f"{name:20} {value}" for name, value in known), *(f"not known: {reason}" for reason in unknown)]
+
+
+def _not_known(work: Work, found: Mapping[str, float | None]) -> dict[str, str]:
+    reasons = {}
+    tokens = "tokens (give --set tokens=N, of an iteration of all devices)"
+    price = "the price (give --set price=USD, of a device-hour)"
+    reasons["tokens_per_second"] = reasons["tokens_per_second_per_device"] = tokens
+    reasons["cost_per_million_tokens"] = tokens if work.tokens is None else price
+    reasons["cost_per_iteration_usd"] = price
+    reasons["energy_per_iteration_j"] = "the power of a device (give --set power=W)"
+    if work.flops is None:
+        reasons["mfu_pct"] = "FLOPs (record with record_shapes=True, or give --set flops=N, of an iteration of one device)"
+    else:
+        of = f"'{work.device}'" if work.device else "the device"
+        at = f" at {work.precision}" if work.precision else ""
+        reasons["mfu_pct"] = f"the peak of {of}{at} (give --set peak=FLOP/s)"
+    missing = {key: reasons[key] for key in KEYS if found[key] is None}
+    return missing | ({"flops_per_device": f"FLOPs leave out {work.flops_note}"} if work.flops_note else {})
+
+
+def _device(name: str, cluster: Cluster | None) -> Device | None:
+    if cluster is not None:
+        return cluster.groups[0].host.device
+    known = bundled.aliases("device")
+    plain = bundled.plain(name)
+    return bundled.device(known[plain]) if plain in known else None
+
+
+def _machine(name: str) -> Cluster | None:
+    """The machine that a device usually is part of, for its price and power."""
+    known = bundled.aliases("device")
+    plain = bundled.plain(name)
+    usual = bundled.usual_machine(known[plain]) if plain in known else None
+    return None if usual is None else bundled.machine(usual)

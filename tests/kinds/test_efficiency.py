@@ -1,0 +1,84 @@
+"""Tokens a second, MFU, price and energy of an iteration; what is not known is said."""
+
+import pytest
+from importer_kit import shared_traces
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.errors import InputError
+from dpro_search.graph.op_flops import step_flops
+from dpro_search.kinds._efficiency import KEYS, Work, efficiency, sentences, split_options, work_of
+from tests.cli.facts import replayed
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return import_trace([shared_traces() / "kineto_single" / "resnet50_v100_workers0.json.gz"])
+
+
+def test_flops_of_resnet_50_are_those_that_papers_give(resnet):
+    """4.09 G multiplications and additions an image of 224 x 224 forward, three times that in all; batch 32."""
+    found = step_flops(resnet)
+    assert found.flops / 32 / 3 / 2 == pytest.approx(4.09e9, rel=0.01)
+    assert (found.precision, found.left_out) == ("", "")  # of this old profile, element types are not known
+
+
+def test_all_that_is_given_is_computed(resnet):
+    facts = replayed(resnet, changes=("tokens=64", "peak=15.7 TFLOP/s,price=3", "power=300 W"))
+    seconds = facts["predicted_iteration_us"] / 1e6
+    assert facts["tokens_per_second_per_device"] == facts["tokens_per_second"] == pytest.approx(64 / seconds)
+    assert facts["mfu_pct"] == pytest.approx(facts["flops_per_device"] / seconds / 15.7e12 * 100)
+    assert facts["cost_per_million_tokens"] == pytest.approx(3 / 3600 * seconds / 64 * 1e6)
+    assert facts["energy_per_iteration_j"] == pytest.approx(300 * seconds)
+    assert facts["not_known"] == {}
+    assert facts["measured_iteration_us"] is not None  # facts are no change of the job
+
+
+def test_what_is_not_known_is_said_and_not_invented():
+    found = efficiency(Work(device="NVIDIA X", flops=1e12, precision="bf16"), 1e6)
+    assert all(found[key] is None for key in KEYS)
+    assert set(found["not_known"]) == set(KEYS)
+    assert found["not_known"]["mfu_pct"] == "the peak of 'NVIDIA X' at bf16 (give --set peak=FLOP/s)"
+    assert sentences(found) == []
+
+
+def test_a_device_that_the_trace_names_has_its_peak_and_power():
+    trace = import_trace([shared_traces() / "kineto_dlrm_8ranks"])
+    found = work_of(trace, None, {})
+    assert (found.devices, found.peak_flops_per_s, found.power_per_device_w) == (8, 15.7e12, pytest.approx(437.5))
+
+
+def test_a_named_cluster_has_price_and_power():
+    machine = parse_cluster("2xp4d.24xlarge")
+    found = work_of(None, machine, {"tokens": 1e6, "flops": 1e12, "peak": 312e12}, devices=16)
+    facts = efficiency(found, 1e6)
+    price = machine.price_per_device_hour_usd
+    assert facts["cost_per_million_tokens"] == pytest.approx(price * 16 / 3600)
+    assert facts["tokens_per_second_per_device"] == 1e6 / 16
+
+
+def test_options_are_told_from_changes():
+    assert split_options(["tokens=8k, compute=0.9", "rank0=usual"]) == ({"tokens": 8000.0}, ("compute=0.9", "rank0=usual"))
+    for text in ("tokens=0", "price=cheap", "flops=-1"):
+        with pytest.raises(InputError, match=text):
+            split_options([text])
+
+
+def test_matrix_products_count_two_for_each_multiplication(tmp_path):
+    from kineto_files import START, small_job
+
+    profile = small_job(steps=2)
+    shapes = {"aten::addmm": [[4], [3, 5], [5, 4]], "aten::bmm": [[2, 3, 5], [2, 5, 4]], "aten::add": [[3, 5], [3, 5]]}
+    for step in range(2):
+        for place, (name, dims) in enumerate(shapes.items()):
+            at = START + 200 * step + 40 + 5 * place
+            profile.op(name, at, 3, **{"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims)})
+    from dpro_search.collect.readers.kineto import read
+
+    found = step_flops(read([profile.write(tmp_path / "trace.json")]))
+    assert found.flops == 2 * 3 * 5 * 4 + 2 * 2 * 3 * 5 * 4
+    assert found.precision == "bf16"
+
+
+def test_a_trace_without_shapes_has_no_flops():
+    assert step_flops(import_trace([shared_traces() / "kineto_single" / "convnet_v100_ns_timestamps.json.gz"])) is None

@@ -234,7 +234,9 @@ class _Builder:
             spans = np.stack((events.start_us[loads], events.end_us[loads]))
             self._add_thread(device, points, float(events.start_us[on_thread].min()), spans)
 
-    def _add_thread(self, device: int, points: list[tuple[float, int, int, int, int, int]], begin_us: float, loading: Floats) -> None:
+    def _add_thread(
+        self, device: int, points: list[tuple[float, int, int, int, int, int]], begin_us: float, loading: Floats
+    ) -> None:
         """Stretches between the points of a thread, each with what had to come before it.
 
         Points are (time, what happens, event, the event it is about, name, step); spans of loading are [2, spans].

@@ -51,8 +51,7 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     pair_ratio: float  # What messages between two ranks reach of what rings do, within a domain.
     direct_us: float  # Launch of messages between pairs over that of LL (Simple).
     own_part: float  # The rank's own part is copied or reduced in place: it counts as so much of the part that it sends.
-    tree_ratio: float  # What trees reach of what rings do of the network's rate.
-    tree_two: float  # Times that bytes leave a domain in trees of two domains: 1 if both directions are always in use, else 2.
+    tree_ratio: float  # What trees reach of the rates that rings do.
     switch_ratio: float  # Bytes that are reduced in the switch, over NVLink's rate.
     switch_us: float  # More launch of reductions in the switch.
     peer_us: tuple[float, float]  # All-to-all: each further rank of the domain (LL, Simple).

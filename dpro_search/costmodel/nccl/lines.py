@@ -8,7 +8,7 @@ is the least of the lines. Steps and bytes follow from the algorithms:
 collective, algorithm     steps                    bytes that a rank sends, of S              bytes that leave a domain
 ========================  =======================  =========================================  ==============================
 all-reduce, ring          2 (n - 1), 2 (m - 1)     2 S (n - 1) / n                            the same
-all-reduce, tree          2 (n/m - 1), 2 log2 m    2 S                                        2 S; S to 2 S where m = 2
+all-reduce, tree          2 (n/m - 1), 2 log2 m    2 S                                        2 S; S where m = 2
 all-reduce, in the switch one, 2 log2 m            S                                          likewise
 all-gather, r.-scatter    n - 1, m - 1             S (n - 1) / n                              the same
 broadcast, reduce         one; a chunk a rank      S                                          S
@@ -75,7 +75,7 @@ class _Costs:
         self.ratio = constants.nvlink_ratio if paths.inside == "nvlink" else constants.pcie_ratio
         ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
         self.protocols = tuple(enumerate(PROTOCOLS))[0 if ordered else -1 :]
-        self.tree_bytes = constants.tree_two if self.m == 2 else 2.0
+        self.tree_bytes = 1.0 if self.m == 2 else 2.0
         self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
 
     def launch_us(self, protocol: int) -> float:
@@ -117,8 +117,8 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
     found = []
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
-        outside = out * costs.between(number) / costs.constants.tree_ratio
-        found.append(Line("tree", protocol, latency_us, max(2 * costs.inside(number), outside)))
+        slowest = max(2 * costs.inside(number), out * costs.between(number))
+        found.append(Line("tree", protocol, latency_us, slowest / costs.constants.tree_ratio))
     return tuple(found)
 
 

@@ -1,8 +1,8 @@
 """``kernel_ratio(name, dtype, before, after)``: by what a kernel's time changes from one GPU to another.
 
-A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak rates
-of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so that the
-interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
+A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak
+rates of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so that
+the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ EFFICIENCY = 1.3
 """By what the part of a peak that kernels reach may differ between two GPUs (estimated: no job was measured on two of them)."""
 
 LEAST_US = 2.0
-"""Of a kernel, that no faster GPU shortens: the shortest kernels of public profiles of V100, A100 and H100 take 1 to 2 us (estimated)."""
+"""Of a kernel, that no faster GPU shortens: the shortest ones of public profiles take 1 to 2 us, whatever the GPU (estimated)."""
 
-_HALF = re.compile(r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE)
+_HALF = re.compile(
+    r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE
+)
 _TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
 _HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
 

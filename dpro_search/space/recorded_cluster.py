@@ -1,8 +1,8 @@
 """Recorded ops on other GPUs and links: ``moved_ops(trace, ops, recorded, target)``.
 
-The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost model of
-NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times the ratio of
-the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost
+model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times the
+ratio of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _kernels(
         for row, ratio in enumerate(ratios):
             found[row, mine] = least + (own_us[mine] - least) * ratio
     assumed.append(
-        f"kernels take their time times the ratio of the peaks of {before.name} and {after.name} (roofline ratio: arithmetic of gemm, "
-        "convolution and attention, memory of all others); no job was measured on both, so the interval is an estimate"
+        f"kernels take their time times the ratio of the peaks of {before.name} and {after.name} (roofline ratio: arithmetic of "
+        "gemm, convolution and attention, memory of all others); no job was measured on both, so the interval is an estimate"
     )
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 
@@ -138,7 +138,7 @@ def _transfers(
         unknown = size <= 0
         unsized += int(unknown.sum())
         if len(was) == 1:
-            raise InputError("a group of one rank communicates nothing in the trace: how long it would take among more is not known")
+            raise InputError("a group of one rank communicates nothing in the trace: what it would take among more is not known")
         size = np.where(unknown, bytes_in(collective, transfer_us[mine], recorded.cluster, places[0]), size)
         modelled_us = collective_us(collective, size, recorded.cluster, places[0])
         ratio = collective_us(collective, size, target.cluster, places[1]) / modelled_us
@@ -152,15 +152,17 @@ def _transfers(
         # Where other ranks were not recorded, what exceeds the model may be waiting for them as well.
         surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], modelled_us), transfer_us[mine])
         ends = [
-            own_us[parts[mine]] - moved + moved * ratio * by for by in (width, 1 / width) for moved in (transfer_us[mine], surely_us)
+            own_us[parts[mine]] - moved + moved * ratio * by
+            for by in (width, 1 / width)
+            for moved in (transfer_us[mine], surely_us)
         ]
         found[0, parts[mine]] = waits_us + transfer_us[mine] * ratio
         found[1, parts[mine]] = np.minimum(np.min(ends, axis=0), found[0, parts[mine]])
         found[2, parts[mine]] = np.maximum(np.max(ends, axis=0), found[0, parts[mine]])
     if alone.any():
         assumed.append(
-            "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, the rest as "
-            "waiting, which stays"
+            "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, the rest "
+            "as waiting, which stays"
         )
     if unsized:
         assumed.append(f"the sizes of {unsized} collectives were not recorded: they are taken from their transfer times")
@@ -199,7 +201,7 @@ class _Groups:
             return was, tuple(range(self._target.ranks))
         if max(was) >= self._target.ranks:
             raise InputError(
-                f"a group of ranks {_shown(was)} does not fit on {self._target.ranks} ranks: only groups of all ranks grow and shrink"
+                f"a group of ranks {_shown(was)} does not fit on {self._target.ranks} ranks: only groups of all ranks change"
             )
         self._kept = self._kept or self._target.ranks != self._recorded.ranks
         return was, was

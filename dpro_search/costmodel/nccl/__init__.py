@@ -7,7 +7,7 @@ protocols (`lines`). Few constants are fitted, to systems of several kinds (`con
 """
 
 from dpro_search.costmodel.nccl.lines import COLLECTIVES
-from dpro_search.costmodel.nccl.model import Estimate, bytes_in, collective_us, estimate, interval_factor
+from dpro_search.costmodel.nccl.model import Estimate, bytes_in, collective_us, estimate, interval_factor, ways_of
 from dpro_search.costmodel.nccl.placement import Paths, Placement, paths, placement_of
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "interval_factor",
     "paths",
     "placement_of",
+    "ways_of",
 ]

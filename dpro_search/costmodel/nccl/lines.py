@@ -1,8 +1,8 @@
 """What each of NCCL's algorithms and protocols takes: ``lines(collective, paths, constants)``, times that are linear in bytes.
 
 NCCL chooses the algorithm (ring, tree, reduction in the switch) and the protocol (LL, LL128, Simple) of each call by a model of the
-same form (``src/graph/tuning.cc``: a latency by steps within and between nodes, and a bandwidth by protocol), so that the time of a call
-is the least of the lines. Steps and bytes follow from the algorithms:
+same form (``src/graph/tuning.cc``: a latency by steps within and between nodes, and a bandwidth by protocol), so that the time of a
+call is the least of the lines. Steps and bytes follow from the algorithms:
 
 ========================  =======================  =========================================  ==============================
 collective, algorithm     steps                    bytes that a rank sends, of S              bytes that leave a domain

@@ -28,9 +28,7 @@ class Estimate:
     origin: str  # "model".
 
 
-def collective_us(
-    collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, placement: Placement
-) -> Floats:
+def collective_us(collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, placement: Placement) -> Floats:
     """What collectives of one group take, [...].
 
     Parameters
@@ -90,9 +88,9 @@ def interval_factor(size_bytes: float, domains: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def ways_of(collective: str, cluster: Cluster, placement: Placement) -> tuple[Line, ...]:
-    """The algorithms and protocols that are the fastest for some size, slowest start last."""
-    found = lines(collective, paths(cluster, placement), nccl_constants())
+def ways_of(collective: str, cluster: Cluster, placement: Placement, *, faster: float = 1.0) -> tuple[Line, ...]:
+    """Algorithms and protocols that are the fastest for some size, the slowest start first; links are `faster` by a factor."""
+    found = lines(collective, paths(cluster, placement).faster(faster), nccl_constants())
     kept: list[Line] = []
     for way in sorted(found, key=lambda way: (way.us_per_byte, way.latency_us)):
         if not kept or way.latency_us < kept[-1].latency_us:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -22,8 +22,8 @@ class Placement:
     nodes: int = 1  # Hosts.
     stride: int = 1  # Distance of neighbouring ranks on a host, in devices: 4 for ranks 0 and 4 of a host.
     node_stride: int = 1  # Distance of neighbouring hosts, in hosts: 2 where a pipeline alternates between two.
-    # Groups like this one that communicate at the same time on each of its hosts, this one included: they share the host's NICs, and
-    # links that a host has as a whole. At most devices / ranks_per_node.
+    # Groups like this one that communicate at the same time on each of its hosts, this one included: they share the host's NICs
+    # and links that a host has as a whole. At most devices / ranks_per_node.
     concurrent: int = 1
 
     def __post_init__(self) -> None:
@@ -51,6 +51,10 @@ class Paths:
     switched: bool  # Whether one switch joins the devices of a domain, all to all: what reductions in the switch need.
     device: str  # Name of the device, as its vendor gives it.
 
+    def faster(self, factor: float) -> Paths:
+        """The same with links of that many times the rate."""
+        return replace(self, ring_bytes_per_us=self.ring_bytes_per_us * factor, nic_bytes_per_us=self.nic_bytes_per_us * factor)
+
     @property
     def ranks_per_domain(self) -> int:
         """Ranks of a domain."""
@@ -68,7 +72,11 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
     Raises
     ------
     InputError
-        The cluster has no such rank, or hosts have different numbers of the group's ranks.
+        The cluster has no such rank, or there are no ranks.
+
+    Notes
+    -----
+    Hosts with fewer of the ranks than others are taken to have as many.
     """
     devices: dict[int, list[int]] = {}
     for rank in sorted(set(ranks)):
@@ -76,10 +84,7 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
         devices.setdefault(host, []).append(device)
     if not devices:
         raise InputError("a group needs at least one rank")
-    counts = {len(its) for its in devices.values()}
-    if len(counts) > 1:
-        raise InputError(f"a group has {min(counts)} to {max(counts)} ranks on its hosts: the model takes as many on each")
-    hosts, first = list(devices), next(iter(devices.values()))
+    hosts, first = list(devices), max(devices.values(), key=len)
     per_node = len(first)
     return Placement(
         ranks_per_node=per_node,
@@ -92,20 +97,37 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
 
 @lru_cache(maxsize=4096)
 def paths(cluster: Cluster, placement: Placement) -> Paths:
-    """What joins the ranks of a group that begins at a cluster's first device.
+    """What joins the ranks of a group that begins at a cluster's first device; where hosts differ, the slowest are taken for all.
 
     Raises
     ------
     InputError
         The group does not fit on the cluster.
     """
-    host, used = cluster.groups[0].host, _devices(placement)
-    last_host = (placement.nodes - 1) * placement.node_stride
-    if max(used) >= host.devices or last_host >= cluster.hosts:
+    used, last_host = _devices(placement), (placement.nodes - 1) * placement.node_stride
+    kinds, before = [], 0
+    for group in cluster.groups:
+        if before <= last_host:
+            kinds.append(group.host)
+        before += group.count
+    largest = max(kinds, key=lambda kind: kind.devices)
+    if max(used) >= largest.devices or last_host >= cluster.hosts:
         raise InputError(
-            f"a group with {placement.ranks_per_node} ranks (every {placement.stride}.) on each of {placement.nodes} hosts does not "
-            f"fit on {cluster.name}: it has {cluster.hosts} hosts with {host.devices} devices"
+            f"a group with {placement.ranks_per_node} ranks (every {placement.stride}.) on each of {placement.nodes} hosts does "
+            f"not fit on {cluster.name}: it has {cluster.hosts} hosts with {largest.devices} devices"
         )
+    of_kinds = [_on(cluster, kind, tuple(device for device in used if device < kind.devices), placement) for kind in kinds]
+    slowest = min(of_kinds, key=lambda one: one.ring_bytes_per_us)
+    return replace(
+        slowest,
+        nic_bytes_per_us=min(one.nic_bytes_per_us for one in of_kinds),
+        staged=any(one.staged for one in of_kinds),
+        switched=all(one.switched for one in of_kinds),
+    )
+
+
+def _on(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placement) -> Paths:
+    """The paths if all hosts were like one of them."""
     wide = next((link for link in host.links if link.hosts != 1), None)
     together = _hosts_joined(wide, placement) if wide is not None else 1
     domains = placement.nodes // together
@@ -137,9 +159,7 @@ def _hosts_joined(wide: Link, placement: Placement) -> int:
     return next(count for count in range(min(fit, placement.nodes), 0, -1) if placement.nodes % count == 0)
 
 
-def _inside(
-    host: Host, used: tuple[int, ...], wide: Link | None, placement: Placement
-) -> tuple[Literal["nvlink", "pcie"], float]:
+def _inside(host: Host, used: tuple[int, ...], wide: Link | None, placement: Placement) -> tuple[Literal["nvlink", "pcie"], float]:
     """Kind and rate of the links of rings within a domain."""
     if wide is not None:
         return ("nvlink" if wide.level == "nvlink" else "pcie"), wide.each_way_bps / 8e6
@@ -155,7 +175,7 @@ def _inside(
 def _between(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placement) -> tuple[float, float]:
     """Bytes a us that the ranks of a host send to other hosts, and the latency."""
     last = (placement.nodes - 1) * placement.node_stride
-    ends = [rank for at in (0, last) for rank in ((cluster.first_rank(at)) + device for device in used)]
+    ends = [min(cluster.first_rank(at) + device, cluster.ranks - 1) for at in (0, last) for device in used]
     farthest = cluster.slowest_level(ends)
     assert farthest is not None, "ranks on two hosts"
     everyone = host.nic_bps(range(host.devices)) / placement.concurrent

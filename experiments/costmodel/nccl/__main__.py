@@ -1,4 +1,6 @@
-"""Fits NCCL's cost model and judges it on systems left out: ``python -m experiments.costmodel.nccl FOLDER [--aiconfigurator FOLDER]``.
+"""Fits NCCL's cost model and judges it on systems left out.
+
+    python -m experiments.costmodel.nccl FOLDER [--aiconfigurator FOLDER] [--write]
 
 FOLDER has ``collectives.csv.gz`` and ``fits.csv`` (public logs of nccl-tests and OSU). That of --aiconfigurator holds the unpacked
 package ``aiconfigurator-core`` (Apache-2.0; needs pyarrow). ``--write`` writes the constants that the package ships.
@@ -20,8 +22,8 @@ from experiments.costmodel.nccl.data import Measured, measured
 from experiments.costmodel.nccl.fit import SMALL_BYTES, Calls, constants, fitted, for_fit, table, thinned
 
 SOURCE = (
-    "fitted to public nccl-tests, OSU and AIConfigurator measurements (python -m experiments.costmodel.nccl), starting from the constants "
-    "of NCCL's src/graph/tuning.cc; none to a single system"
+    "fitted to public nccl-tests, OSU and AIConfigurator measurements (python -m experiments.costmodel.nccl), starting from the "
+    "constants of NCCL's src/graph/tuning.cc; none to a single system"
 )
 LEVEL, LEAST_FACTOR = 0.9, 1.05
 
@@ -115,13 +117,18 @@ def _median(values: Sequence[float]) -> str:
 
 def toml(values: dict[str, Any]) -> str:
     """A table of numbers, lists, tables and one list of tables as TOML."""
-    plain = [f"{name} = {_value(value)}" for name, value in values.items() if not isinstance(value, dict) and name != "architectures"]
+    plain = [
+        f"{name} = {_value(value)}" for name, value in values.items() if not isinstance(value, dict) and name != "architectures"
+    ]
     parts = [
         f"[{name}]\n" + "\n".join(f"{key} = {_value(one)}" for key, one in value.items())
         for name, value in values.items()
         if isinstance(value, dict)
     ]
-    kinds = ["[[architectures]]\n" + "\n".join(f"{key} = {_value(one)}" for key, one in kind.items()) for kind in values["architectures"]]
+    kinds = [
+        "\n".join(["[[architectures]]", *(f"{key} = {_value(one)}" for key, one in kind.items())])
+        for kind in values["architectures"]
+    ]
     return "\n\n".join(["\n".join(plain), *parts, *kinds]) + "\n"
 
 

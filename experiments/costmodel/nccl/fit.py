@@ -29,7 +29,8 @@ START: dict[str, float] = {  # NCCL's src/graph/tuning.cc where it has them
     "nvlink.Simple": 0.78, "pcie.Simple": 0.6, "net.Simple": 0.86,
     "part.LL128": 0.85, "nvlink.LL": 0.35, "pcie.LL": 0.35, "net.LL": 0.35,  # of Simple's
     "direct": 0.95, "pair": 1.0, "own_part": 0.35, "tree_ratio": 0.9, "switch_ratio": 0.6, "switch_us": 15.0,
-    "peer.LL": 0.5, "peer.Simple": 0.5, "direct_us": 4.0, "net_peer": 1.0, "pipeline.LL128": 2.0, "pipeline.Simple": 10.0, "staged": 0.5,
+    "peer.LL": 0.5, "peer.Simple": 0.5, "direct_us": 4.0, "net_peer": 1.0,
+    "pipeline.LL128": 2.0, "pipeline.Simple": 10.0, "staged": 0.5,
 }  # fmt: skip
 BOUNDS = {"part.LL128": (0.3, 0.95), "net.LL": (0.01, 1.0)}
 FIXED = ("tree_ratio", "net.Simple")
@@ -122,8 +123,8 @@ class Calls:
 def for_fit(measured: Sequence[Measured]) -> list[Measured]:
     """Without calls that decide nothing about the constants.
 
-    L40S beyond two GPUs wait for the host's memory. Of large all-reduces between two nodes it is not known whether they went in rings or
-    in trees, which move half of the bytes: systems differ by more than two times, relative to their NICs.
+    L40S beyond two GPUs wait for the host's memory. Of large all-reduces between two nodes it is not known whether they went in
+    rings or in trees, which move half of the bytes: systems differ by more than two times, relative to their NICs.
     """
     return [
         row
@@ -153,7 +154,7 @@ def fitted(calls: Calls, start: dict[str, float] = START, fixed: Sequence[str] =
         def residuals(at: Any, sharpness: float = sharpness) -> Any:
             values = {**start, **dict(zip(names, np.exp(at).tolist(), strict=True))}
             scaled = calls.log_errors(constants(values), sharpness) / LOSS_SCALE
-            robust = np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # soft L1 by row, so that the prior stays quadratic
+            robust = np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # soft L1 by row
             return np.concatenate((root * robust, PRIOR * (at - first)))
 
         at = least_squares(residuals, at, method="trf", diff_step=1e-3, max_nfev=30, bounds=(low, high)).x

@@ -1,8 +1,8 @@
 """``kernel_ratio(name, dtype, before, after)``: by what a kernel's time changes from one GPU to another.
 
 A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak
-rates of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so that
-the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
+rates of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so
+that the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
 """
 
 from __future__ import annotations

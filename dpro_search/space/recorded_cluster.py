@@ -1,8 +1,8 @@
 """Recorded ops on other GPUs and links: ``moved_ops(trace, ops, recorded, target)``.
 
 The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost
-model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times the
-ratio of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times
+the ratio of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _transfers(
         found[2, parts[mine]] = np.maximum(np.max(ends, axis=0), found[0, parts[mine]])
     if alone.any():
         assumed.append(
-            "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, the rest "
-            "as waiting, which stays"
+            "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, "
+            "the rest as waiting, which stays"
         )
     if unsized:
         assumed.append(f"the sizes of {unsized} collectives were not recorded: they are taken from their transfer times")

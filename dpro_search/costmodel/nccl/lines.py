@@ -75,7 +75,9 @@ class _Costs:
         self.ratio = constants.nvlink_ratio if paths.inside == "nvlink" else constants.pcie_ratio
         ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
         self.protocols = tuple(enumerate(PROTOCOLS))[0 if ordered else -1 :]
-        self.tree_bytes = 1.0 if self.m == 2 else 2.0
+        # Times that bytes leave a domain in trees: between two, each direction is one tree's way up and the other's way down.
+        # Copies in the host's memory are read and written on one bus, which both directions share.
+        self.tree_bytes = 1.0 if self.m == 2 and not paths.staged else 2.0
         self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
 
     def launch_us(self, protocol: int) -> float:

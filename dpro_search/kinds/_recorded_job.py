@@ -42,15 +42,21 @@ class RecordedSteps(Job):
         """Of all steps but some."""
         return RecordedPredictor(self.trace, without=without)
 
-    def moved(self, change: ClusterChange) -> Self:
+    def moved(self, change: ClusterChange) -> Job:
+        """Kinds that know more of a job than its recorded steps override `at_scale`, which all other machines go through."""
+        if change.on_gpus and change.recorded_on is None:
+            return super().moved(change)
+        return self._moved(change)
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        return self._moved(ClusterChange(machines=cluster, ranks=ranks))
+
+    def _moved(self, change: ClusterChange) -> Self:
         """The recorded steps on other GPUs and links (`space.recorded_cluster`)."""
         changed = copy.copy(self)
         changed._elsewhere = elsewhere(self.trace, self._predictor(), change)
         changed.predictor = changed._elsewhere.predictor
         return changed
-
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Self:
-        return self.moved(ClusterChange(machines=cluster, ranks=ranks))
 
     @property
     def cluster(self) -> ClusterSpec:

@@ -16,7 +16,7 @@ from dpro_search.graph.kernel_class import kernel_class
 
 COMPUTE_BOUND = ("gemm", "convolution", "attention")
 EFFICIENCY = 1.3
-"""By what the part of a peak that kernels reach may differ between two GPUs (estimated: no job was measured on two of them)."""
+"""By what the part of a peak that kernels reach may differ between two GPUs (estimated: of one model only there are profiles on two)."""
 
 LEAST_US = 2.0
 """Of a kernel, that no faster GPU shortens: the shortest ones of public profiles take 1 to 2 us, whatever the GPU (estimated)."""
@@ -72,7 +72,9 @@ def _peak(device: Device, name: str, dtype: str) -> float:
     """Operations a second at the precision that a kernel has."""
     peak = device.peak
     half = dtype.lower() in _HALVES or bool(_HALF.search(name))
-    order = (peak.fp16, peak.bf16, peak.fp32) if half else (peak.tf32 if _TENSOR.search(name) else None, peak.fp32, peak.fp16)
+    # PyTorch lets cuDNN take TF32 where there is such a unit (torch.backends.cudnn.allow_tf32), cuBLAS only where asked.
+    tf32 = peak.tf32 if _TENSOR.search(name) or kernel_class(name) == "convolution" else None
+    order = (peak.fp16, peak.bf16, peak.fp32) if half else (tf32, peak.fp32, peak.fp16)
     found = next((one for one in order if one is not None), None)
     if found is None:
         raise InputError(f"{device.name}: no peak of its arithmetic is known; give [peak] in a device file")

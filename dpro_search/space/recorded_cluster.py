@@ -101,7 +101,7 @@ def _kernels(
             found[row, mine] = least + (own_us[mine] - least) * ratio
     assumed.append(
         f"kernels take their time times the ratio of the peaks of {before.name} and {after.name} (roofline ratio: arithmetic of "
-        "gemm, convolution and attention, memory of all others); no job was measured on both, so the interval is an estimate"
+        "gemm, convolution and attention, memory of all others); the interval is an estimate"
     )
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 

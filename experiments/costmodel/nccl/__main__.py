@@ -23,7 +23,7 @@ from experiments.costmodel.nccl.fit import SMALL_BYTES, Calls, constants, fitted
 
 SOURCE = (
     "fitted to public nccl-tests, OSU and AIConfigurator measurements (python -m experiments.costmodel.nccl), starting from the "
-    "constants of NCCL's src/graph/tuning.cc; none to a single system"
+    "constants of NCCL's src/graph/tuning.cc; to several systems each, but pair_ratio (one cluster of H100)"
 )
 LEVEL, LEAST_FACTOR = 0.9, 1.05
 

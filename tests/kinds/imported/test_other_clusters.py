@@ -80,6 +80,16 @@ def test_a_faster_gpu_shortens_what_the_host_does_not_bound() -> None:
     assert after.source == "extrapolated"
 
 
+def test_a_model_recorded_on_a_v100_takes_on_an_a100_what_a_profile_of_it_there_shows() -> None:
+    """ResNet-50 with 32 images on both; what the kernels take, without launches and input."""
+    recorded = Imported.of(import_trace([SHARED / "kineto_single" / "resnet50_v100_workers0.json.gz"]), PlanOptions())
+    free = ("launch=0", "loading=0")
+    moved = predicted(recorded, *free, "recorded_on=dgx-1-v100", "ranks=1", cluster="dgx-a100-40")
+    there_us = predicted(resnet(), *free).iteration_us
+    assert moved.iteration_us == pytest.approx(there_us, rel=0.2)
+    assert moved.interval_us[0] < there_us < moved.interval_us[1]
+
+
 def test_more_hosts_take_longer_and_slower_nics_longer_still() -> None:
     fewer, more, slow = (
         predicted(dlrm(), "launch=0", *changes, cluster=cluster).iteration_us

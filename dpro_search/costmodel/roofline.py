@@ -16,7 +16,7 @@ from dpro_search.graph.kernel_class import kernel_class
 
 COMPUTE_BOUND = ("gemm", "convolution", "attention")
 EFFICIENCY = 1.3
-"""By what the part of a peak that kernels reach may differ between two GPUs (estimated: profiles on two GPUs exist of one model)."""
+"""By what the part of a peak that kernels reach may differ between two GPUs (estimated; one model has profiles on two)."""
 
 LEAST_US = 2.0
 """Of a kernel, that no faster GPU shortens: the shortest ones of public profiles take 1 to 2 us, whatever the GPU (estimated)."""

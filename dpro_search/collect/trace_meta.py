@@ -77,12 +77,17 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     # Number in the job of each recorded rank, where only some were recorded or their numbers have gaps; empty: 0, 1, 2...
     rank_numbers: tuple[int, ...] = ()
     world_size: int | None = None  # Ranks of the job, recorded or not; None: not known.
-    device: str = ""  # The accelerator's name as its driver gives it; "": none, or not known.
+    devices: tuple[str, ...] = ()  # GPU of each rank, as its driver names it; empty: none, or not known.
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Number in the job of each recorded rank."""
         return self.rank_numbers or tuple(range(self.ranks))
+
+    @property
+    def device(self) -> str:
+        """The GPU that all ranks have; "": none, or not known, or they differ."""
+        return self.devices[0] if len(set(self.devices)) == 1 else ""
 
     @property
     def ranks_per_host(self) -> int | None:

@@ -1,7 +1,7 @@
-"""`AtScale`: a data-parallel job on a cluster of GPUs, predicted through rings on that cluster's links.
+"""`AtScale`: a data-parallel job on a cluster of GPUs, predicted through the cost model of NCCL's collectives.
 
 What communication costs on recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute of
-the known ranks is kept, and tensors travel in rings, message by message, over the cluster's links; ranks that behave alike are
+the known ranks is kept, and a collective takes what NCCL's takes on that cluster (`costmodel.nccl`); ranks that behave alike are
 folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`). A recorded job comes here by `Job.at_scale`; a kind whose
 ranks run on GPUs to begin with can be a subclass.
 """
@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Ints, TensorInfo, Trace
+from dpro_search.collect.trace import CollectiveKind, Ints, TensorInfo, Trace
+from dpro_search.costmodel.nccl import interval_factor, paths, placement_of, ways_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.kinds._base import Job, Table, ranks_in_turn
@@ -34,16 +35,17 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec, differing_hosts, spec_on
 from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
 from dpro_search.space.folding import FoldedJob, fold
-from dpro_search.space.network import Network, Ring
+from dpro_search.space.network import Rendezvous
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
 
-RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY = 0.92, 0.50, 1.44
-"""Bus bandwidth of large all-reduces over that of rings on the bare links: median over seven published systems with nodes of 1 to 8
-GPUs, and their range (empirical: ``python -m experiments.costmodel.topology``)."""
-
-_MESSAGE = re.compile(r"\.(send|receive)\.\d+@\d+$")  # at the end of the name of an op of `space.collectives.ring`
+_COLLECTIVES = {
+    CollectiveKind.ALL_REDUCE: "all_reduce",
+    CollectiveKind.ALL_GATHER: "all_gather",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
+}
+_PART = re.compile(r"\.(allreduce|allgather|reducescatter)@\d+$")  # at the end of the name of a rank's part
 _MOST_ROWS = 16  # of the table of ranks
 
 
@@ -96,14 +98,14 @@ class AtScale(Job):
         self.title, self.tensors, self.space, self.trace = title, tensors, space, trace
         self.askable = space.fields
         self._workload, self._questions = workload, dict(questions or {})
-        self._machines, self._network = cluster, Network.of(cluster, ranks)
+        self._placed(cluster, ranks)
         self._compute_factor: dict[int | None, float] = {}
         self._faster_links, self._communication = 1.0, 1.0
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return len(self._network.host)
+        return self._ranks
 
     @property
     def cluster(self) -> ClusterSpec:
@@ -122,8 +124,12 @@ class AtScale(Job):
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         changed = copy.copy(self)
-        changed._machines, changed._network = cluster, Network.of(cluster, ranks)
+        changed._placed(cluster, ranks)
         return changed
+
+    def _placed(self, cluster: Cluster, ranks: int | None) -> None:
+        self._machines, self._ranks = cluster, cluster.ranks if ranks is None else ranks
+        self._placement = placement_of(cluster, range(self._ranks), concurrent=1)
 
     def scaled(self, scale: Scale) -> AtScale:
         scale.check_rank(self.ranks)
@@ -139,35 +145,37 @@ class AtScale(Job):
             raise self.cannot("scaled", f"be asked '{scale.text}': communication of all ranks can be scaled, not of one")
         return changed
 
-    def _job(self, plan: Plan, efficiency: float) -> DataParallelJob:
-        network, ranks, workload = self._network, self.ranks, self._workload(plan)
+    def _job(self, plan: Plan, slower: float = 1.0) -> DataParallelJob:
+        """The job under a plan, with collectives that take so many times what the cost model says."""
+        ranks, workload = self.ranks, self._workload(plan)
         factor = np.full(ranks, self._compute_factor.get(None, 1.0))
         for rank, own in self._compute_factor.items():
             if rank is not None:
                 factor[rank] *= own
-        times = efficiency * self._faster_links / self._communication if self._communication else math.inf
         return DataParallelJob(
             steps=workload.steps,
             step_of_rank=np.arange(ranks) % len(workload.steps),
-            scheme=Ring(),
-            network=replace(
-                network,
-                transmit_bytes_per_us=network.transmit_bytes_per_us * times,
-                receive_bytes_per_us=network.receive_bytes_per_us * times,
-                local_bytes_per_us=network.local_bytes_per_us * times,
-                latency_us=network.latency_us * self._communication,
-            ),
+            scheme=Rendezvous(ways=self._ways(slower * self._communication)),
             groups=workload.groups,
             collectives=workload.collectives,
             compute_factor=factor,
             negotiate_us=0.0,
         )
 
-    def _predicted(self, plan: Plan, efficiency: float = RING_EFFICIENCY) -> Prediction:
-        return DataParallelPredictor(self._job(plan, efficiency)).predict(Plan())
+    def _ways(self, factor: float) -> tuple[tuple[int, float, float], ...]:
+        return tuple(
+            (int(kind), way.latency_us * factor, way.us_per_byte * factor)
+            for kind, name in _COLLECTIVES.items()
+            for way in ways_of(name, self._machines, self._placement, faster=self._faster_links)
+        )
+
+    def _predicted(self, plan: Plan, slower: float = 1.0) -> Prediction:
+        return DataParallelPredictor(self._job(plan, slower)).predict(Plan())
 
     def _predict(self, plan: Plan) -> Prediction:
-        middle, slow, fast = (self._predicted(plan, at) for at in (RING_EFFICIENCY, LEAST_EFFICIENCY, MOST_EFFICIENCY))
+        largest = max((tensor.size_bytes for tensor in self.tensors), default=0)
+        factor = interval_factor(largest, paths(self._machines, self._placement).domains)
+        middle, slow, fast = (self._predicted(plan, at) for at in (1.0, factor, 1 / factor))
         centre_us, model_error = middle.iteration_us, self.calibration.model_error[1] * middle.iteration_us
         below_us, above_us = max(centre_us - fast.iteration_us, 0.0), max(slow.iteration_us - centre_us, 0.0)
         return Prediction(
@@ -188,10 +196,10 @@ class AtScale(Job):
         return None
 
     def op_count(self, plan: Plan) -> int:
-        return self._job(plan, 1.0).most_ops(self.ranks)
+        return self._job(plan).most_ops(self.ranks)
 
     def _folded(self, plan: Plan) -> FoldedJob:
-        return fold(self._job(plan, RING_EFFICIENCY))
+        return fold(self._job(plan))
 
     def timeline(self, plan: Plan) -> Timeline:
         """One rank of each class of ranks that behave alike."""
@@ -232,7 +240,7 @@ class AtScale(Job):
             found.append(
                 {
                     "rank": rank,
-                    "host": f"host {int(self._network.host[rank])}",
+                    "host": f"host {self._machines.place(rank)[0]}",
                     "alike": int(folded.multiplicity[number]),
                     "breakdown_us": {"compute": compute_us, "exposed_communication": exposed_us},
                     "last_pct": None,
@@ -264,12 +272,12 @@ class AtScale(Job):
 
 
 def _of_one_iteration(path: Sequence[Segment], iterations: int) -> list[Segment]:
-    """Stretches of a path through several iterations, as long as in one, with the group in place of its messages."""
+    """Stretches of a path through several iterations, as long as in one, with the group in place of a rank's part of it."""
     return [
         msgspec.structs.replace(
             segment,
             duration_us=segment.duration_us / iterations,
-            name=_MESSAGE.sub("", segment.name),
+            name=_PART.sub("", segment.name),
         )
         for segment in path
     ]

@@ -89,7 +89,7 @@ def rendezvous(builder: GraphBuilder, enqueued: Int32s, rows: Rows, group: Group
         kind=OpKind.COMM,
         priority=group.priority,
         collective=collective,
-        name=f"{_plain(group.name)}.allreduce@{{0}}",
+        name=f"{_plain(group.name)}.{CollectiveKind(group.kind).label}@{{0}}",
         axes=(rows.rank,),
     )
     builder.add_edges(enqueued, part)

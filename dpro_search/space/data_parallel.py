@@ -103,8 +103,8 @@ class DataParallelJob:
     groups
         Fused tensors, in the order in which ranks enqueue them; every tensor is in one group. Empty: each tensor alone.
     collectives
-        `CollectiveKind` of each tensor's exchange, [tensors]; empty: all-reduces. All-gathers and reduce-scatters need a `Ring`,
-        and share no group with others; a tensor's size is that of the whole.
+        `CollectiveKind` of each tensor's exchange, [tensors]; empty: all-reduces. All-gathers and reduce-scatters need a `Ring`
+        or the ways of a `Rendezvous`, and share no group with others; a tensor's size is that of the whole.
     group_priority
         Lower is served first, [groups]; empty: all 0.
     compute_factor
@@ -323,8 +323,9 @@ def _check_collectives(job: DataParallelJob) -> None:
         raise InputError(f"collectives has {len(job.collectives)} entries for {len(job.tensor_bytes)} tensors")
     if not np.isin(job.collectives, _RING_COLLECTIVES).all():
         raise InputError("tensors are exchanged by all-reduces, all-gathers or reduce-scatters")
-    if (job.collectives != CollectiveKind.ALL_REDUCE).any() and not isinstance(job.scheme, Ring):
-        raise InputError(f"{type(job.scheme).__name__} has all-reduces only: all-gathers and reduce-scatters need a Ring")
+    known = {way[0] for way in job.scheme.ways} if isinstance(job.scheme, Rendezvous) else set()
+    if not isinstance(job.scheme, Ring) and not set(job.collectives.tolist()) <= known | {int(CollectiveKind.ALL_REDUCE)}:
+        raise InputError(f"{type(job.scheme).__name__} has all-reduces only: all-gathers and reduce-scatters need a Ring or ways")
     if any(len(np.unique(job.collectives[list(group)])) > 1 for group in job.groups):
         raise InputError("a group is exchanged by one kind of collective")
 

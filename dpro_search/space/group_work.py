@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import Floats, Ints
+from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.space.collectives import halving_doubling_partners
 from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.network import HalvingDoubling, Rendezvous, Ring
@@ -56,8 +56,10 @@ class GroupWork(NamedTuple):
         A group is one op a row that waits for all (`Rendezvous`); else `steps` messages.
     negotiate_us
         Below 0: a row begins a group when it has enqueued it; else so long after the last row has.
-    latency_us, us_per_byte
-        Of a message, and of a group that meets.
+    way_us, way_us_per_byte
+        Latency and us of a byte of a group that meets, of each way to do it; the least counts.
+    latency_us
+        Of a message.
     divide, bytes_per_us, reduce_us_per_byte
         A message of step s of row r has ``size / divide[s]`` bytes and a rate of ``bytes_per_us[s * R + r]``; what its receiver
         does with it.
@@ -89,6 +91,8 @@ class GroupWork(NamedTuple):
     divide: Floats
     bytes_per_us: Floats
     reduce_us_per_byte: Floats
+    way_us: Floats
+    way_us_per_byte: Floats
     rows: int
     streams: int
     steps: int
@@ -96,7 +100,6 @@ class GroupWork(NamedTuple):
     meets: bool
     negotiate_us: float
     latency_us: float
-    us_per_byte: float
 
 
 def why_not(job: DataParallelJob) -> str | None:
@@ -237,8 +240,9 @@ def _exchange(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> dict[str, 
     if isinstance(scheme, Rendezvous):
         none = np.zeros(0)
         nobody = np.zeros(0, np.int32)
+        ways = scheme.ways_of(CollectiveKind.ALL_REDUCE)
         return {
-            "latency_us": float(scheme.latency_us), "us_per_byte": float(scheme.us_per_byte), "divide": none, "bytes_per_us": none,
+            "latency_us": 0.0, "way_us": ways[:, 0], "way_us_per_byte": ways[:, 1], "divide": none, "bytes_per_us": none,
             "reduce_us_per_byte": none, "dest_ptr": np.zeros(1, np.int32), "dest_row": nobody,
         }  # fmt: skip
     if isinstance(scheme, Ring):
@@ -261,7 +265,8 @@ def _exchange(job: DataParallelJob, rank: Ints, row_of_rank: Ints) -> dict[str, 
     dest_ptr, dest_row = csr(owner.ravel(), (row % max(rows, 1)).ravel(), len(divide) * rows)
     return {
         "latency_us": float(network.latency_us),
-        "us_per_byte": 0.0,
+        "way_us": np.zeros(0),
+        "way_us_per_byte": np.zeros(0),
         "divide": divide,
         "bytes_per_us": network.idle_rate(network.host[rank], network.host[receiver]).ravel().astype(np.float64),
         "reduce_us_per_byte": np.where(reduces, float(scheme.reduce_us_per_byte), 0.0),

@@ -121,7 +121,7 @@ class _JobGraph:
                         rows,
                         group,
                         collective=len(groups) + number,
-                        duration_us=scheme.latency_us + group.size_bytes * scheme.us_per_byte,
+                        duration_us=scheme.time_us(group.kind, group.size_bytes),
                     )
                     for number, group in enumerate(groups)
                 ]

@@ -64,10 +64,25 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """A collective is one op a rank, of latency_us + bytes * us_per_byte, that moves data when all ranks have enqueued it."""
+    """A collective is one op a rank that moves data when all ranks have enqueued it.
+
+    It takes latency_us + bytes * us_per_byte; where a collective has `ways`, the least of them.
+    """
 
     latency_us: float = 0.0
-    us_per_byte: float
+    us_per_byte: float = 0.0
+    # (CollectiveKind, latency in us, us of a byte): the algorithms and protocols that a library chooses among (`costmodel.nccl`).
+    ways: tuple[tuple[int, float, float], ...] = ()
+
+    def ways_of(self, kind: int) -> Floats:
+        """Latency and us of a byte of each way, [ways, 2]."""
+        found: Floats = np.array([way[1:] for way in self.ways if way[0] == kind] or [(self.latency_us, self.us_per_byte)])
+        return found
+
+    def time_us(self, kind: int, size_bytes: float) -> float:
+        """What a collective takes."""
+        ways = self.ways_of(kind)
+        return float((ways[:, 0] + ways[:, 1] * size_bytes).min())
 
 
 @dataclass(frozen=True, kw_only=True)

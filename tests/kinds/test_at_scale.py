@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.costmodel.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
-from dpro_search.kinds._at_scale import RING_EFFICIENCY
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.recordings import trace_of
@@ -32,20 +32,19 @@ def iteration_us(cluster: str, *changes: str) -> float:
     return job.predict(plan).iteration_us
 
 
-def ring_us(cluster: Cluster, size_bytes: float) -> float:
-    """A ring all-reduce of all ranks of hosts with one device each (Thakur et al. 2005): 2 (p - 1) (alpha + n / (p B))."""
-    ranks, rate = cluster.ranks, cluster.bandwidth_bytes_per_us(range(cluster.ranks)) * RING_EFFICIENCY
-    return 2 * (ranks - 1) * (cluster.latency_us(range(ranks)) + size_bytes / ranks / rate)
+def all_reduce_us(cluster: Cluster, size_bytes: float) -> float:
+    placement = Placement(ranks_per_node=cluster.ranks // cluster.hosts, nodes=cluster.hosts)
+    return float(collective_us("all_reduce", size_bytes, cluster, placement))
 
 
-def test_one_bucket_that_nothing_hides_takes_what_the_ring_formula_says(tmp_path: Path) -> None:
+def test_one_bucket_that_nothing_hides_takes_what_the_model_of_collectives_says(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text('base = "g4dn.8xlarge"\nhosts = 8\n')
     name = str(tmp_path / "one.toml")
     gradients_bytes = sum(tensor.size_bytes for tensor in ddp().tensors)
     all_at_the_end = iteration_us(name, "bucket_cap_bytes=1GiB")
     job, _ = on(name)
     compute_us = job.predict(Plan()).breakdown_us["compute"]
-    assert all_at_the_end - compute_us == pytest.approx(ring_us(parse_cluster(name), gradients_bytes), rel=1e-3)
+    assert all_at_the_end - compute_us == pytest.approx(all_reduce_us(parse_cluster(name), gradients_bytes), rel=1e-3)
 
 
 def test_more_hosts_never_make_an_iteration_shorter() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.nccl import Placement, collective_us
 from dpro_search.kinds import _names, job_of, kind_of
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -20,6 +22,7 @@ from tests.kinds.verbs import refusal, verb
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 MIB = 2**20
+TWO = Placement(ranks_per_node=1, nodes=2)
 NAMES = {"AllReduce": "allreduce", "AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base"}
 SEARCH = ("--trials", 6, "--sampler", "mcmc")
 
@@ -129,18 +132,21 @@ def test_compute_is_kept_and_exposed_communication_left_out(ddp: Trace, fsdp: Tr
 
 
 def test_buckets_overlap_with_the_backward_pass_on_another_cluster(ddp: Trace) -> None:
-    """The first bucket is posted 250 us before the end of the backward pass, and the second behind it: rings of two ranks."""
+    """The first bucket is posted 250 us before the end of the backward pass, and the second behind it."""
     job, plan = on(ddp, "2xg4dn.8xlarge")
-    rate = 50e9 / 8e6 * 0.92
-    exposed_us = max(8 * MIB / rate + 4 * MIB / rate - 250, 4 * MIB / rate)
+    first, second = (collective_us("all_reduce", size, parse_cluster("2xg4dn.8xlarge"), TWO) for size in (8 * MIB, 4 * MIB))
+    exposed_us = max(first + second - 250, second)
     assert job.predict(plan).iteration_us == pytest.approx(850 + exposed_us, rel=0.05)
 
 
 def test_units_gather_over_all_ranks_of_a_cluster(fsdp: Trace) -> None:
     few, many = (on(fsdp, f"{hosts}xg4dn.8xlarge")[0].predict(Plan()).iteration_us for hosts in (2, 16))
     assert few < many
-    rate = 50e9 / 8e6 * 0.92
-    assert many == pytest.approx(680 + 3 * 15 * (8 * MIB / 16 / rate), rel=0.15)
+    placement = Placement(ranks_per_node=1, nodes=16)
+    gather_us, scatter_us = (
+        collective_us(kind, 8 * MIB, parse_cluster("16xg4dn.8xlarge"), placement) for kind in ("all_gather", "reduce_scatter")
+    )
+    assert many == pytest.approx(680 + 2 * gather_us + scatter_us, rel=0.05)
 
 
 def test_it_is_searched_exported_and_reported_on_a_cluster(folder: Path, tmp_path: Path) -> None:

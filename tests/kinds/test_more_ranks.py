@@ -16,9 +16,10 @@ from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import CollectiveKind, Trace
 from dpro_search.costmodel.horovod import at_cluster
+from dpro_search.costmodel.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
-from dpro_search.kinds._at_scale import RING_EFFICIENCY, AtScale
+from dpro_search.kinds._at_scale import AtScale
 from dpro_search.replay.replayer import settled_us
 from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Rendezvous, Ring, layered_step, replicated
 from dpro_search.space.folding import fold
@@ -148,8 +149,8 @@ def test_units_are_gathered_and_scattered_over_all_ranks_of_a_machine() -> None:
     machine = parse_cluster(cluster)
     job, plan = under(fsdp(), "compute=0.000001", cluster=cluster)
     graph = fsdp().predictor.graph  # type: ignore[attr-defined]
-    rate = machine.bandwidth_bytes_per_us(range(8)) * RING_EFFICIENCY
-    expected_us = sum(7 * (machine.latency_us(range(8)) + size / 8 / rate) for size in graph.size_bytes.tolist())
+    placement = Placement(ranks_per_node=1, nodes=8)
+    expected_us = sum(float(collective_us("all_gather", size, machine, placement)) for size in graph.size_bytes.tolist())
     assert job.predict(plan).iteration_us == pytest.approx(expected_us, rel=0.02)
 
 

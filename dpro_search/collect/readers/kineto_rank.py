@@ -78,6 +78,8 @@ class RankRecords:
     ----------
     rank, world_size
         From the profile; None where it does not have it.
+    device
+        Name of the GPUs of its host, as their driver has it; empty where the profile does not have it, or they differ.
     launch
         Event of the host call that launched each device op, [n]; -1 for other events and where it is unknown.
     correlation, wait_stream, wait_record
@@ -94,8 +96,6 @@ class RankRecords:
         CUPTI's records of synchronisations: (kind, stream, correlation, stream waited for, correlation of the event's record).
     memory_us, memory_bytes
         When the device's allocator (without a device, the host's) was called, and what it had handed out then.
-    device
-        Name of the first device; empty where the profile does not have it.
     job
         The profile's distributedInfo.
     step_number, step_start_us
@@ -104,6 +104,7 @@ class RankRecords:
 
     rank: int | None
     world_size: int | None
+    device: str
     host: str
     origin_ns: int
     names: tuple[str, ...]
@@ -133,7 +134,6 @@ class RankRecords:
     syncs: tuple[tuple[str, int, int, int, int], ...]
     memory_us: Floats
     memory_bytes: Ints
-    device: str
     job: dict[str, Any]
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
@@ -177,6 +177,7 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
     result = RankRecords(
         rank=rank if rank is not None else _whole(info.get("rank")),
         world_size=_whole(info.get("world_size")),
+        device=_device_name(file.header.get("deviceProperties")),
         host=str(file.header.get("host_name", "")),
         origin_ns=file.origin_ns,
         names=file.names,
@@ -205,7 +206,6 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
         collectives={},
         syncs=sync_records,
         **_memory(file, rows, bool(on_device.any())),
-        device=_device_name(file),
         job=info,
         dropped=dropped,
     )
@@ -222,6 +222,14 @@ class _Marks:
     start_us: Floats
     end_us: Floats
     thread: int
+
+
+def _device_name(properties: object) -> str:
+    """The name that all GPUs of a host have; empty where they differ or are not listed."""
+    listed = properties if isinstance(properties, list) else []
+    names = {one.get("name") for one in listed if isinstance(one, dict)}
+    name = names.pop() if len(names) == 1 else None
+    return name if isinstance(name, str) else ""
 
 
 def _whole(value: object) -> int | None:
@@ -268,13 +276,6 @@ def _memory(file: KinetoFile, rows: Ints, has_device: bool) -> dict[str, Any]:
     counts = file.memory
     mine = (counts.on_device == has_device) & np.isin(counts.thread, np.unique(file.thread[rows]))
     return {"memory_us": counts.time_us[mine], "memory_bytes": counts.allocated_bytes[mine]}
-
-
-def _device_name(file: KinetoFile) -> str:
-    listed = file.header.get("deviceProperties")
-    first = listed[0] if isinstance(listed, list) and listed else None
-    name = first.get("name") if isinstance(first, dict) else None
-    return name if isinstance(name, str) else ""
 
 
 def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> tuple[Ints, int]:

@@ -11,11 +11,11 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.group_work import GroupWork
 from dpro_search.space.replay_graph import Int32s
 
-_INTS, _FLOATS = 19, 5  # leading fields of `GroupWork` that are arrays of integers, and those after them that are of floats
+_INTS, _FLOATS = 19, 7  # leading fields of `GroupWork` that are arrays of integers, and those after them that are of floats
 
 
 class Packed(NamedTuple):
-    """Where the arrays of integers begin [20], then those of floats [6], then the whole numbers; and the arrays, end to end."""
+    """Where the arrays of integers begin [20], then those of floats [8], then the whole numbers; and the arrays, end to end."""
 
     table: Ints
     ints: Int32s
@@ -31,7 +31,7 @@ def packed(work: GroupWork) -> Packed:
         *np.cumsum([0, *map(len, floats)]).tolist(),
         *(work.rows, work.streams, work.steps, work.iterations, int(work.meets)),
     ]
-    scalars = np.array([work.negotiate_us, work.latency_us, work.us_per_byte])
+    scalars = np.array([work.negotiate_us, work.latency_us])
     return Packed(
         np.array(table, np.int64),
         np.concatenate([column.astype(np.int32) for column in ints]),
@@ -68,12 +68,13 @@ def unpacked(table: Ints, ints: Int32s, floats: Floats) -> GroupWork:
         f[at[22] : at[23]],
         f[at[23] : at[24]],
         f[at[24] : at[25]],
-        at[26],
-        at[27],
+        f[at[25] : at[26]],
+        f[at[26] : at[27]],
         at[28],
         at[29],
-        at[30] != 0,
-        f[at[25]],
-        f[at[25] + 1],
-        f[at[25] + 2],
+        at[30],
+        at[31],
+        at[32] != 0,
+        f[at[27]],
+        f[at[27] + 1],
     )

@@ -297,7 +297,11 @@ def advance(
                     ints[current + d] = code
                     ints[posted + code] += 1
                     if ints[posted + code] == rows:
-                        until_us = now + (work.latency_us + grouping.size_bytes[code] * work.us_per_byte)
+                        size_bytes = grouping.size_bytes[code]
+                        takes_us = np.inf
+                        for way in range(len(work.way_us)):
+                            takes_us = min(takes_us, work.way_us[way] + size_bytes * work.way_us_per_byte[way])
+                        until_us = now + takes_us
                         push(due_us, due, events, until_us, devices + tensors + code, short)
                         events += 1
                     continue

@@ -182,7 +182,8 @@ def _layer_sizes(model: Architecture, layer: Layer) -> dict[str, float]:
         "one": 1,
     }
     if isinstance(feed_forward, Experts):
-        found |= {"experts": feed_forward.count, "ffn": feed_forward.hidden, "shared_ffn": feed_forward.shared_hidden}
+        found |= {"experts": feed_forward.count, "choices": feed_forward.count, "expert_ffn": feed_forward.hidden}
+        found["shared_ffn"] = feed_forward.shared_hidden
     else:
         found["ffn"] = feed_forward.hidden
     return found
@@ -246,10 +247,10 @@ def _feed_forward(feed_forward: FeedForward, normed: str, width: str, name: str 
 
 def _experts(experts: Experts, normed: str) -> Iterator[Op]:
     """A router, the tokens sent to their experts, two (grouped) matmuls there, and the weighted sum of what returns."""
-    yield _matmul("router", normed, ("hidden",), (("experts",),), bias=experts.router_bias)
-    yield Op(name="dispatch", type=OpType.GATHER, inputs=(normed, "router"), output=SENT, reads=STREAM)
+    yield _matmul("router", normed, ("hidden",), (("choices",),), bias=experts.router_bias)
+    yield Op(name="dispatch", type=OpType.DISPATCH, inputs=(normed, "router"), output=SENT, reads=STREAM)
     places = ("experts", "capacity")
-    columns: Shape = (("ffn",), ("ffn",)) if experts.gated else (("ffn",),)
+    columns: Shape = (("expert_ffn",), ("expert_ffn",)) if experts.gated else (("expert_ffn",),)
 
     def grouped(name: str, source: str, reduction: str, columns: Shape) -> Op:
         weight = tuple(("experts", reduction, *term) for term in columns)
@@ -268,13 +269,13 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
         )
 
     yield grouped("experts.up", "dispatch", "hidden", columns)
-    inner: Shape = ((*places, "ffn"),)
+    inner: Shape = ((*places, "expert_ffn"),)
     read = tuple((*places, *term) for term in columns)
     yield _pointwise("experts.activation", ("experts.up",), inner, reads=read, saves=("experts.up",))
-    yield grouped("experts.down", "experts.activation", "ffn", (("hidden",),))
+    yield grouped("experts.down", "experts.activation", "expert_ffn", (("hidden",),))
     combined = Op(
         name="combine",
-        type=OpType.GATHER,
+        type=OpType.COMBINE,
         inputs=("experts.down", "router"),
         output=STREAM,
         reads=SENT,

@@ -23,7 +23,9 @@ class OpType(StrEnum):
     ATTENTION = "attention"  # fused: scores are never stored
     CONVOLUTION = "convolution"
     POINTWISE = "pointwise"  # bound by memory: norms, activations, residuals, dropout, rotations
-    GATHER = "gather"  # rows of a table: embeddings, permutations of tokens
+    GATHER = "gather"  # rows of a table
+    DISPATCH = "dispatch"  # sends tokens to the experts that they visit
+    COMBINE = "combine"  # adds what returns from the experts
     LOSS = "loss"  # softmax and cross-entropy over the vocabulary
 
 

@@ -24,7 +24,6 @@ class Schedule(StrEnum):
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
-    ZERO_BUBBLE = "zero-bubble"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         group, host, device = self._find(rank)
         return self._firsts[group][1] + host, device
 
+    def first_rank(self, host: int) -> int:
+        """The first rank of a host, by the host's number."""
+        found = bisect.bisect_right(self._firsts, host, key=lambda first: first[1]) - 1
+        rank, first_host = self._firsts[found]
+        return rank + (host - first_host) * self.groups[found].host.devices
+
     def host_of(self, rank: int) -> Host:
         """The host of a rank."""
         return self.groups[self._find(rank)[0]].host

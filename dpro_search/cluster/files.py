@@ -28,7 +28,7 @@ _DEVICE_KEYS = (
 _LINK_KEYS = ("rate", "latency", "duplex")
 _INSIDE_KEYS = (*_LINK_KEYS, "sharing", "devices", "hosts", "wires")
 _BETWEEN_KEYS = (*_LINK_KEYS, "hosts", "oversubscription")
-_NIC_KEYS = (*_LINK_KEYS, "count")
+_NIC_KEYS = (*_LINK_KEYS, "count", "buffers")
 
 
 def load_cluster(path: Path, find: Find) -> Cluster:
@@ -156,7 +156,8 @@ def _nics(table: Table) -> Nics:
     part = Table(table.values["nic"], table.file, table.key("nic"), _NIC_KEYS)
     link = _link(part, "nic", {})
     count = part.count("count")
-    return part.checked("count", lambda: Nics(count=1 if count is None else count, link=link))
+    buffers = part.choice("buffers", ("device", "host"), "device")
+    return part.checked("count", lambda: Nics(count=1 if count is None else count, link=link, buffers=buffers))
 
 
 def _inside(table: Table, level: Level) -> Link:

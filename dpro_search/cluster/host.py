@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,8 @@ class Nics(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int  # On each host. With fewer than devices, neighbouring devices share one; with more, each device has several.
     link: Link  # Level "nic"; its rate is of one card.
+    # What they read and write: "device" memory (GPUDirect RDMA), or copies in the "host"'s.
+    buffers: Literal["device", "host"] = "device"
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -101,13 +104,19 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         members = tuple(sorted(devices))
         if len(members) < 2:
             return float("inf")
-        for number, link in enumerate(self.links):
+        link = self.ring_link(members)
+        lower = self.links[: self.links.index(link)]
+        below = [one.each_way_bps for one in lower if one.level == "pcie"]  # what the socket link feeds
+        return min([_ring_bps(link, members), *below])
+
+    def ring_link(self, devices: Sequence[int]) -> Link:
+        """The nearest link that can form a ring through some devices."""
+        members = tuple(sorted(devices))
+        for link in self.links:
             if link.devices is not None and len({device // link.devices for device in members}) > 1:
                 continue
-            rate = _ring_bps(link, members)
-            if rate > 0:
-                below = [lower.each_way_bps for lower in self.links[:number] if lower.level == "pcie"]  # what the socket link feeds
-                return min([rate, *below])
+            if _ring_bps(link, members) > 0:
+                return link
         raise AssertionError("one link joins all devices")
 
     def with_devices(self, count: int) -> Host:

@@ -58,7 +58,8 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
     for link in host.links:
         lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
     if host.nics is not None:
-        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **_link_values(host.nics.link, ())})
+        buffers = {} if host.nics.buffers == "device" else {"buffers": host.nics.buffers}
+        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **buffers, **_link_values(host.nics.link, ())})
     return lines
 
 

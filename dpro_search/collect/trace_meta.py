@@ -74,6 +74,8 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}  # raw events that were left out, by reason
     warnings: tuple[str, ...] = ()
     load: MachineLoad | None = None  # None: not measured
+    devices: tuple[str, ...] = ()  # GPU of each rank, as its driver names it; empty: not recorded
+    job_ranks: int = 0  # ranks of the job, of which some may not have been recorded; 0: not known
 
     @property
     def ranks_per_host(self) -> int | None:

@@ -118,6 +118,12 @@ class RecordedPredictor:
         """Whether kernels and their launches were recorded, or else operations of another sort."""
         return bool(self.sorts.launch.any())
 
+    def with_ops(self, ops: RecordedOps) -> RecordedPredictor:
+        """The same steps with other durations of their ops."""
+        changed = RecordedPredictor(self._trace, without=self._without)
+        changed.__dict__["ops"] = ops
+        return changed
+
     def predict(self, scales: Sequence[Scale] = (), *, steps: Sequence[int] | None = None) -> RecordedPrediction:
         """The iteration time with all of the changes.
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._base import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
+from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import OP_SCALES, SCALES, Scale
+from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
@@ -24,7 +28,7 @@ class RecordedSteps(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
-    settings: ClassVar[tuple[str, ...]] = (*SCALES, *OP_SCALES)
+    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", *SCALES, *OP_SCALES)
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -32,10 +36,30 @@ class RecordedSteps(Job):
         self.tensors = trace.tensors
         self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
         self._scales: tuple[Scale, ...] = ()
+        self._elsewhere: Elsewhere | None = None
 
     def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
         """Of all steps but some."""
         return RecordedPredictor(self.trace, without=without)
+
+    def moved(self, change: ClusterChange) -> Self:
+        """The recorded steps on other GPUs and links (`space.recorded_cluster`)."""
+        changed = copy.copy(self)
+        changed._elsewhere = elsewhere(self.trace, self._predictor(), change)
+        changed.predictor = changed._elsewhere.predictor
+        return changed
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Self:
+        return self.moved(ClusterChange(machines=cluster, ranks=ranks))
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        if self._elsewhere is None:
+            return super().cluster
+        return spec_on(self._elsewhere.place.cluster, self._elsewhere.place.ranks).spec
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        return super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
 
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
@@ -43,7 +67,10 @@ class RecordedSteps(Job):
         return changed
 
     def _predict(self, plan: Plan) -> Prediction:
-        return _prediction(self.predictor, self._scales)
+        if self._elsewhere is None:
+            return _prediction(self.predictor, self._scales)
+        found = self.predictor.predict(self._scales)
+        return _as_prediction(replace(found, interval_us=self._elsewhere.interval_us(found, self._scales)), "extrapolated")
 
     @property
     def calibration(self) -> Calibration:
@@ -52,17 +79,21 @@ class RecordedSteps(Job):
         steps = len(self.predictor.iterations_us)
         ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
         own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}: no spread was measured"
+        spread = f"{own}; the spread of other jobs' profiles counts as {constants.gpu.step_spread_steps:g} more"
+        if self._elsewhere is not None:
+            models = "errors of the model of NCCL's collectives on systems left out of its fit, and an estimate for kernels"
+            return Calibration(calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=own, rests_on=f"{spread}; {models}")
         return Calibration(
             calibrated=steps > 1,
             model_error=(constants.gpu.replay_error, constants.gpu.replay_error),
             widening=1.0,
             on=own,
-            rests_on=f"{own}; the spread of other jobs' profiles counts as {constants.gpu.step_spread_steps:g} more",
+            rests_on=spread,
         )
 
     @property
     def measured_iteration_us(self) -> float | None:
-        return self.predictor.measured_iteration_us
+        return self.predictor.measured_iteration_us if self._elsewhere is None else None
 
     def measured_iterations_us(self) -> Floats:
         return np.array(list(self.predictor.iterations_us.values()))
@@ -109,7 +140,7 @@ class RecordedSteps(Job):
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds._recorded_diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.predictor)
+        return diagnosis(self.trace, self.predictor) | {"measured_iteration_us": self.measured_iteration_us}
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds._recorded_diagnosis import diagnosis_tables

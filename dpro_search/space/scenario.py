@@ -4,7 +4,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
 `diagnose`:
 
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
-    ranks=64  cores=2  rate=200gbit                                             the cluster
+    ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0             where kernels and their launches were recorded
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
@@ -27,7 +27,7 @@ from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
 ScaledPart = Literal["compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "usual"]
-CLUSTER_SETTINGS = ("ranks", "cores", "rate")
+CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
@@ -94,6 +94,7 @@ class ClusterChange:
     ranks: int | None = None
     cores: int | None = None
     rate_bps: float | None = None  # Link rate per host and direction in bits a second; `math.inf`: no limit.
+    recorded_on: Cluster | None = None  # What a profile of GPUs was recorded on; None: what the trace says.
 
     def applied(self, recorded: ClusterSpec) -> ClusterSpec:
         """What the change makes of a cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
@@ -168,6 +169,8 @@ class Scenario:
                 return replace(self, cluster=replace(self.cluster, rate_bps=float("inf") if rate_bps is None else rate_bps))
             if setting == "ranks":
                 return replace(self, cluster=replace(self.cluster, ranks=parse_count(value)))
+            if setting == "recorded_on":
+                return replace(self, cluster=replace(self.cluster, recorded_on=parse_cluster(value)))
             if setting == "cores":
                 return replace(self, cluster=replace(self.cluster, cores=parse_count(value)))
             return replace(self, plan=self.plan.changed(**{setting: readers()[setting](value)}))

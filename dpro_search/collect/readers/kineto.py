@@ -100,6 +100,8 @@ def read(paths: Sequence[Path]) -> Trace:
             clock=clock,
             versions={"files": str(len(paths))},
             machine=records[0].host,
+            devices=tuple(r.device for r in records) if all(r.device for r in records) else (),
+            job_ranks=max((r.world_size or 0 for r in records), default=0),
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),
         ),

@@ -77,6 +77,8 @@ class RankRecords:
     ----------
     rank, world_size
         From the profile; None where it does not have it.
+    device
+        Name of the GPUs of its host, as their driver has it; empty where the profile does not have it, or they differ.
     launch
         Event of the host call that launched each device op, [n]; -1 for other events and where it is unknown.
     correlation, wait_stream, wait_record
@@ -95,6 +97,7 @@ class RankRecords:
 
     rank: int | None
     world_size: int | None
+    device: str
     host: str
     origin_ns: int
     names: tuple[str, ...]
@@ -161,6 +164,7 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> RankRecor
     result = RankRecords(
         rank=rank if rank is not None else _whole(info.get("rank")),
         world_size=_whole(info.get("world_size")),
+        device=_device_name(file.header.get("deviceProperties")),
         host=str(file.header.get("host_name", "")),
         origin_ns=file.origin_ns,
         names=file.names,
@@ -200,6 +204,14 @@ class _Marks:
     start_us: Floats
     end_us: Floats
     thread: int
+
+
+def _device_name(properties: object) -> str:
+    """The name that all GPUs of a host have; empty where they differ or are not listed."""
+    listed = properties if isinstance(properties, list) else []
+    names = {one.get("name") for one in listed if isinstance(one, dict)}
+    name = names.pop() if len(names) == 1 else None
+    return name if isinstance(name, str) else ""
 
 
 def _whole(value: object) -> int | None:

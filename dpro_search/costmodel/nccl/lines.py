@@ -1,0 +1,173 @@
+"""What each of NCCL's algorithms and protocols takes: ``lines(collective, paths, constants)``, times that are linear in bytes.
+
+NCCL chooses the algorithm (ring, tree, reduction in the switch) and the protocol (LL, LL128, Simple) of each call by a model of the
+same form (``src/graph/tuning.cc``: a latency by steps within and between nodes, and a bandwidth by protocol), so that the time of a call
+is the least of the lines. Steps and bytes follow from the algorithms:
+
+========================  =======================  =========================================  ==============================
+collective, algorithm     steps                    bytes that a rank sends, of S              bytes that leave a domain
+========================  =======================  =========================================  ==============================
+all-reduce, ring          2 (n - 1), 2 (m - 1)     2 S (n - 1) / n                            the same
+all-reduce, tree          2 (n/m - 1), 2 log2 m    2 S                                        2 S; S to 2 S where m = 2
+all-reduce, in the switch one, 2 log2 m            S                                          likewise
+all-gather, r.-scatter    n - 1, m - 1             S (n - 1) / n                              the same
+broadcast, reduce         one; a chunk a rank      S                                          S
+all-to-all                one, a peer each         S (n - 1) / n                              S (n - n/m) / n of each rank
+send/recv                 one                      S                                          S
+========================  =======================  =========================================  ==============================
+
+n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dpro_search.costmodel.nccl.constants import PROTOCOLS, NcclConstants
+from dpro_search.costmodel.nccl.placement import Paths
+from dpro_search.errors import InputError
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+SWITCH_RANKS = 5  # From so many ranks of a domain on, reductions in the switch are faster than rings.
+ORDERED_US = 10.0  # Networks with a longer latency (TCP, EFA) do not deliver in order, as the flags of LL and LL128 need.
+SWITCH_DEVICES = ("hopper", "blackwell")  # Architectures whose NVLink switches reduce (NVLink SHARP).
+
+
+class Line(NamedTuple):
+    """A way to do a collective."""
+
+    algorithm: str
+    protocol: str
+    latency_us: float
+    us_per_byte: float
+
+
+def lines(collective: str, paths: Paths, constants: NcclConstants) -> tuple[Line, ...]:
+    """The ways to do a collective: its time is the least of ``latency_us + us_per_byte * bytes``.
+
+    Raises
+    ------
+    InputError
+        No such collective.
+    """
+    if collective not in COLLECTIVES:
+        raise InputError(f"collective '{collective}': use {', '.join(COLLECTIVES)}")
+    if paths.ranks == 1:
+        return (Line("none", "Simple", 0.0, 0.0),)
+    costs = _Costs(paths, constants)
+    if collective == "all_reduce":
+        return (*_rings(costs, 2), *_trees(costs), *_switch(costs))
+    if collective in ("all_gather", "reduce_scatter"):
+        return _rings(costs, 1)
+    if collective in ("broadcast", "reduce"):
+        return _pipelines(costs)
+    return _direct(costs, all_to_all=collective == "all_to_all")
+
+
+class _Costs:
+    """Times of steps and bytes on the paths of a group, by number of the protocol."""
+
+    def __init__(self, paths: Paths, constants: NcclConstants) -> None:
+        self.paths, self.constants = paths, constants
+        self.architecture = constants.architecture(paths.device)
+        self.n, self.m, self.local = paths.ranks, paths.domains, paths.ranks_per_domain
+        self.ratio = constants.nvlink_ratio if paths.inside == "nvlink" else constants.pcie_ratio
+        ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
+        self.protocols = tuple(enumerate(PROTOCOLS))[0 if ordered else -1 :]
+        self.tree_bytes = constants.tree_two if self.m == 2 else 2.0
+        self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
+
+    def launch_us(self, protocol: int) -> float:
+        return self.architecture.launch_us + self.constants.launch_more[protocol]
+
+    def hop_us(self, protocol: int) -> float:
+        return self.architecture.hop_us + self.constants.hop_more[protocol]
+
+    def net_hop_us(self, protocol: int) -> float:
+        return self.constants.net_hop[protocol] * self.paths.nic_latency_us
+
+    def inside(self, protocol: int) -> float:
+        """us of a byte from a rank to the next within a domain."""
+        return 1.0 / (self.paths.ring_bytes_per_us * self.ratio[protocol])
+
+    def between(self, protocol: int) -> float:
+        """us of a byte out of a domain."""
+        return 1.0 / (self.nic_bytes_per_us * self.constants.net_ratio[protocol])
+
+
+def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
+    """Rings through all ranks, once or (all-reduce) twice round."""
+    n, m = costs.n, costs.m
+    sent = rounds * (n - 1) / n
+    found = []
+    for number, protocol in costs.protocols:
+        inner = rounds * (n - m) * costs.hop_us(number)
+        latency_us = costs.launch_us(number) + inner + rounds * (m - 1) * costs.net_hop_us(number)
+        own = costs.constants.own_part / n * costs.inside(number)
+        found.append(Line("ring", protocol, latency_us, own + sent * max(costs.inside(number), costs.between(number))))
+    return tuple(found)
+
+
+def _trees(costs: _Costs) -> tuple[Line, ...]:
+    """Double binary trees of domains, chains of ranks within each."""
+    if costs.m == 1:
+        return ()
+    depth, out = math.ceil(math.log2(costs.m)), costs.tree_bytes
+    found = []
+    for number, protocol in costs.protocols:
+        latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
+        outside = out * costs.between(number) / costs.constants.tree_ratio
+        found.append(Line("tree", protocol, latency_us, max(2 * costs.inside(number), outside)))
+    return tuple(found)
+
+
+def _switch(costs: _Costs) -> tuple[Line, ...]:
+    """Reductions in the switch of a domain (NVLS), trees of domains between them."""
+    paths, constants = costs.paths, costs.constants
+    if not (paths.switched and paths.inside == "nvlink" and costs.local >= SWITCH_RANKS):
+        return ()
+    if costs.architecture.name not in SWITCH_DEVICES:
+        return ()
+    simple = PROTOCOLS.index("Simple")
+    inside = 1.0 / (paths.ring_bytes_per_us * constants.switch_ratio)
+    latency_us = costs.launch_us(simple) + constants.switch_us
+    if costs.m == 1:
+        return (Line("switch", "Simple", latency_us, inside),)
+    latency_us += 2 * math.ceil(math.log2(costs.m)) * costs.net_hop_us(simple)
+    outside = costs.tree_bytes * costs.between(simple) / constants.tree_ratio
+    return (Line("switch and tree", "Simple", latency_us, max(inside, outside)),)
+
+
+def _pipelines(costs: _Costs) -> tuple[Line, ...]:
+    """Rings from or to one rank: chunks follow each other, so that the next call starts while this one is under way.
+
+    As in NCCL's model, LL takes one step however many ranks there are.
+    """
+    found = []
+    for number, protocol in costs.protocols:
+        latency_us = costs.launch_us(number) + costs.hop_us(number) + (costs.n - 1) * costs.constants.pipeline_us[number]
+        found.append(Line("ring", protocol, latency_us, max(costs.inside(number), costs.between(number))))
+    return tuple(found)
+
+
+def _direct(costs: _Costs, *, all_to_all: bool) -> tuple[Line, ...]:
+    """Messages between pairs (LL and Simple; NCCL sends no LL128 between pairs)."""
+    n, m, local, constants = costs.n, costs.m, costs.local, costs.constants
+    ratio = constants.direct_ratio if all_to_all else constants.pair_ratio
+    found = []
+    for number, protocol in costs.protocols:
+        if protocol == "LL128":
+            continue
+        simple = int(protocol == "Simple")
+        latency_us = costs.architecture.launch_us + simple * constants.direct_us + costs.hop_us(0)
+        latency_us += costs.net_hop_us(number) if m > 1 else 0.0
+        if all_to_all:
+            latency_us += (local - 1) * constants.peer_us[simple]
+            latency_us += (n - local) * constants.net_peer * costs.paths.nic_latency_us
+            inside = ((local - 1) / n + constants.own_part / n) * costs.inside(number) / ratio
+            outside = local * (n - local) / n * costs.between(number)
+        else:
+            inside, outside = costs.inside(number) / ratio, local * costs.between(number)  # the rank's own part of the NICs
+        found.append(Line("direct", protocol, latency_us, max(inside, outside)))
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""Where the ranks of a group are in a cluster, and what joins them there: ``paths(cluster, placement)``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dpro_search.cluster import Cluster
+from dpro_search.cluster.host import Host
+from dpro_search.cluster.link import Link
+from dpro_search.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A group of ranks, as many on each of its hosts."""
+
+    ranks_per_node: int  # On each host.
+    nodes: int = 1  # Hosts.
+    stride: int = 1  # Distance of neighbouring ranks on a host, in devices: 4 for ranks 0 and 4 of a host.
+    node_stride: int = 1  # Distance of neighbouring hosts, in hosts: 2 where a pipeline alternates between two.
+    # Groups like this one that communicate at the same time on each of its hosts, this one included: they share the host's NICs, and
+    # links that a host has as a whole. At most devices / ranks_per_node.
+    concurrent: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "nodes", "stride", "node_stride", "concurrent"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} of a group must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.ranks_per_node * self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """What joins the ranks of a group. A *domain* is what one kind of link inside hosts joins: a host, or a rack of NVLink."""
+
+    ranks: int
+    domains: int  # Over which the ranks are spread evenly.
+    inside: Literal["nvlink", "pcie"]  # Links inside a domain: NVLink, xGMI and the like; or PCIe, sockets and host memory.
+    ring_bytes_per_us: float  # Each rank sends so much to the next while all do, within a domain; infinite for one rank there.
+    nic_bytes_per_us: float  # All of the group's ranks of a domain together send so much to other domains; infinite for one domain.
+    nic_latency_us: float  # Of a message between domains.
+    staged: bool  # Whether NICs take bytes from copies in the host's memory, not from the devices.
+    switched: bool  # Whether one switch joins the devices of a domain, all to all: what reductions in the switch need.
+    device: str  # Name of the device, as its vendor gives it.
+
+    @property
+    def ranks_per_domain(self) -> int:
+        """Ranks of a domain."""
+        return self.ranks // self.domains
+
+
+def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None = None) -> Placement:
+    """The placement of ranks of a cluster.
+
+    Parameters
+    ----------
+    concurrent
+        Groups that communicate at the same time on each host; None: as many as fit beside this one, for other ranks do likewise.
+
+    Raises
+    ------
+    InputError
+        The cluster has no such rank, or hosts have different numbers of the group's ranks.
+    """
+    devices: dict[int, list[int]] = {}
+    for rank in sorted(set(ranks)):
+        host, device = cluster.place(rank)
+        devices.setdefault(host, []).append(device)
+    if not devices:
+        raise InputError("a group needs at least one rank")
+    counts = {len(its) for its in devices.values()}
+    if len(counts) > 1:
+        raise InputError(f"a group has {min(counts)} to {max(counts)} ranks on its hosts: the model takes as many on each")
+    hosts, first = list(devices), next(iter(devices.values()))
+    per_node = len(first)
+    return Placement(
+        ranks_per_node=per_node,
+        nodes=len(hosts),
+        stride=first[1] - first[0] if per_node > 1 else 1,
+        node_stride=max((hosts[-1] - hosts[0]) // max(len(hosts) - 1, 1), 1),
+        concurrent=max((cluster.ranks_per_host or per_node) // per_node, 1) if concurrent is None else concurrent,
+    )
+
+
+@lru_cache(maxsize=4096)
+def paths(cluster: Cluster, placement: Placement) -> Paths:
+    """What joins the ranks of a group that begins at a cluster's first device.
+
+    Raises
+    ------
+    InputError
+        The group does not fit on the cluster.
+    """
+    host, used = cluster.groups[0].host, _devices(placement)
+    last_host = (placement.nodes - 1) * placement.node_stride
+    if max(used) >= host.devices or last_host >= cluster.hosts:
+        raise InputError(
+            f"a group with {placement.ranks_per_node} ranks (every {placement.stride}.) on each of {placement.nodes} hosts does not "
+            f"fit on {cluster.name}: it has {cluster.hosts} hosts with {host.devices} devices"
+        )
+    wide = next((link for link in host.links if link.hosts != 1), None)
+    together = _hosts_joined(wide, placement) if wide is not None else 1
+    domains = placement.nodes // together
+    inside, ring = _inside(host, used, wide if together > 1 else None, placement)
+    nic, latency_us = math.inf, 0.0
+    if domains > 1:
+        nic, latency_us = _between(cluster, host, used, placement)
+    fastest = host.links[0] if host.links else None
+    return Paths(
+        ranks=placement.ranks,
+        domains=domains,
+        inside=inside,
+        ring_bytes_per_us=ring,
+        nic_bytes_per_us=nic * together,
+        nic_latency_us=latency_us,
+        staged=host.nics is not None and host.nics.buffers == "host",
+        switched=fastest is not None and fastest.level == "nvlink" and not fastest.wires and fastest.sharing == "device",
+        device=host.device.name,
+    )
+
+
+def _devices(placement: Placement) -> tuple[int, ...]:
+    return tuple(range(0, placement.ranks_per_node * placement.stride, placement.stride))
+
+
+def _hosts_joined(wide: Link, placement: Placement) -> int:
+    """How many of the group's hosts a link that reaches across hosts joins: the largest even part."""
+    fit = placement.nodes if wide.hosts is None else max(wide.hosts // placement.node_stride, 1)
+    return next(count for count in range(min(fit, placement.nodes), 0, -1) if placement.nodes % count == 0)
+
+
+def _inside(
+    host: Host, used: tuple[int, ...], wide: Link | None, placement: Placement
+) -> tuple[Literal["nvlink", "pcie"], float]:
+    """Kind and rate of the links of rings within a domain."""
+    if wide is not None:
+        return ("nvlink" if wide.level == "nvlink" else "pcie"), wide.each_way_bps / 8e6
+    if len(used) == 1:
+        return "nvlink" if host.links and host.links[0].level == "nvlink" else "pcie", math.inf
+    link = host.ring_link(used)
+    rate = host.ring_bps(used) / 8e6
+    if link.sharing == "host":
+        rate /= placement.concurrent
+    return ("nvlink" if link.level == "nvlink" else "pcie"), rate
+
+
+def _between(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placement) -> tuple[float, float]:
+    """Bytes a us that the ranks of a host send to other hosts, and the latency."""
+    last = (placement.nodes - 1) * placement.node_stride
+    ends = [rank for at in (0, last) for rank in ((cluster.first_rank(at)) + device for device in used)]
+    farthest = cluster.slowest_level(ends)
+    assert farthest is not None, "ranks on two hosts"
+    everyone = host.nic_bps(range(host.devices)) / placement.concurrent
+    own = min(host.nic_bps(used), everyone)
+    rate = own / farthest.oversubscription
+    if farthest.level != "nic" and math.isfinite(farthest.each_way_bps):
+        rate = min(rate, farthest.each_way_bps)
+    return rate / 8e6, farthest.latency_us

@@ -1,0 +1,77 @@
+"""``kernel_ratio(name, dtype, before, after)``: by what a kernel's time changes from one GPU to another.
+
+A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak rates
+of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so that the
+interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dpro_search.cluster import Device
+from dpro_search.errors import InputError
+from dpro_search.graph.kernel_class import kernel_class
+
+COMPUTE_BOUND = ("gemm", "convolution", "attention")
+EFFICIENCY = 1.3
+"""By what the part of a peak that kernels reach may differ between two GPUs (estimated: no job was measured on two of them)."""
+
+LEAST_US = 2.0
+"""Of a kernel, that no faster GPU shortens: the shortest kernels of public profiles of V100, A100 and H100 take 1 to 2 us (estimated)."""
+
+_HALF = re.compile(r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE)
+_TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
+_HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
+
+
+class Ratio(NamedTuple):
+    """New time over old time."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def kernel_ratio(name: str, dtype: str, before: Device, after: Device) -> Ratio:
+    """By what a kernel's time changes, with a 90 % interval that was estimated, not measured.
+
+    Parameters
+    ----------
+    name
+        Of the kernel.
+    dtype
+        Of its first tensor; empty: not known.
+
+    Raises
+    ------
+    InputError
+        A device's file lacks the memory's rate or all peaks.
+    """
+    if before == after:
+        return Ratio(1.0, 1.0, 1.0)
+    memory = _memory(before) / _memory(after)
+    kind = kernel_class(name)
+    if kind not in COMPUTE_BOUND:
+        return Ratio(memory, memory / EFFICIENCY, memory * EFFICIENCY)
+    arithmetic = _peak(before, name, dtype) / _peak(after, name, dtype)
+    ends = sorted((memory, arithmetic))
+    return Ratio(arithmetic, ends[0] / EFFICIENCY, ends[1] * EFFICIENCY)
+
+
+def _memory(device: Device) -> float:
+    if device.memory_bytes_per_s is None:
+        raise InputError(f"{device.name}: the rate of its memory is not known; give memory_rate in a device file")
+    return device.memory_bytes_per_s
+
+
+def _peak(device: Device, name: str, dtype: str) -> float:
+    """Operations a second at the precision that a kernel has."""
+    peak = device.peak
+    half = dtype.lower() in _HALVES or bool(_HALF.search(name))
+    order = (peak.fp16, peak.bf16, peak.fp32) if half else (peak.tf32 if _TENSOR.search(name) else None, peak.fp32, peak.fp16)
+    found = next((one for one in order if one is not None), None)
+    if found is None:
+        raise InputError(f"{device.name}: no peak of its arithmetic is known; give [peak] in a device file")
+    return found

@@ -1,0 +1,241 @@
+"""Recorded ops on other GPUs and links: ``moved_ops(trace, ops, recorded, target)``.
+
+The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost model of
+NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times the ratio of
+the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpro_search.cluster import Cluster
+from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
+from dpro_search.costmodel.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
+from dpro_search.costmodel.roofline import LEAST_US, kernel_ratio
+from dpro_search.errors import InputError
+from dpro_search.space.recorded_ops import RecordedOps
+
+_NAMES = {
+    CollectiveKind.ALL_REDUCE: "all_reduce",
+    CollectiveKind.ALL_GATHER: "all_gather",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
+    CollectiveKind.BROADCAST: "broadcast",
+    CollectiveKind.REDUCE: "reduce",
+    CollectiveKind.ALL_TO_ALL: "all_to_all",
+    CollectiveKind.SEND: "send_recv",
+    CollectiveKind.RECV: "send_recv",
+    CollectiveKind.BARRIER: "all_reduce",
+    CollectiveKind.GATHER: "reduce",
+    CollectiveKind.SCATTER: "broadcast",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """So many ranks on the first devices of a cluster, in order."""
+
+    cluster: Cluster
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= self.cluster.ranks:
+            raise InputError(f"{self.ranks} ranks do not fit on {self.cluster.name}: it has {self.cluster.ranks} devices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedOps:
+    """Ops with the durations of another cluster."""
+
+    middle: RecordedOps
+    # low, high: The ends of a 90 % interval, all durations at once.
+    low: RecordedOps
+    high: RecordedOps
+    assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
+
+
+def moved_ops(trace: Trace, ops: RecordedOps, recorded: Placed, target: Placed) -> MovedOps:
+    """Recorded ops as they would run elsewhere.
+
+    Parameters
+    ----------
+    recorded
+        All ranks of the job, also those of which there is no profile, where they were recorded.
+
+    Raises
+    ------
+    InputError
+        A group of ranks does not fit on the target, or a device's rates are not known.
+    """
+    assumed: list[str] = []
+    fixed_us = np.minimum(ops.unexplained_us, ops.duration_us)  # idle time of the stream stays
+    own_us = ops.duration_us - fixed_us
+    found = np.tile(own_us, (3, 1))
+    _kernels(trace, ops, own_us, recorded, target, found, assumed)
+    _transfers(trace, ops, own_us, recorded, target, found, assumed)
+    if target.ranks > recorded.ranks:
+        assumed.append(f"{target.ranks} ranks compute like the {trace.meta.ranks} recorded ones")
+    middle, low, high = (replace(ops, duration_us=np.where(us == own_us, ops.duration_us, us + fixed_us)) for us in found)
+    return MovedOps(middle=middle, low=low, high=high, assumed=tuple(assumed))
+
+
+def _kernels(
+    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Placed, target: Placed, found: Floats, assumed: list[str]
+) -> None:
+    """Sets the durations of kernels: middle, low, high."""
+    before, after = recorded.cluster.devices[0], target.cluster.devices[0]
+    if before == after:
+        return
+    events = trace.events
+    kernels = np.flatnonzero((ops.event >= 0) & (events.kind[ops.event] == EventKind.KERNEL))
+    sorts = np.stack((events.name[ops.event[kernels]].astype(np.int64), events.dtype[ops.event[kernels]].astype(np.int64)))
+    for name, dtype in np.unique(sorts, axis=1).T.tolist():
+        mine = kernels[(sorts[0] == name) & (sorts[1] == dtype)]
+        ratios = kernel_ratio(trace.names[name], trace.dtypes[dtype] if dtype >= 0 else "", before, after)
+        least = np.minimum(own_us[mine], LEAST_US)
+        for row, ratio in enumerate(ratios):
+            found[row, mine] = least + (own_us[mine] - least) * ratio
+    assumed.append(
+        f"kernels take their time times the ratio of the peaks of {before.name} and {after.name} (roofline ratio: arithmetic of gemm, "
+        "convolution and attention, memory of all others); no job was measured on both, so the interval is an estimate"
+    )
+    assumed.append("host threads, launches and copies between host and device take as long as recorded")
+
+
+def _transfers(
+    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Placed, target: Placed, found: Floats, assumed: list[str]
+) -> None:
+    """Sets the durations of collectives: middle, low, high."""
+    events = trace.events
+    parts = np.flatnonzero((ops.event >= 0) & (events.kind[ops.event] == EventKind.COLLECTIVE))
+    if not len(parts):
+        if target.ranks != recorded.ranks:
+            raise InputError(
+                f"ranks={target.ranks}: the trace has no collective, so that how more ranks would communicate is not known"
+            )
+        return
+    groups = _Groups(trace, recorded, target)
+    transfer_us, alone = _transfer_us(ops, parts, own_us)
+    sorts: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for number, part in enumerate(parts.tolist()):
+        event = int(ops.event[part])
+        kind = CollectiveKind(int(events.collective_kind[event]))
+        was, becomes = groups.of(event)
+        groups.unknown_kinds += kind not in _NAMES
+        sorts.setdefault((_NAMES.get(kind, "all_reduce"), was, becomes), []).append(number)
+    unsized = 0
+    for (collective, was, becomes), numbers in sorts.items():
+        mine = np.array(numbers)
+        places = placement_of(recorded.cluster, was), placement_of(target.cluster, becomes)
+        before, after = paths(recorded.cluster, places[0]), paths(target.cluster, places[1])
+        if before == after:
+            continue
+        size = events.size_bytes[ops.event[parts[mine]]].astype(np.float64)
+        unknown = size <= 0
+        unsized += int(unknown.sum())
+        if len(was) == 1:
+            raise InputError("a group of one rank communicates nothing in the trace: how long it would take among more is not known")
+        size = np.where(unknown, bytes_in(collective, transfer_us[mine], recorded.cluster, places[0]), size)
+        modelled_us = collective_us(collective, size, recorded.cluster, places[0])
+        ratio = collective_us(collective, size, target.cluster, places[1]) / modelled_us
+        width = np.exp(
+            np.hypot(
+                np.log([interval_factor(one, before.domains) for one in size.tolist()]),
+                np.log([interval_factor(one, after.domains) for one in size.tolist()]),
+            )
+        )
+        waits_us = own_us[parts[mine]] - transfer_us[mine]
+        # Where other ranks were not recorded, what exceeds the model may be waiting for them as well.
+        surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], modelled_us), transfer_us[mine])
+        ends = [
+            own_us[parts[mine]] - moved + moved * ratio * by for by in (width, 1 / width) for moved in (transfer_us[mine], surely_us)
+        ]
+        found[0, parts[mine]] = waits_us + transfer_us[mine] * ratio
+        found[1, parts[mine]] = np.minimum(np.min(ends, axis=0), found[0, parts[mine]])
+        found[2, parts[mine]] = np.maximum(np.max(ends, axis=0), found[0, parts[mine]])
+    if alone.any():
+        assumed.append(
+            "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, the rest as "
+            "waiting, which stays"
+        )
+    if unsized:
+        assumed.append(f"the sizes of {unsized} collectives were not recorded: they are taken from their transfer times")
+    assumed.extend(groups.sentences())
+
+
+def _transfer_us(ops: RecordedOps, parts: Ints, own_us: Floats) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Of each part of a collective the time without waiting, and whether other ranks' parts are missing, [parts] each."""
+    alone = ops.collective[parts] < 0
+    shortest: dict[int, float] = {}
+    for part in parts[alone].tolist():
+        key = int(ops.key[part])
+        shortest[key] = min(shortest.get(key, math.inf), float(own_us[part]))
+    found = np.array([shortest.get(int(ops.key[part]), math.inf) for part in parts.tolist()])
+    return np.where(alone, found, own_us[parts]), alone
+
+
+class _Groups:
+    """Ranks of the groups that communicate, as recorded and on the target."""
+
+    def __init__(self, trace: Trace, recorded: Placed, target: Placed) -> None:
+        self._trace, self._recorded, self._target = trace, recorded, target
+        self._members: dict[int, tuple[int, ...]] = {}
+        events = trace.events
+        parts = np.flatnonzero((events.kind == EventKind.COLLECTIVE) & (events.collective >= 0))
+        for number in np.unique(events.collective[parts]).tolist():
+            ranks = events.rank[parts[events.collective[parts] == number]]
+            self._members[number] = tuple(np.unique(ranks).tolist())
+        self._assumed_all = self._assumed_block = self._kept = False
+        self.unknown_kinds = 0
+
+    def of(self, event: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ranks of the group of a collective's event, here and there."""
+        was = self._recorded_ranks(event)
+        if len(was) == self._recorded.ranks:
+            return was, tuple(range(self._target.ranks))
+        if max(was) >= self._target.ranks:
+            raise InputError(
+                f"a group of ranks {_shown(was)} does not fit on {self._target.ranks} ranks: only groups of all ranks grow and shrink"
+            )
+        self._kept = self._kept or self._target.ranks != self._recorded.ranks
+        return was, was
+
+    def sentences(self) -> Sequence[str]:
+        """What was taken for granted."""
+        found = []
+        if self._target.ranks != self._recorded.ranks:
+            found.append(f"groups of all {self._recorded.ranks} ranks become groups of all {self._target.ranks}")
+        if self._kept:
+            found.append("smaller groups stay as they are, with the ranks that they have")
+        if self._assumed_all:
+            found.append("collectives whose group was not recorded are among all ranks")
+        if self._assumed_block:
+            found.append("groups of which only the size was recorded are neighbouring ranks")
+        if self.unknown_kinds:
+            found.append(f"{self.unknown_kinds} collectives of an unknown type are taken for all-reduces")
+        return found
+
+    def _recorded_ranks(self, event: int) -> tuple[int, ...]:
+        events, everyone = self._trace.events, self._recorded.ranks
+        number = int(events.group[event])
+        if number >= 0:
+            group = self._trace.groups[number]
+            size = len(group.ranks) or group.size
+            if group.ranks and max(group.ranks) < everyone:
+                return group.ranks
+            if 0 < size <= everyone:
+                self._assumed_block = self._assumed_block or size < everyone
+                return tuple(range(size))
+        members = self._members.get(int(events.collective[event]), ()) if events.collective[event] >= 0 else ()
+        if members and self._trace.meta.ranks == everyone:
+            return members
+        self._assumed_all = True
+        return tuple(range(everyone))
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")

@@ -21,7 +21,9 @@ EFFICIENCY = 1.3
 LEAST_US = 2.0
 """Of a kernel, that no faster GPU shortens: the shortest kernels of public profiles of V100, A100 and H100 take 1 to 2 us (estimated)."""
 
-_HALF = re.compile(r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE)
+_HALF = re.compile(
+    r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE
+)
 _TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
 _HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
 

@@ -48,7 +48,9 @@ def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange)
     if change.machines is not None and not change.on_gpus:
         raise InputError(f"{change.machines.name} has no GPUs: a profile of kernels says nothing of processors")
     if not predictor.has_launches:
-        raise InputError(f"the trace ({trace.meta.format}) has no kernels with their launches: other clusters cannot be predicted from it")
+        raise InputError(
+            f"the trace ({trace.meta.format}) has no kernels with their launches: other clusters cannot be predicted from it"
+        )
     recorded, source = recorded_place(trace.meta, change.recorded_on)
     target = recorded.cluster if change.machines is None else change.machines
     ranks = change.ranks
@@ -89,7 +91,10 @@ def recorded_place(meta: TraceMeta, asked: Cluster | None = None) -> tuple[Place
     place = Placed(cluster=_with_ranks(machine, ranks), ranks=ranks)
     if asked is not None:
         return place, f"the job was recorded on {machine.name}, as given"
-    return place, f"the job was recorded on {machine.name}, going by its GPUs ({meta.devices[0]}); recorded_on=MACHINE names another"
+    return (
+        place,
+        f"the job was recorded on {machine.name}, going by its GPUs ({meta.devices[0]}); recorded_on=MACHINE names another",
+    )
 
 
 def _usual_machine(meta: TraceMeta) -> Cluster:

@@ -138,7 +138,9 @@ def _transfers(
         unknown = size <= 0
         unsized += int(unknown.sum())
         if len(was) == 1:
-            raise InputError("a group of one rank communicates nothing in the trace: how long it would take among more is not known")
+            raise InputError(
+                "a group of one rank communicates nothing in the trace: how long it would take among more is not known"
+            )
         size = np.where(unknown, bytes_in(collective, transfer_us[mine], recorded.cluster, places[0]), size)
         modelled_us = collective_us(collective, size, recorded.cluster, places[0])
         ratio = collective_us(collective, size, target.cluster, places[1]) / modelled_us
@@ -152,7 +154,9 @@ def _transfers(
         # Where other ranks were not recorded, what exceeds the model may be waiting for them as well.
         surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], modelled_us), transfer_us[mine])
         ends = [
-            own_us[parts[mine]] - moved + moved * ratio * by for by in (width, 1 / width) for moved in (transfer_us[mine], surely_us)
+            own_us[parts[mine]] - moved + moved * ratio * by
+            for by in (width, 1 / width)
+            for moved in (transfer_us[mine], surely_us)
         ]
         found[0, parts[mine]] = waits_us + transfer_us[mine] * ratio
         found[1, parts[mine]] = np.minimum(np.min(ends, axis=0), found[0, parts[mine]])

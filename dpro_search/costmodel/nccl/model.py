@@ -28,9 +28,7 @@ class Estimate:
     origin: str  # "model".
 
 
-def collective_us(
-    collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, placement: Placement
-) -> Floats:
+def collective_us(collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, placement: Placement) -> Floats:
     """What collectives of one group take, [...].
 
     Parameters

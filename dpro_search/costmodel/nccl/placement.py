@@ -137,9 +137,7 @@ def _hosts_joined(wide: Link, placement: Placement) -> int:
     return next(count for count in range(min(fit, placement.nodes), 0, -1) if placement.nodes % count == 0)
 
 
-def _inside(
-    host: Host, used: tuple[int, ...], wide: Link | None, placement: Placement
-) -> tuple[Literal["nvlink", "pcie"], float]:
+def _inside(host: Host, used: tuple[int, ...], wide: Link | None, placement: Placement) -> tuple[Literal["nvlink", "pcie"], float]:
     """Kind and rate of the links of rings within a domain."""
     if wide is not None:
         return ("nvlink" if wide.level == "nvlink" else "pcie"), wide.each_way_bps / 8e6

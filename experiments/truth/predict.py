@@ -1,0 +1,48 @@
+"""Predictors of rows: ours, and two formulas that anybody could use."""
+
+from __future__ import annotations
+
+from dpro_search.errors import InputError
+from dpro_search.graph.model import parameters_of
+from dpro_search.replay.replayer import replay
+from dpro_search.space.mesh import Workload, pipeline_orders, step_costs, step_graph
+from experiments.truth.jobs import workload_of
+from experiments.truth.rows import Row
+
+MODEL_FLOPS_UTILISATION = 0.4
+"""Of the formula "constant MFU" (assumed, as the formula's users do)."""
+
+
+def cold(row: Row) -> float:
+    """From public specifications and shipped tables only, in seconds."""
+    return step_seconds(workload_of(row))
+
+
+def step_seconds(workload: Workload) -> float:
+    """The makespan of a step."""
+    strategy = workload.strategy
+    strategy.check(workload.model, workload.sequence)
+    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
+    graph = step_graph(step_costs(workload), orders)
+    return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
+
+
+def constant_mfu(row: Row) -> float:
+    """6 N FLOPs a token at a constant share of the peak."""
+    workload = workload_of(row)
+    tokens = workload.strategy.global_batch * workload.sequence
+    peak = workload.cluster.groups[0].host.device.peak_flops_per_s(workload.precision)
+    if peak is None:
+        raise InputError("the device's peak is not known")
+    return 6 * parameters_of(workload.model) * tokens / (workload.strategy.devices * peak * MODEL_FLOPS_UTILISATION)
+
+
+def bubble(row: Row) -> float:
+    """6 N FLOPs a token at half the peak, and the pipeline's bubble."""
+    workload = workload_of(row)
+    strategy = workload.strategy
+    ideal = constant_mfu(row) * MODEL_FLOPS_UTILISATION / 0.5
+    return ideal * (1 + (strategy.pp - 1) / (strategy.micro_batches * strategy.virtual_stages))
+
+
+PREDICTORS = {"cold": cold, "constant-mfu": constant_mfu, "6nd-bubble": bubble}

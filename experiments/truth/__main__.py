@@ -28,16 +28,17 @@ def main() -> int:
         return 2
     scored, left_out, seconds = predicted(rows, PREDICTORS[options.predictor])
     found = table(scored, rows, [name for name in options.by.split(",") if name])
-    found["all"]["seconds_per_row"] = round(seconds, 4)
+    for values in (found["all"], *(values for by in options.by.split(",") if by for values in found[by].values())):
+        values["seconds_per_row"] = round(seconds, 4)
     reasons = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in left_out.most_common()]
     if options.json:
         print(json.dumps({**found, "unsupported": reasons}, indent=2))
         return 0
-    columns = ("rows", "supported", "mape_pct", "median_ape_pct", "p90_ape_pct", "bias_pct", "kendall_tau")
-    print(f"{'':36}" + "".join(f"{name:>16}" for name in columns))
+    columns = ("rows", "supported", "mape_pct", "median_ape_pct", "p90_ape_pct", "bias_pct", "kendall_tau", "memory_median_ape_pct")
+    print(f"{'':36}" + "".join(f"{name:>22}" for name in columns))
     groups = {"all": found["all"], **{name: values for by in options.by.split(",") if by for name, values in found[by].items()}}
     for name, values in groups.items():
-        print(f"{name[:35]:36}" + "".join(f"{values.get(column, '-')!s:>16}" for column in columns))
+        print(f"{name[:35]:36}" + "".join(f"{values.get(column, '-')!s:>22}" for column in columns))
     for reason in reasons[:20]:
         print(f"left out: {reason['rows']:5} of {reason['source']}: {reason['reason']}")
     return 0

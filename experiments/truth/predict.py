@@ -5,17 +5,20 @@ from __future__ import annotations
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
 from dpro_search.replay.replayer import replay
-from dpro_search.space.mesh import Workload, pipeline_orders, step_costs, step_graph
+from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
 from experiments.truth.jobs import workload_of
 from experiments.truth.rows import Row
+from experiments.truth.score import Predicted
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
 
 
-def cold(row: Row) -> float:
-    """From public specifications and shipped tables only, in seconds."""
-    return step_seconds(workload_of(row))
+def cold(row: Row) -> Predicted:
+    """From public specifications and shipped tables only."""
+    workload = workload_of(row)
+    seconds = step_seconds(workload)
+    return Predicted(seconds, peak_memory(workload).total_bytes, workload.cluster.groups[0].host.device.memory_bytes)
 
 
 def step_seconds(workload: Workload) -> float:
@@ -27,22 +30,22 @@ def step_seconds(workload: Workload) -> float:
     return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
 
 
-def constant_mfu(row: Row) -> float:
+def constant_mfu(row: Row) -> Predicted:
     """6 N FLOPs a token at a constant share of the peak."""
     workload = workload_of(row)
     tokens = workload.strategy.global_batch * workload.sequence
     peak = workload.cluster.groups[0].host.device.peak_flops_per_s(workload.precision)
     if peak is None:
         raise InputError("the device's peak is not known")
-    return 6 * parameters_of(workload.model) * tokens / (workload.strategy.devices * peak * MODEL_FLOPS_UTILISATION)
+    return Predicted(6 * parameters_of(workload.model) * tokens / (workload.strategy.devices * peak * MODEL_FLOPS_UTILISATION))
 
 
-def bubble(row: Row) -> float:
+def bubble(row: Row) -> Predicted:
     """6 N FLOPs a token at half the peak, and the pipeline's bubble."""
     workload = workload_of(row)
     strategy = workload.strategy
-    ideal = constant_mfu(row) * MODEL_FLOPS_UTILISATION / 0.5
-    return ideal * (1 + (strategy.pp - 1) / (strategy.micro_batches * strategy.virtual_stages))
+    ideal = constant_mfu(row).step_s * MODEL_FLOPS_UTILISATION / 0.5
+    return Predicted(ideal * (1 + (strategy.pp - 1) / (strategy.micro_batches * strategy.virtual_stages)))
 
 
 PREDICTORS = {"cold": cold, "constant-mfu": constant_mfu, "6nd-bubble": bubble}

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -14,8 +14,22 @@ from scipy.stats import kendalltau
 from dpro_search.errors import DproSearchError
 from experiments.truth.rows import Row
 
-Predict = Callable[[Row], float]
-"""Step time of a row in seconds; raises `DproSearchError` with a reason for one that it does not support."""
+
+class Predicted(NamedTuple):
+    """What is predicted of a row."""
+
+    step_s: float
+    memory_bytes: float | None = None  # On the rank that needs most; None: not predicted.
+    limit_bytes: float | None = None  # What its device has.
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job is predicted to run."""
+        return self.memory_bytes is None or self.limit_bytes is None or self.memory_bytes <= self.limit_bytes
+
+
+Predict = Callable[[Row], Predicted]
+"""Raises `DproSearchError` with a reason for a row that it does not support."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +37,14 @@ class Scored:
     """A row and its prediction."""
 
     row: Row
-    predicted_s: float
+    prediction: Predicted
 
     @property
     def error(self) -> float:
         """Relative, above 0 where the prediction is too slow."""
         measured = self.row.number("step_time_s")
         assert measured is not None, "only measured rows are scored"
-        return self.predicted_s / measured - 1
+        return self.prediction.step_s / measured - 1
 
 
 def predicted(rows: Iterable[Row], predict: Predict) -> tuple[list[Scored], Counter[tuple[str, str]], float]:
@@ -39,7 +53,7 @@ def predicted(rows: Iterable[Row], predict: Predict) -> tuple[list[Scored], Coun
     left_out: Counter[tuple[str, str]] = Counter()
     started, count = time.process_time(), 0
     for row in rows:
-        if row.measured:
+        if row.measured or row.ran_out_of_memory:
             count += 1
             try:
                 scored.append(Scored(row, predict(row)))
@@ -52,16 +66,36 @@ def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
     """The errors of some rows."""
     if not scored:
         return {"rows": rows, "supported": 0}
-    errors = np.array([found.error for found in scored])
+    ran = [found for found in scored if found.row.measured]
+    if not ran:
+        return {"rows": rows, "supported": 0, **_memory(scored)}
+    errors = np.array([found.error for found in ran])
     size = np.abs(errors) * 100
     return {
         "rows": rows,
-        "supported": len(scored),
+        "supported": len(ran),
         "mape_pct": round(float(size.mean()), 2),
         "median_ape_pct": round(float(np.median(size)), 2),
         "p90_ape_pct": round(float(np.quantile(size, 0.9)), 2),
         "bias_pct": round(float(np.median(errors)) * 100, 2),
-        "kendall_tau": _tau(scored),
+        "kendall_tau": _tau(ran),
+        **_memory(scored),
+    }
+
+
+def _memory(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Error of the memory of runs that ended, and how well runs that did not are told from them."""
+    pairs = [(found.row.number("memory_gb"), found.prediction.memory_bytes) for found in scored if found.row.measured]
+    known = [(measured, bytes_) for measured, bytes_ in pairs if measured and bytes_ is not None]
+    out = [found for found in scored if found.row.ran_out_of_memory]
+    said = [found for found in scored if not found.prediction.fits]
+    right = [found for found in said if found.row.ran_out_of_memory]
+    return {
+        "memory_median_ape_pct": round(float(np.median([abs(b / 2**30 / m - 1) for m, b in known])) * 100, 2) if known else None,
+        "oom": {
+            "precision": round(len(right) / len(said), 3) if said else None,
+            "recall": round(len(right) / len(out), 3) if out else None,
+        },
     }
 
 
@@ -75,7 +109,7 @@ def _tau(scored: Sequence[Scored]) -> float | None:
     for members in groups.values():
         measured = [found.row.number("step_time_s") for found in members]
         if len(members) >= 5:
-            taus.append(kendalltau(measured, [found.predicted_s for found in members]).statistic)
+            taus.append(kendalltau(measured, [found.prediction.step_s for found in members]).statistic)
     finite = [tau for tau in taus if np.isfinite(tau)]
     return round(float(np.mean(finite)), 3) if finite else None
 

@@ -12,6 +12,8 @@ from dpro_search.space.mesh.compile import compile_block as compile_block
 from dpro_search.space.mesh.costs import Workload as Workload
 from dpro_search.space.mesh.costs import step_costs as step_costs
 from dpro_search.space.mesh.layout import Layout as Layout
+from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
+from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
 from dpro_search.space.mesh.runtime import Runtime as Runtime
 from dpro_search.space.mesh.step_graph import step_graph as step_graph

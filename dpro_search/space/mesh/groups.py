@@ -21,7 +21,7 @@ _NAMES = {
 class Groups:
     """Groups of a strategy on the first devices of a cluster.
 
-    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", which are all that hold the same parameters (dp and cp); "ep", "etp"
+    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); "ep", "etp"
     and "expert replicas" of experts.
 
     Raises

@@ -46,14 +46,17 @@ PRECISIONS = (
     (r"tf32", "tf32"),
     (r"fp32", "fp32"),
 )
+EAGER_US = 800.0  # Of the host, to start a layer's forward pass in a framework without fused kernels or CUDA graphs (estimated).
 RUNTIMES = (  # name of a framework in a row -> how it runs a step
-    (r"nanotron", Runtime(name="nanotron", overlap_sends=False)),
-    (r"fsdp", Runtime(name="PyTorch FSDP", gradient_bytes=2.0)),
+    (r"nanotron", Runtime(name="nanotron", layer_host_us=EAGER_US, overlap_sends=False)),
+    (r"fsdp", Runtime(name="PyTorch FSDP", layer_host_us=EAGER_US, gradient_bytes=2.0)),
     (
         r"megatron-deepspeed",
-        Runtime(name="Megatron-DeepSpeed", overlap_gradients=False, flash_attention=False, overlap_sends=False),
+        Runtime(
+            name="Megatron-DeepSpeed", layer_host_us=EAGER_US, overlap_gradients=False, flash_attention=False, overlap_sends=False
+        ),
     ),
-    (r"hf transformers", Runtime(name="PyTorch, eager", flash_attention=False, fused=False)),
+    (r"hf transformers", Runtime(name="PyTorch, eager", layer_host_us=EAGER_US, flash_attention=False, fused=False)),
     (r"", Runtime()),
 )
 

@@ -188,12 +188,13 @@ class _Step:
             self._last[rank] = sent
 
     def _updates(self) -> None:
-        for rank, update_us in enumerate(self._costs.update_us):
-            last = self._last[rank]
+        costs = self._costs
+        for rank, last in enumerate(self._last):
             after = [*self._reduces[rank], *([] if last is None else [last])]
-            if not (self._costs.overlap or self._costs.every_pass):
-                layers = [layer for stage in self._stages(rank) for layer in self._costs.stages[stage]]
+            if not (costs.overlap or costs.every_pass):
+                layers = [layer for stage in self._stages(rank) for layer in costs.stages[stage]]
                 alone_us = sum(layer.reduce_us + layer.gather_us for layer in layers)
                 name = "reduce gradients, gather parameters"
                 after = [self._builder.add_op(self._exchange[rank], alone_us, name=name, kind=OpKind.COMM, after=after)]
-            self._builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after)
+            if costs.update_us:
+                self._builder.add_op(self._compute[rank], costs.update_us[rank], name="update", kind=OpKind.UPDATE, after=after)

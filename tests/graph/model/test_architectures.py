@@ -100,8 +100,20 @@ def test_forward_flops_of_a_layer_are_those_of_the_formula():
     [
         ({"model_type": "lama"}, "model_type 'lama' is not known"),
         ({"model_type": "gpt2", "n_embd": 100, "n_head": 12}, "does not divide by 12 heads"),
-        ({"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": "4096"}, "must be a whole number, not '4096'"),
-        ({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 5}, "multiple of kv_heads"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": "4096"},
+            "must be a whole number, not '4096'",
+        ),
+        (
+            {
+                "model_type": "llama",
+                "num_hidden_layers": 2,
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 5,
+            },
+            "multiple of kv_heads",
+        ),
         ({"model_type": "mixtral", "hidden_size": 4096}, "mine.json: num_local_experts is missing"),
     ],
 )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError
-from experiments.truth.predict import PREDICTORS
+from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import read
 from experiments.truth.score import predicted, table
 
@@ -19,6 +19,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", choices=PREDICTORS, default="cold")
+    parser.add_argument(
+        "--one-factor", type=int, metavar="SEED", help="fit a factor for each GPU and framework to a fifth of the rows"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -27,6 +30,9 @@ def main() -> int:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return 2
     scored, left_out, seconds = predicted(rows, PREDICTORS[options.predictor])
+    if options.one_factor is not None:
+        scored = one_factor(scored, options.one_factor)
+        rows = [found.row for found in scored]
     found = table(scored, rows, [name for name in options.by.split(",") if name])
     for values in (found["all"], *(values for by in options.by.split(",") if by for values in found[by].values())):
         values["seconds_per_row"] = round(seconds, 4)

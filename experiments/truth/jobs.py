@@ -47,6 +47,9 @@ PRECISIONS = (
     (r"fp32", "fp32"),
 )
 EAGER_US = 800.0  # Of the host, to start a layer's forward pass in a framework without fused kernels or CUDA graphs (estimated).
+BERT_FILLED = (
+    0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
+)
 RUNTIMES = (  # name of a framework in a row -> how it runs a step
     (r"nanotron", Runtime(name="nanotron", layer_host_us=EAGER_US, overlap_sends=False)),
     (r"fsdp", Runtime(name="PyTorch FSDP", layer_host_us=EAGER_US, gradient_bytes=2.0)),
@@ -68,8 +71,16 @@ def workload_of(row: Row) -> Workload:
     if not sequence:
         raise InputError("the sequence's length is not given")
     _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
+    if "bert" in row.text("model") and row.text("source").startswith("mlperf"):
+        sequence = round(sequence * BERT_FILLED)
     return Workload(
-        model=model, sequence=sequence, strategy=strategy, cluster=_cluster(row), precision=_precision(row), runtime=runtime
+        model=model,
+        sequence=sequence,
+        strategy=strategy,
+        cluster=_cluster(row),
+        precision=_precision(row),
+        runtime=runtime,
+        frozen="lora" in row.text("model"),
     )
 
 

@@ -99,12 +99,16 @@ def _memory(scored: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
+def group_of(row: Row) -> tuple[str, ...]:
+    """What rows have in common that differ in the strategy only."""
+    return tuple(row.text(name) for name in ("source", "model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"))
+
+
 def _tau(scored: Sequence[Scored]) -> float | None:
     """Mean agreement of order within groups that differ in the strategy only; 1 is the same order."""
     groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
     for found in scored:
-        names = ("source", "model", "gpu", "n_gpus", "global_batch", "seq_len", "precision")
-        groups[tuple(found.row.text(name) for name in names)].append(found)
+        groups[group_of(found.row)].append(found)
     taus = []
     for members in groups.values():
         measured = [found.row.number("step_time_s") for found in members]

@@ -55,11 +55,11 @@ class OpCosts:
             return self._moved(3 * elements(op.reads, sizes) * self.bytes_per_element)
         return self._moved((elements(op.reads or op.output, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
 
-    def backward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradients of an op's inputs and of its weights."""
+    def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
+        """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
         if op.type is OpType.MATMUL:
             inputs = self._matmul(op, sizes, op.rows, op.columns, op.reduction)
-            return inputs + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+            return inputs if frozen else inputs + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, BACKWARD_ATTENTION, BACKWARD_ATTENTION_SHARE)
         if op.type is OpType.LOSS:

@@ -28,6 +28,7 @@ class Workload:
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
+    frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
 
     @property
     def element_bytes(self) -> float:
@@ -97,20 +98,25 @@ class Pricer:
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
             return step.repeats * self.groups.us(step.type, step.elements * self._workload.element_bytes, step.axis)
-        us = self._ops.backward_us if backward else self._ops.forward_us
-        return us(step.op, step.sizes)
+        if backward:
+            return self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
+        return self._ops.forward_us(step.op, step.sizes)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
         strategy, runtime = self._workload.strategy, self._workload.runtime
         gather_us = reduce_us = 0.0
+        if self._workload.frozen and strategy.zero_stage < 3:
+            return 0.0, 0.0
         for expert in (False, True):
             elements = sum(weight.elements for weight in program.weights if weight.expert == expert)
             axis = "expert replicas" if expert else "replicas"
             gradients = elements * runtime.gradient_bytes
             if not elements:
                 continue
-            if strategy.zero_stage:
+            if self._workload.frozen:
+                gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
+            elif strategy.zero_stage:
                 gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
                 reduce_us += self.groups.us(CollectiveKind.REDUCE_SCATTER, gradients, axis)
             else:
@@ -120,6 +126,8 @@ class Pricer:
     def update_us(self, blocks: tuple[Block, ...]) -> float:
         """The optimizer's work for some blocks on one rank."""
         strategy = self._workload.strategy
+        if self._workload.frozen:
+            return 0.0
         held = 0.0
         for block in blocks:
             for weight in self.program(block).weights:

@@ -84,9 +84,11 @@ def _of_rank(workload: Workload, pricer: Pricer, blocks: tuple[Block, ...], acti
         for weight in pricer.program(block).weights:
             ways = strategy.expert_dp if weight.expert else strategy.dp * strategy.cp
             weights += weight.elements * element / (ways if strategy.zero_stage == 3 else 1)
+            mine += weight.elements
+            if workload.frozen:
+                continue
             gradients += weight.elements * runtime.gradient_bytes / (ways if strategy.zero_stage >= 2 else 1)
             optimizer += weight.elements * runtime.optimizer_bytes / (ways if strategy.zero_stage >= 1 else 1)
-            mine += weight.elements
         largest = max(largest, mine)
     if any(block.name.startswith("layer") for block in blocks) and strategy.recompute is Recompute.FULL:
         whole = [_recomputed_bytes(workload, pricer, block) for block in blocks if block.name.startswith("layer")]

@@ -17,7 +17,7 @@ class Runtime:
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
     # Least time of the host for a layer's forward pass; twice that for its backward pass. A bare layer of PyTorch takes 220 us to
-    # dispatch (measured, torch 2.13, tensors of a few elements), 60 kernels or so take 5 us each to launch, and frameworks wrap both.
+    # dispatch (measured, torch 2.13, tensors of a few elements), its kernels 5 us each to launch, and frameworks wrap both.
     layer_host_us: float = 400.0
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
     context_bytes: float = 1.2e9  # Of memory that the driver, NCCL and the allocator take.

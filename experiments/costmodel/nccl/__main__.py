@@ -115,13 +115,17 @@ def _median(values: Sequence[float]) -> str:
 
 def toml(values: dict[str, Any]) -> str:
     """A table of numbers, lists, tables and one list of tables as TOML."""
-    plain = [f"{name} = {_value(value)}" for name, value in values.items() if not isinstance(value, dict) and name != "architectures"]
+    plain = [
+        f"{name} = {_value(value)}" for name, value in values.items() if not isinstance(value, dict) and name != "architectures"
+    ]
     parts = [
         f"[{name}]\n" + "\n".join(f"{key} = {_value(one)}" for key, one in value.items())
         for name, value in values.items()
         if isinstance(value, dict)
     ]
-    kinds = ["[[architectures]]\n" + "\n".join(f"{key} = {_value(one)}" for key, one in kind.items()) for kind in values["architectures"]]
+    kinds = [
+        "[[architectures]]\n" + "\n".join(f"{key} = {_value(one)}" for key, one in kind.items()) for kind in values["architectures"]
+    ]
     return "\n\n".join(["\n".join(plain), *parts, *kinds]) + "\n"
 
 

@@ -88,9 +88,7 @@ def cluster_of(system: str, nodes: int) -> Cluster:
     if name == "rtx-pro-6000":  # no bundled machine: eight GPUs on PCIe 5.0 x16, as the package's own table of systems has them
         cluster = parse_cluster("l40s-pcie-8")
         group = cluster.groups[0]
-        links = tuple(
-            msgspec.structs.replace(link, rate_bps=504e9 if link.level == "pcie" else 320e9) for link in group.host.links
-        )
+        links = tuple(msgspec.structs.replace(link, rate_bps=504e9 if link.level == "pcie" else 320e9) for link in group.host.links)
         host = msgspec.structs.replace(group.host, links=links)
         return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, host=host),))
     cluster = parse_cluster(name)

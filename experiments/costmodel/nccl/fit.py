@@ -141,7 +141,9 @@ def fitted(calls: Calls, start: dict[str, float] = START, fixed: Sequence[str] =
         def residuals(at: Any, sharpness: float = sharpness) -> Any:
             values = {**start, **dict(zip(names, np.exp(at).tolist(), strict=True))}
             scaled = calls.log_errors(constants(values), sharpness) / LOSS_SCALE
-            robust = np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # soft L1 by row, so that the prior stays quadratic
+            robust = np.sign(scaled) * np.sqrt(
+                2 * (np.sqrt(1 + scaled**2) - 1)
+            )  # soft L1 by row, so that the prior stays quadratic
             return np.concatenate((root * robust, PRIOR * (at - first)))
 
         at = least_squares(residuals, at, method="trf", diff_step=1e-3, max_nfev=30, bounds=(low, high)).x

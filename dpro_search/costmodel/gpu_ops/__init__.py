@@ -1,0 +1,5 @@
+"""What an op takes on a GPU that nobody measured it on: a roofline with the shares of peak that such ops reach."""
+
+from dpro_search.costmodel.gpu_ops.achieved import Achieved as Achieved
+from dpro_search.costmodel.gpu_ops.achieved import achieved_by as achieved_by
+from dpro_search.costmodel.gpu_ops.roofline import OpCosts as OpCosts

@@ -1,0 +1,59 @@
+"""`Achieved`: the shares of a device's peaks that ops reach, from ``achieved.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from dpro_search.cluster import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Achieved:
+    """Shares of peaks, and how far predictions with them are off."""
+
+    matmul: float  # Of the peak at a precision, by matmuls that fill the device.
+    attention: float  # The same by fused attention, forward.
+    memory: float  # Of the memory's rate.
+    floor_us: float  # Least time of a kernel.
+    error: float  # Mean absolute relative error of matmuls on devices that were not used to fit.
+    tiles: tuple[
+        tuple[int, int, float], ...
+    ]  # Rows and columns that one multiprocessor computes at a time, and their relative speed.
+    reduction: float  # A tile costs as much as one with so much more to reduce.
+    blend: float  # Exponent that joins compute and memory time.
+    origin: str  # Which devices the values were fitted to.
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    return tomllib.loads((files("dpro_search.costmodel.gpu_ops") / "achieved.toml").read_text())
+
+
+@lru_cache(maxsize=64)
+def achieved_by(device: Device) -> Achieved:
+    """The shares of a device's architecture; of one that was not measured, those between all that were."""
+    table = _table()
+    word = re.compile(
+        r"\b(" + "|".join(name for part in table.values() if isinstance(part, dict) for name in part.get("devices", ())) + r")\b"
+    )
+    found = word.search(device.name.upper().replace("-", " "))
+    family = next(
+        (name for name, part in table.items() if isinstance(part, dict) and found and found.group(1) in part.get("devices", ())),
+        "any",
+    )
+    values = {**table["any"], **table[family]}
+    values.pop("devices", None)
+    return Achieved(
+        **values,
+        tiles=tuple((int(rows), int(columns), share) for rows, columns, share in table["tiles"]),
+        reduction=table["reduction"],
+        blend=table["blend"],
+        origin=f"fitted to {family} GPUs"
+        if family != "any"
+        else "no GPU of this architecture was measured: between those that were",
+    )

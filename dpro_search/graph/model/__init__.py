@@ -1,0 +1,21 @@
+"""A model as its architecture describes it: ops with named dims, before anybody decides how they are split over devices.
+
+`Architecture` holds the numbers that a published configuration gives; `blocks_of` makes its blocks, each a list of `Op`.
+"""
+
+from dpro_search.graph.model.architecture import Architecture as Architecture
+from dpro_search.graph.model.architecture import Attention as Attention
+from dpro_search.graph.model.architecture import Experts as Experts
+from dpro_search.graph.model.architecture import FeedForward as FeedForward
+from dpro_search.graph.model.architecture import Layer as Layer
+from dpro_search.graph.model.architecture import Positions as Positions
+from dpro_search.graph.model.block import Block as Block
+from dpro_search.graph.model.block import blocks_of as blocks_of
+from dpro_search.graph.model.block import parameters_of as parameters_of
+from dpro_search.graph.model.huggingface import from_config as from_config
+from dpro_search.graph.model.op import Op as Op
+from dpro_search.graph.model.op import OpType as OpType
+from dpro_search.graph.model.op import Shape as Shape
+from dpro_search.graph.model.op import elements as elements
+from dpro_search.graph.model.published import names as names
+from dpro_search.graph.model.published import published as published

@@ -1,0 +1,87 @@
+"""`Op`: one operation of a model with named dims, so that a strategy can say which of them are split over which devices.
+
+A tensor's shape is a sum of products of dims: ``(("batch", "sequence", "hidden"),)`` is a matrix of activations, the columns of a
+fused query-key-value projection are ``(("heads", "head_dim"), ("kv_heads", "head_dim"), ("kv_heads", "head_dim"))``. What an op
+costs follows from the local sizes of its dims alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+Shape = tuple[tuple[str, ...], ...]
+"""A sum of products of dims; the empty shape has no elements."""
+
+
+class OpType(StrEnum):
+    """How an op computes, which decides what it costs."""
+
+    MATMUL = "matmul"  # on matrix units: rows x reduction x columns, a weight or (batched) two activations
+    ATTENTION = "attention"  # fused: scores are never stored
+    CONVOLUTION = "convolution"
+    POINTWISE = "pointwise"  # bound by memory: norms, activations, residuals, dropout, rotations
+    GATHER = "gather"  # rows of a table
+    DISPATCH = "dispatch"  # sends tokens to the experts that they visit
+    COMBINE = "combine"  # adds what returns from the experts
+    LOSS = "loss"  # softmax and cross-entropy over the vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """An operation of one micro-batch.
+
+    The backward pass of a matmul is two: for the gradients of the input and of the weight. That of a fused attention has 2.5 times
+    the FLOPs: five products instead of two (Dao 2023, section 3.2). All others read and write about what they do forward.
+    """
+
+    name: str
+    type: OpType
+    inputs: tuple[str, ...] = ()  # Tensors that it reads, by the name of the op that makes them ("" is the block's input).
+    output: Shape  # What it writes; also what the next op reads.
+    reads: Shape = ()  # What it reads beside weights.
+    rows: Shape = ()  # Of a matmul: the product of rows, reduction and columns is its multiply-adds; the output has rows x columns.
+    reduction: Shape = ()
+    columns: Shape = ()
+    weight: Shape = ()  # Its parameters.
+    # Tensors that the backward pass needs, by the name of the op that makes them ("" is the block's input). Each is kept once.
+    saves: tuple[str, ...] = ()
+    saves_bytes: Shape = ()  # What else it needs, one byte an element: masks of dropout.
+    flops: Shape = ()  # Of an op that is no matmul, a forward pass.
+    flops_factor: float = 1.0  # Per element of `flops`.
+    # Dims whose split leaves partial sums in the output, beside the reduction of a matmul.
+    summed: tuple[str, ...] = ()
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """All dims of the op."""
+        shapes = (self.output, self.reads, self.rows, self.reduction, self.columns, self.weight, self.flops)
+        return frozenset(dim for shape in shapes for term in shape for dim in term)
+
+    @property
+    def partial_dims(self) -> frozenset[str]:
+        """Dims whose split leaves partial sums in the output."""
+        return frozenset(self.summed) | dims_of(self.reduction)
+
+    @property
+    def partial_gradient_dims(self) -> frozenset[str]:
+        """Dims whose split leaves partial sums in the gradients of the inputs: the columns of a matmul."""
+        return dims_of(self.columns) - dims_of(self.rows)
+
+    def forward_flops(self, sizes: Mapping[str, float]) -> float:
+        """Of the forward pass; a multiply-add counts twice."""
+        if self.rows:
+            return 2.0 * elements(self.rows, sizes) * elements(self.reduction, sizes) * elements(self.columns, sizes)
+        return self.flops_factor * elements(self.flops, sizes)
+
+
+def elements(shape: Shape, sizes: Mapping[str, float]) -> float:
+    """Of a tensor whose dims have the given sizes."""
+    return sum(math.prod(sizes[dim] for dim in term) for term in shape)
+
+
+def dims_of(shape: Shape) -> frozenset[str]:
+    """The dims of a shape."""
+    return frozenset(dim for term in shape for dim in term)

@@ -1,0 +1,197 @@
+"""`compile_block`: what a rank computes and exchanges in the forward and backward pass of a block, under a layout.
+
+An op needs its inputs in the layout of its own dims. Where a tensor has another layout, or is a sum of parts, `conversions` names
+the collectives. The gradient of an input is a sum of parts over the axes that split dims which the input does not have (the columns
+of a matmul), and goes back to the layout that the tensor was made in: so the backward pass of an all-gather is a reduce-scatter,
+that of a free slice an all-gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dpro_search.collect.trace import CollectiveKind
+from dpro_search.graph.model import Block, Op, OpType, Shape, elements
+from dpro_search.graph.model.op import dims_of
+from dpro_search.space.mesh.layout import Layout, Splits, axes_of, conversions, restricted
+
+CONTEXT = "cp"  # the axis that splits sequences in attention, too
+EXPERTS, EXPERT_WIDTH = "ep", "etp"
+
+
+class LocalOp(NamedTuple):
+    """An op as one rank carries it out."""
+
+    op: Op
+    sizes: Mapping[str, float]  # Of its dims on the rank.
+
+
+class Collective(NamedTuple):
+    """What the ranks along an axis exchange."""
+
+    type: CollectiveKind
+    axis: str
+    elements: float  # Of the whole tensor of all ranks (all-gather, reduce-scatter), or of each rank's (all others).
+    tensor: str  # Name of the op that made it.
+    gradient: bool  # Whether it is the tensor's gradient.
+    repeats: int = 1  # Times that the backward pass of an attention over a split context sends what the forward pass sends once.
+
+
+class Weight(NamedTuple):
+    """Parameters of an op on one rank."""
+
+    op: str
+    elements: float
+    shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
+    expert: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockProgram:
+    """One rank's work in a block, once forward and once backward."""
+
+    forward: tuple[LocalOp | Collective, ...]
+    backward: tuple[LocalOp | Collective, ...]  # Each op once, though a matmul computes two gradients.
+    weights: tuple[Weight, ...]
+    saved: Mapping[
+        str, float
+    ]  # Elements that the backward pass needs, by the name of the op that made them; "" is the block's input.
+    saved_bytes: float  # What it needs beside them.
+    input_elements: float  # Of the block's input on one rank.
+
+
+def compile_block(block: Block, layout: Layout, batch: int, sequence: int) -> BlockProgram:
+    """The program of each rank; all ranks of a block do the same."""
+    return _Compiler(block, layout, batch, sequence).program()
+
+
+class _Compiler:
+    def __init__(self, block: Block, layout: Layout, batch: int, sequence: int) -> None:
+        self._block, self._layout = block, layout
+        self._sizes = block.sizes_at(batch, sequence)
+        self._ops = {op.name: op for op in block.ops}
+        self._splits = {op.name: layout.of(op) for op in block.ops}
+        stream = ((layout.stream_axis, "sequence"),) if layout.stream_axis and layout.axes[layout.stream_axis] > 1 else ()
+        context = tuple((axis, "sequence") for axis in layout.splits.get("sequence", ()) if layout.axes[axis] > 1)
+        self._input: Splits = tuple(sorted((*stream, *context)))
+
+    def program(self) -> BlockProgram:
+        return BlockProgram(
+            forward=tuple(self._forward()),
+            backward=tuple(self._backward()),
+            weights=tuple(self._weights()),
+            saved={name: self._elements(name) for op in self._block.ops for name in op.saves},
+            saved_bytes=sum(elements(op.saves_bytes, self._local(op)) for op in self._block.ops),
+            input_elements=self._elements(""),
+        )
+
+    def _forward(self) -> Iterator[LocalOp | Collective]:
+        whole: set[tuple[str, Splits]] = set()  # tensors that were brought into a layout already
+        for op in self._block.ops:
+            if op.type is OpType.COMBINE:
+                yield from self._sent(op.inputs[0], gradient=False, back=True)
+            else:
+                for name in op.inputs:
+                    need = restricted(self._splits[op.name], self._shape(name))
+                    if (name, need) not in whole:
+                        whole.add((name, need))
+                        yield from self._converted(name, self._made(name), self._partial(name), need, gradient=False)
+            if op.type is OpType.ATTENTION:
+                yield from self._context(op, times=1)
+            yield LocalOp(op, self._local(op))
+            if op.type is OpType.DISPATCH:
+                yield from self._sent(op.name, gradient=False, back=False)
+        last = self._block.ops[-1]
+        need = self._input if last.type is not OpType.LOSS else self._made(last.name)
+        yield from self._converted(last.name, self._made(last.name), self._partial(last.name), need, gradient=False)
+
+    def _backward(self) -> Iterator[LocalOp | Collective]:
+        for op in reversed(self._block.ops):
+            if op.type is OpType.DISPATCH:
+                yield from self._sent(op.name, gradient=True, back=True)
+            if op is self._block.ops[-1] and op.type is not OpType.LOSS:
+                yield from self._converted(op.name, self._input, frozenset(), self._made(op.name), gradient=True)
+            yield from self._gathered_again(op)
+            if op.type is OpType.ATTENTION:
+                yield from self._context(op, times=2)
+            yield LocalOp(op, self._local(op))
+            if op.type is OpType.COMBINE:
+                yield from self._sent(op.inputs[0], gradient=True, back=False)
+                continue
+            if op.type is OpType.DISPATCH:
+                continue
+            partial = axes_of(self._splits[op.name], op.partial_gradient_dims)
+            for name in op.inputs:
+                have = restricted(self._splits[op.name], self._shape(name))
+                yield from self._converted(name, have, partial, self._made(name), gradient=True)
+
+    def _gathered_again(self, op: Op) -> Iterator[Collective]:
+        """A saved input that every rank keeps a part of, and that the gradient of the weight needs whole."""
+        if op.type is OpType.MATMUL:
+            for name in op.saves:
+                if name in op.inputs:
+                    need = restricted(self._splits[op.name], self._shape(name))
+                    found = self._converted(name, self._made(name), frozenset(), need, gradient=False)
+                    yield from (collective for collective in found if collective.type is CollectiveKind.ALL_GATHER)
+
+    def _converted(self, name: str, have: Splits, partial: frozenset[str], need: Splits, *, gradient: bool) -> Iterator[Collective]:
+        """Collectives that bring a tensor from one layout to another."""
+        for kind, axis in conversions(have, partial, need):
+            if axis in (EXPERTS, EXPERT_WIDTH):
+                continue  # tokens travel as `_sent` says
+            size = elements(self._shape(name), self._layout.local(self._sizes, tuple(pair for pair in have if pair[0] != axis)))
+            if kind is CollectiveKind.ALL_TO_ALL:
+                size /= self._layout.axes[axis]
+            yield Collective(kind, axis, size, name, gradient)
+
+    def _sent(self, name: str, *, gradient: bool, back: bool) -> Iterator[Collective]:
+        """Tokens on their way to the experts, or back: exchanged over the experts' axis, gathered over that of their widths."""
+        size = elements(self._shape(name), self._local(self._ops["dispatch"]))
+        width = self._layout.axes.get(EXPERT_WIDTH, 1)
+        exchange = [Collective(CollectiveKind.ALL_TO_ALL, EXPERTS, size / width, name, gradient)]
+        joined = [
+            Collective(CollectiveKind.REDUCE_SCATTER if back else CollectiveKind.ALL_GATHER, EXPERT_WIDTH, size, name, gradient)
+        ]
+        for collective in (*joined, *exchange) if back else (*exchange, *joined):
+            if self._layout.axes.get(collective.axis, 1) > 1:
+                yield collective
+
+    def _context(self, op: Op, *, times: int) -> Iterator[Collective]:
+        """Keys and values of the whole sequence for the queries of a part."""
+        if self._layout.axes.get(CONTEXT, 1) == 1:
+            return
+        keys_values = tuple(term for term in op.reads if "kv_heads" in term) or op.reads[1:]
+        rest = tuple(pair for pair in self._splits[op.name] if pair[0] != CONTEXT)
+        size = elements(keys_values, self._layout.local(self._sizes, rest))
+        yield Collective(CollectiveKind.ALL_GATHER, CONTEXT, size, op.inputs[0], times > 1, times)
+
+    def _weights(self) -> Iterator[Weight]:
+        for op in self._block.ops:
+            if op.weight:
+                splits = self._splits[op.name]
+                shared = axes_of(splits, op.dims - dims_of(op.weight) - {"experts", "capacity"}) - {EXPERTS, EXPERT_WIDTH}
+                local = elements(op.weight, self._layout.local(self._sizes, restricted(splits, op.weight)))
+                yield Weight(op.name, local, shared, "experts" in dims_of(op.weight) and "capacity" in op.dims)
+
+    def _shape(self, name: str) -> Shape:
+        return self._ops[name].output if name else (("batch", "sequence", "hidden"),)
+
+    def _made(self, name: str) -> Splits:
+        """The layout in which a tensor is made."""
+        return restricted(self._splits[name], self._ops[name].output) if name else self._input
+
+    def _partial(self, name: str) -> frozenset[str]:
+        """The axes over which a tensor is made as a sum of parts."""
+        return axes_of(self._splits[name], self._ops[name].partial_dims) if name else frozenset()
+
+    def _local(self, op: Op) -> dict[str, float]:
+        return self._layout.local(self._sizes, self._splits[op.name])
+
+    def _elements(self, name: str) -> float:
+        """Of a tensor on one rank, in the layout in which it is kept: that in which it was made, or split further to be summed."""
+        splits = self._made(name)
+        if self._partial(name):
+            splits = tuple(sorted({*splits, *(pair for pair in self._input if pair[0] in self._partial(name))}))
+        return elements(self._shape(name), self._layout.local(self._sizes, splits))

@@ -1,0 +1,200 @@
+"""`step_graph`: one training step of a pipeline as a `ReplayGraph`, one rank for each pipeline stage.
+
+Ranks of the same stage do the same, so one stands for all of them. A rank has a compute device, a device for the collectives of
+parameters and gradients (data parallel and ZeRO), and one for each direction in which it sends activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.mesh.pipeline import Pass
+from dpro_search.space.replay_graph import ReplayGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCosts:
+    """What a layer takes on a rank, for one micro-batch; tensor, context and expert parallel collectives are within the passes."""
+
+    forward_us: float
+    backward_us: float  # With what is computed again.
+    gather_us: float = 0.0  # All-gather of its parameters.
+    reduce_us: float = 0.0  # All-reduce or reduce-scatter of its gradients.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """What the parts of a step take.
+
+    A stage's collectives of parameters overlap with its first forward pass, or with every pass where parameters are freed between
+    passes; those of gradients overlap with its last backward pass, or with every one where each micro-batch reduces them.
+    """
+
+    stages: tuple[tuple[LayerCosts, ...], ...]  # Layers of each stage; stage s is on rank s mod the number of ranks.
+    send_us: float = 0.0  # Activations, or their gradients, of a micro-batch from one stage to the next.
+    update_us: tuple[float, ...] = ()  # The optimizer's work on each rank; empty: none.
+    # Whether layers gather their parameters for every pass and reduce their gradients after every one (ZeRO-3).
+    every_pass: bool = False
+    regather: bool = True  # Of `every_pass`: gather again for the backward pass.
+    prefetch: int = 1  # Layers whose parameters are gathered ahead.
+    overlap: bool = True  # False: parameters are gathered before the first pass, gradients reduced after the last one.
+    overlap_send: bool = True  # False: a rank computes nothing while it sends.
+
+
+def step_graph(costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> ReplayGraph:
+    """The graph of one step; passes of each rank in the given order (`pipeline_orders`)."""
+    return _Step(costs, orders).graph()
+
+
+class _Step:
+    def __init__(self, costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> None:
+        self._costs, self._orders, self._builder = costs, orders, GraphBuilder()
+        ranks = range(len(orders))
+        self._compute = [self._builder.add_device(rank, name=f"stage {rank}") for rank in ranks]
+        self._exchange = [self._builder.add_device(rank, name=f"collectives {rank}") for rank in ranks]
+        self._forward_link = [self._builder.add_device(rank, name=f"sends {rank}") for rank in ranks]
+        self._backward_link = [self._builder.add_device(rank, name=f"sends back {rank}") for rank in ranks]
+        self._ends: dict[Pass, int] = {}  # last op of each pass that was added
+        self._arrivals: dict[Pass, int] = {}  # the op that brings a pass its input
+        self._last: list[int | None] = [None for _ in ranks]  # last op on a rank's compute device
+        self._gathered: list[list[int]] = [[] for _ in ranks]  # computes of a rank's layers, for prefetching
+        self._reduces: list[list[int]] = [[] for _ in ranks]
+
+    def graph(self) -> ReplayGraph:
+        """Adds passes in any order that their inputs allow; each rank keeps its own."""
+        places = [0] * len(self._orders)
+        first = [{stage: self._first(order, "F", stage) for stage in self._stages(rank)} for rank, order in enumerate(self._orders)]
+        last = [{stage: self._last_pass(order, stage) for stage in self._stages(rank)} for rank, order in enumerate(self._orders)]
+        left = sum(map(len, self._orders))
+        while left:
+            before = left
+            for rank, order in enumerate(self._orders):
+                while places[rank] < len(order) and self._ready(order[places[rank]]):
+                    done = order[places[rank]]
+                    self._add(rank, done, first=done == first[rank][done.stage], last=done == last[rank][done.stage])
+                    places[rank] += 1
+                    left -= 1
+            assert left < before, "the orders of the ranks wait for each other"
+        self._updates()
+        return self._builder.build()
+
+    def _stages(self, rank: int) -> range:
+        return range(rank, len(self._costs.stages), len(self._orders))
+
+    @staticmethod
+    def _first(order: Sequence[Pass], direction: str, stage: int) -> Pass:
+        return next(found for found in order if found.direction == direction and found.stage == stage)
+
+    @staticmethod
+    def _last_pass(order: Sequence[Pass], stage: int) -> Pass:
+        return next(found for found in reversed(order) if found.direction == "B" and found.stage == stage)
+
+    def _needs(self, done: Pass) -> Pass | None:
+        """The pass of another stage whose result a pass needs."""
+        if done.direction == "F":
+            return None if done.stage == 0 else Pass("F", done.stage - 1, done.micro_batch)
+        last = len(self._costs.stages) - 1
+        return Pass("F", last, done.micro_batch) if done.stage == last else Pass("B", done.stage + 1, done.micro_batch)
+
+    def _ready(self, done: Pass) -> bool:
+        needed = self._needs(done)
+        return needed is None or needed in self._ends
+
+    def _add(self, rank: int, done: Pass, *, first: bool, last: bool) -> None:
+        after = [] if self._last[rank] is None else [self._last[rank]]
+        needed = self._needs(done)
+        if needed is not None:
+            arrival = self._arrivals.get(needed, self._ends[needed])
+            after.append(arrival)
+        layers = self._costs.stages[done.stage]
+        overlap = self._costs.overlap or self._costs.every_pass
+        gathers = (
+            overlap
+            and any(layer.gather_us for layer in layers)
+            and (
+                (first and not self._costs.every_pass)
+                or (self._costs.every_pass and (done.direction == "F" or self._costs.regather))
+            )
+        )
+        reduces = (
+            overlap and done.direction == "B" and any(layer.reduce_us for layer in layers) and (last or self._costs.every_pass)
+        )
+        inputs = [op for op in after if op is not None]
+        end = self._layers(rank, done, inputs) if gathers or reduces else self._whole(rank, done, inputs)
+        self._ends[done] = self._last[rank] = end
+        self._send(rank, done, end)
+
+    def _whole(self, rank: int, done: Pass, after: list[int]) -> int:
+        layers = self._costs.stages[done.stage]
+        forward = done.direction == "F"
+        total_us = sum(layer.forward_us if forward else layer.backward_us for layer in layers)
+        return self._builder.add_op(
+            self._compute[rank],
+            total_us,
+            name=f"{done.direction}{done.micro_batch} of stage {done.stage}",
+            kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
+            after=after,
+        )
+
+    def _layers(self, rank: int, done: Pass, after: list[int]) -> int:
+        """A pass layer by layer, with the collectives of each layer's parameters and gradients beside it."""
+        costs, builder = self._costs, self._builder
+        forward = done.direction == "F"
+        gathers = (forward or (costs.every_pass and costs.regather)) and (costs.every_pass or done.micro_batch == 0)
+        layers = list(enumerate(costs.stages[done.stage]))
+        for number, layer in layers if forward else reversed(layers):
+            label = f"{done.direction}{done.micro_batch} of layer {number} of stage {done.stage}"
+            needs = list(after)
+            if gathers and layer.gather_us:
+                mine = self._gathered[rank]
+                ahead = costs.prefetch + 1
+                start = mine[-ahead : -ahead + 1 or None] if costs.every_pass and len(mine) >= ahead else []
+                gather = builder.add_op(
+                    self._exchange[rank], layer.gather_us, name=f"gather for {label}", kind=OpKind.COMM, after=start
+                )
+                needs.append(gather)
+            compute = builder.add_op(
+                self._compute[rank],
+                layer.forward_us if forward else layer.backward_us,
+                name=label,
+                kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
+                after=needs,
+            )
+            self._gathered[rank].append(compute)
+            if not forward and layer.reduce_us:
+                self._reduces[rank].append(
+                    builder.add_op(
+                        self._exchange[rank], layer.reduce_us, name=f"reduce of {label}", kind=OpKind.COMM, after=[compute]
+                    )
+                )
+            after = [compute]
+        return after[0]
+
+    def _send(self, rank: int, done: Pass, end: int) -> None:
+        """To the rank of the next stage, if it is another one."""
+        forward = done.direction == "F"
+        target = done.stage + (1 if forward else -1)
+        if not 0 <= target < len(self._costs.stages) or len(self._orders) == 1 or not self._costs.send_us:
+            return
+        device = (self._forward_link if forward else self._backward_link)[rank] if self._costs.overlap_send else self._compute[rank]
+        sent = self._builder.add_op(
+            device, self._costs.send_us, name=f"send {done.direction}{done.micro_batch}", kind=OpKind.COMM, after=[end]
+        )
+        self._arrivals[done] = sent
+        if not self._costs.overlap_send:
+            self._last[rank] = sent
+
+    def _updates(self) -> None:
+        costs = self._costs
+        for rank, last in enumerate(self._last):
+            after = [*self._reduces[rank], *([] if last is None else [last])]
+            if not (costs.overlap or costs.every_pass):
+                layers = [layer for stage in self._stages(rank) for layer in costs.stages[stage]]
+                alone_us = sum(layer.reduce_us + layer.gather_us for layer in layers)
+                name = "reduce gradients, gather parameters"
+                after = [self._builder.add_op(self._exchange[rank], alone_us, name=name, kind=OpKind.COMM, after=after)]
+            if costs.update_us:
+                self._builder.add_op(self._compute[rank], costs.update_us[rank], name="update", kind=OpKind.UPDATE, after=after)

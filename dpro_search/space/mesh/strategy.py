@@ -1,0 +1,134 @@
+"""`Strategy`: the degrees by which a model is split over devices, and what goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from dpro_search.errors import InputError
+from dpro_search.graph.model import Architecture, Experts, FeedForward
+from dpro_search.space.mesh.layout import Layout
+
+
+class Recompute(StrEnum):
+    """Which activations the backward pass computes again."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # the attention's scores; nothing where attention is fused
+    FULL = "full"  # all of a layer but its input
+
+
+class Schedule(StrEnum):
+    """In which order a pipeline's stages run micro-batches."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How one training step of a model is carried out by `devices` ranks.
+
+    Ranks are numbered with tensor parallel neighbours next to each other, then context, data and pipeline parallel ones
+    (Megatron-LM's order "tp-cp-ep-dp-pp").
+    """
+
+    dp: int = 1  # Replicas of the model; their gradients are summed.
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1  # Devices that share the experts of a layer; they are taken from dp, cp and tp.
+    etp: int = 1  # Tensor parallel degree of experts.
+    virtual_stages: int = 1  # Groups of layers that each pipeline stage has.
+    zero_stage: int = 0  # 1: optimizer state is split over dp and cp; 2: gradients too; 3: parameters too (FSDP).
+    sequence_parallel: bool = False  # Norms and residuals split the sequence over tp.
+    micro_batch: int = 1
+    global_batch: int = 1
+    recompute: Recompute = Recompute.NONE
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    # Of zero_stage 3: whether a layer's parameters are freed between its forward and its backward pass.
+    reshard_after_forward: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "zero_stage":
+                if value not in (0, 1, 2, 3):
+                    raise InputError(f"zero_stage must be 0, 1, 2 or 3, not {value}")
+            elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise InputError(f"{field.name} must be at least 1, not {value}")
+
+    @property
+    def devices(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of the experts."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each replica in a step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    def check(self, model: Architecture, sequence: int) -> None:
+        """Raise `InputError` with a reason and the nearest legal value where a model cannot be split like that."""
+        per_step = self.dp * self.micro_batch
+        if self.global_batch % per_step:
+            legal = max(1, round(self.global_batch / per_step)) * per_step
+            raise InputError(
+                f"global_batch {self.global_batch} does not divide into dp {self.dp} x micro_batch {self.micro_batch}: use {legal}"
+            )
+        for layer in model.layers:
+            attention, feed_forward = layer.attention, layer.feed_forward
+            _divides("tp", self.tp, attention.heads, "heads")
+            if attention.kv_heads % self.tp and self.tp % attention.kv_heads:
+                raise InputError(f"tp {self.tp} neither divides {attention.kv_heads} kv_heads nor is a multiple of them")
+            if isinstance(feed_forward, FeedForward):
+                _divides("tp", self.tp, feed_forward.hidden, "the feed-forward width")
+            else:
+                _divides("ep", self.ep, feed_forward.count, "experts")
+                _divides("etp", self.etp, feed_forward.hidden, "the experts' width")
+        has_experts = any(isinstance(layer.feed_forward, Experts) for layer in model.layers)
+        if not has_experts and self.ep * self.etp > 1:
+            raise InputError(f"ep {self.ep}: {model.name} has no experts")
+        if self.dp * self.cp * self.tp % (self.ep * self.etp):
+            raise InputError(f"ep {self.ep} x etp {self.etp} must divide dp x cp x tp = {self.dp * self.cp * self.tp}")
+        ways = self.cp * (self.tp if self.sequence_parallel else 1) * (2 if self.cp > 1 and model.layers[0].attention.causal else 1)
+        _divides("cp (twice, for causal attention) x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
+        stages = self.pp * self.virtual_stages
+        if stages > model.layer_count:
+            raise InputError(f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers")
+        if self.virtual_stages > 1:
+            if self.pp == 1:
+                raise InputError("virtual_stages needs pp above 1")
+            if self.micro_batches % self.pp:
+                raise InputError(f"virtual_stages needs micro-batches ({self.micro_batches}) that divide by pp {self.pp}")
+
+
+def _divides(name: str, ways: int, size: int, what: str) -> None:
+    if size % ways:
+        below = next(number for number in range(min(ways, size), 0, -1) if not size % number)
+        raise InputError(f"{name} {ways} does not divide {size} {what}: use {below}")
+
+
+def layout_of(strategy: Strategy) -> Layout:
+    """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp."""
+    tensor = ("tp",)
+    return Layout(
+        axes={"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "etp": strategy.etp},
+        splits={
+            "heads": tensor,
+            "kv_heads": tensor,
+            "ffn": tensor,
+            "shared_ffn": tensor,
+            "vocab": tensor,
+            "sequence": ("cp",),
+            "experts": ("ep",),
+            "expert_ffn": ("etp",),
+        },
+        stream_axis="tp" if strategy.sequence_parallel else None,
+    )

@@ -1,0 +1,54 @@
+"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--json]``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dpro_search.errors import DproSearchError
+from experiments.truth.predict import PREDICTORS, one_factor
+from experiments.truth.rows import read
+from experiments.truth.score import predicted, table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
+    parser.add_argument("verb", choices=["score"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--by", default="source", help="columns, with commas between them")
+    parser.add_argument("--predictor", choices=PREDICTORS, default="cold")
+    parser.add_argument(
+        "--one-factor", type=int, metavar="SEED", help="fit a factor for each GPU and framework to a fifth of the rows"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        rows = list(read(options.folder))
+    except DproSearchError as error:
+        print(f"experiments.truth: {error}", file=sys.stderr)
+        return 2
+    scored, left_out, seconds = predicted(rows, PREDICTORS[options.predictor])
+    if options.one_factor is not None:
+        scored = one_factor(scored, options.one_factor)
+        rows = [found.row for found in scored]
+    found = table(scored, rows, [name for name in options.by.split(",") if name])
+    for values in (found["all"], *(values for by in options.by.split(",") if by for values in found[by].values())):
+        values["seconds_per_row"] = round(seconds, 4)
+    reasons = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in left_out.most_common()]
+    if options.json:
+        print(json.dumps({**found, "unsupported": reasons}, indent=2))
+        return 0
+    columns = ("rows", "supported", "mape_pct", "median_ape_pct", "p90_ape_pct", "bias_pct", "kendall_tau", "memory_median_ape_pct")
+    print(f"{'':36}" + "".join(f"{name:>22}" for name in columns))
+    groups = {"all": found["all"], **{name: values for by in options.by.split(",") if by for name, values in found[by].items()}}
+    for name, values in groups.items():
+        print(f"{name[:35]:36}" + "".join(f"{values.get(column, '-')!s:>22}" for column in columns))
+    for reason in reasons[:20]:
+        print(f"left out: {reason['rows']:5} of {reason['source']}: {reason['reason']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Predictors of rows: ours, and two formulas that anybody could use."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpro_search.errors import InputError
+from dpro_search.graph.model import parameters_of
+from dpro_search.replay.replayer import replay
+from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
+from experiments.truth.jobs import MACHINES, RUNTIMES, workload_of
+from experiments.truth.rows import Row
+from experiments.truth.score import Predicted, Scored, group_of
+
+MODEL_FLOPS_UTILISATION = 0.4
+"""Of the formula "constant MFU" (assumed, as the formula's users do)."""
+
+
+def cold(row: Row) -> Predicted:
+    """From public specifications and shipped tables only."""
+    workload = workload_of(row)
+    seconds = step_seconds(workload)
+    return Predicted(seconds, peak_memory(workload).total_bytes, workload.cluster.groups[0].host.device.memory_bytes)
+
+
+def step_seconds(workload: Workload) -> float:
+    """The makespan of a step."""
+    strategy = workload.strategy
+    strategy.check(workload.model, workload.sequence)
+    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
+    graph = step_graph(step_costs(workload), orders)
+    return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
+
+
+def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
+    """Cold predictions times one factor for each GPU and framework, fitted to a fifth of the groups; the other rows.
+
+    A group is what differs in the strategy only, so that no row is predicted from its neighbours. GPUs and frameworks of which the
+    fifth has no row take the factor of all.
+    """
+    groups = sorted({group_of(found.row) for found in scored})
+    chosen = np.random.default_rng(seed).permutation(len(groups))[: max(len(groups) // 5, 1)]
+    fitted = {groups[place] for place in chosen}
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for found in scored:
+        if group_of(found.row) in fitted and found.row.measured:
+            ratios[_kind(found.row)].append(1 / (1 + found.error))
+    everything = float(np.median([ratio for each in ratios.values() for ratio in each] or [1.0]))
+    factors = {kind: float(np.median(each)) for kind, each in ratios.items()}
+    return [
+        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(_kind(found.row), everything)))
+        for found in scored
+        if group_of(found.row) not in fitted
+    ]
+
+
+def _kind(row: Row) -> tuple[str, str]:
+    """GPU and framework, without their versions and variants."""
+    _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
+    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
+    return machine, runtime.name
+
+
+def constant_mfu(row: Row) -> Predicted:
+    """6 N FLOPs a token at a constant share of the peak."""
+    workload = workload_of(row)
+    tokens = workload.strategy.global_batch * workload.sequence
+    peak = workload.cluster.groups[0].host.device.peak_flops_per_s(workload.precision)
+    if peak is None:
+        raise InputError("the device's peak is not known")
+    return Predicted(6 * parameters_of(workload.model) * tokens / (workload.strategy.devices * peak * MODEL_FLOPS_UTILISATION))
+
+
+def bubble(row: Row) -> Predicted:
+    """6 N FLOPs a token at half the peak, and the pipeline's bubble."""
+    workload = workload_of(row)
+    strategy = workload.strategy
+    ideal = constant_mfu(row).step_s * MODEL_FLOPS_UTILISATION / 0.5
+    return Predicted(ideal * (1 + (strategy.pp - 1) / (strategy.micro_batches * strategy.virtual_stages)))
+
+
+PREDICTORS = {"cold": cold, "constant-mfu": constant_mfu, "6nd-bubble": bubble}

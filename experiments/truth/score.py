@@ -1,0 +1,131 @@
+"""`score`: errors of predicted step times, by source and in all."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from dpro_search.errors import DproSearchError
+from experiments.truth.rows import Row
+
+
+class Predicted(NamedTuple):
+    """What is predicted of a row."""
+
+    step_s: float
+    memory_bytes: float | None = None  # On the rank that needs most; None: not predicted.
+    limit_bytes: float | None = None  # What its device has.
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job is predicted to run."""
+        return self.memory_bytes is None or self.limit_bytes is None or self.memory_bytes <= self.limit_bytes
+
+
+Predict = Callable[[Row], Predicted]
+"""Raises `DproSearchError` with a reason for a row that it does not support."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row and its prediction."""
+
+    row: Row
+    prediction: Predicted
+
+    @property
+    def error(self) -> float:
+        """Relative, above 0 where the prediction is too slow."""
+        measured = self.row.number("step_time_s")
+        assert measured is not None, "only measured rows are scored"
+        return self.prediction.step_s / measured - 1
+
+
+def predicted(rows: Iterable[Row], predict: Predict) -> tuple[list[Scored], Counter[tuple[str, str]], float]:
+    """Predictions of the measured rows, how often which reason of each source left one out, and seconds a row."""
+    scored: list[Scored] = []
+    left_out: Counter[tuple[str, str]] = Counter()
+    started, count = time.process_time(), 0
+    for row in rows:
+        if row.measured or row.ran_out_of_memory:
+            count += 1
+            try:
+                scored.append(Scored(row, predict(row)))
+            except DproSearchError as error:
+                left_out[row.values["source"], str(error)] += 1
+    return scored, left_out, (time.process_time() - started) / max(count, 1)
+
+
+def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
+    """The errors of some rows."""
+    if not scored:
+        return {"rows": rows, "supported": 0}
+    ran = [found for found in scored if found.row.measured]
+    if not ran:
+        return {"rows": rows, "supported": 0, **_memory(scored)}
+    errors = np.array([found.error for found in ran])
+    size = np.abs(errors) * 100
+    return {
+        "rows": rows,
+        "supported": len(ran),
+        "mape_pct": round(float(size.mean()), 2),
+        "median_ape_pct": round(float(np.median(size)), 2),
+        "p90_ape_pct": round(float(np.quantile(size, 0.9)), 2),
+        "bias_pct": round(float(np.median(errors)) * 100, 2),
+        "kendall_tau": _tau(ran),
+        **_memory(scored),
+    }
+
+
+def _memory(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Error of the memory of runs that ended, and how well runs that did not are told from them."""
+    pairs = [(found.row.number("memory_gb"), found.prediction.memory_bytes) for found in scored if found.row.measured]
+    known = [(measured, bytes_) for measured, bytes_ in pairs if measured and bytes_ is not None]
+    out = [found for found in scored if found.row.ran_out_of_memory]
+    said = [found for found in scored if not found.prediction.fits]
+    right = [found for found in said if found.row.ran_out_of_memory]
+    return {
+        "memory_median_ape_pct": round(float(np.median([abs(b / 2**30 / m - 1) for m, b in known])) * 100, 2) if known else None,
+        "oom": {
+            "precision": round(len(right) / len(said), 3) if said else None,
+            "recall": round(len(right) / len(out), 3) if out else None,
+        },
+    }
+
+
+def group_of(row: Row) -> tuple[str, ...]:
+    """What rows have in common that differ in the strategy only."""
+    return tuple(row.text(name) for name in ("source", "model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"))
+
+
+def _tau(scored: Sequence[Scored]) -> float | None:
+    """Mean agreement of order within groups that differ in the strategy only; 1 is the same order."""
+    groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
+    for found in scored:
+        groups[group_of(found.row)].append(found)
+    taus = []
+    for members in groups.values():
+        measured = [found.row.number("step_time_s") for found in members]
+        if len(members) >= 5:
+            taus.append(kendalltau(measured, [found.prediction.step_s for found in members]).statistic)
+    finite = [tau for tau in taus if np.isfinite(tau)]
+    return round(float(np.mean(finite)), 3) if finite else None
+
+
+def table(scored: Sequence[Scored], rows: Sequence[Row], by: Sequence[str]) -> dict[str, Any]:
+    """Figures of all rows and of each value of some columns."""
+    measured = [row for row in rows if row.measured]
+    found: dict[str, Any] = {"all": figures(scored, len(measured))}
+    for column in by:
+        counts = Counter(row.values.get(column, "") for row in measured)
+        found[column] = {
+            value: figures([one for one in scored if one.row.values.get(column, "") == value], count)
+            for value, count in sorted(counts.items())
+        }
+    return found

@@ -1,0 +1,47 @@
+"""Costs of ops on GPUs stay under their roofs, and grow with what they do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.costmodel.gpu_ops import OpCosts, achieved_by
+from dpro_search.errors import InputError
+
+
+def device(machine):
+    return parse_cluster(f"1x{machine}").groups[0].host.device
+
+
+SIZES = st.integers(1, 2**14)
+
+
+@given(m=SIZES, k=SIZES, n=SIZES, machine=st.sampled_from(["hgx-h100", "dgx-a100-80", "hgx-b200", "l40s-pcie-8", "dgx-1-v100"]))
+def test_a_matmul_is_never_faster_than_its_roofs(m, k, n, machine):
+    chosen = device(machine)
+    precision = "fp16"
+    found = OpCosts(chosen, precision).matmul_us(m, k, n)
+    assert found >= 2 * m * k * n / chosen.peak_flops_per_s(precision) * 1e6
+    assert found >= 2 * (m * k + k * n + m * n) / chosen.memory_bytes_per_s * 1e6
+
+
+@given(m=SIZES, k=SIZES, n=SIZES)
+def test_more_to_reduce_never_takes_less(m, k, n):
+    costs = OpCosts(device("hgx-h100"))
+    assert costs.matmul_us(m, 2 * k, n) >= costs.matmul_us(m, k, n)
+
+
+def test_large_matmuls_reach_the_measured_share_of_the_peak():
+    """Median of 4,485 bf16 matmuls with all sizes of 2,048 and above on an H100: 784 TFLOP/s (aiconfigurator-core 0.12.0)."""
+    found = 2 * 8192**3 / OpCosts(device("hgx-h100")).matmul_us(8192, 8192, 8192) / 1e6
+    assert found == pytest.approx(784, rel=0.1)
+
+
+def test_a_device_of_an_unknown_architecture_says_so():
+    assert "no GPU of this architecture was measured" in achieved_by(device("dgx-1-v100")).origin
+    assert achieved_by(device("hgx-h200")).origin == "fitted to hopper GPUs"
+
+
+def test_a_precision_that_a_device_has_not_is_one_line():
+    with pytest.raises(InputError, match="its peak in fp8 is not known"):
+        OpCosts(device("dgx-a100-80"), "fp8")

@@ -1,0 +1,73 @@
+"""Steps on clusters: more of what costs time never makes a step faster, and what a rank holds adds up."""
+
+import pytest
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.errors import InputError
+from dpro_search.graph.model import parameters_of, published
+from dpro_search.replay.replayer import replay
+from dpro_search.space.mesh import Recompute, Strategy, Workload, peak_memory, pipeline_orders, step_costs, step_graph
+
+
+def workload(model="llama3-8b", cluster="2xhgx-h100", sequence=4096, **degrees):
+    strategy = Strategy(**{"global_batch": 64, **degrees})
+    strategy.check(published(model), sequence)
+    return Workload(model=published(model), sequence=sequence, strategy=strategy, cluster=parse_cluster(cluster))
+
+
+def step_us(job):
+    plan = job.strategy
+    orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+    return replay(step_graph(step_costs(job), orders), iterations=1).times.end_us.max()
+
+
+def test_a_step_is_between_half_the_peak_and_the_peak():
+    job = workload(dp=16, zero_stage=1, global_batch=256)
+    flops = 6 * parameters_of(job.model) * 256 * 4096 / 16
+    assert 0.4 < flops / 989.4e12 / (step_us(job) / 1e6) < 0.8
+
+
+def test_tensor_parallel_over_slow_links_costs_more_than_within_a_host():
+    assert step_us(workload(tp=16, sequence_parallel=True, cluster="2xp4d.24xlarge", model="llama2-7b")) > 1.5 * step_us(
+        workload(tp=8, dp=2, sequence_parallel=True, cluster="2xp4d.24xlarge", model="llama2-7b")
+    )
+
+
+def test_recomputation_takes_time_and_saves_memory():
+    kept, again = workload(dp=16, zero_stage=1), workload(dp=16, zero_stage=1, recompute=Recompute.FULL)
+    assert 1.2 < step_us(again) / step_us(kept) < 1.4
+    assert peak_memory(again).activations_bytes < peak_memory(kept).activations_bytes / 4
+
+
+@pytest.mark.parametrize(("stage", "held"), [(0, 18), (1, 6 + 12 / 16), (2, 2 + 16 / 16), (3, 18 / 16)])
+def test_zero_stages_split_what_they_name(stage, held):
+    """Rajbhandari et al. 2020, figure 1, with gradients in fp32: 2 + 4 + 12 bytes a parameter on one device."""
+    found = peak_memory(workload(dp=16, zero_stage=stage))
+    states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
+    assert states == pytest.approx(held * parameters_of(published("llama3-8b")))
+
+
+def test_the_first_rank_of_a_pipeline_holds_most_micro_batches():
+    few, many = (peak_memory(workload(pp=4, dp=4, global_batch=batch)).activations_bytes for batch in (4, 64))
+    assert many == pytest.approx(4 * few, rel=0.05)
+
+
+def test_a_strategy_that_does_not_fit_the_cluster_is_one_line():
+    with pytest.raises(InputError, match="has 16 devices, and the strategy needs 32"):
+        step_costs(workload(dp=32))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        ({"tp": 3}, "tp 3 does not divide 32 heads: use 2"),
+        ({"dp": 12}, "global_batch 64 does not divide into dp 12 x micro_batch 1: use 60"),
+        ({"pp": 64}, "is more than 32 layers"),
+        ({"ep": 2}, "has no experts"),
+        ({"zero_stage": 4}, "zero_stage must be 0, 1, 2 or 3"),
+        ({"tp": 0}, "tp must be at least 1"),
+    ],
+)
+def test_an_illegal_strategy_names_the_nearest_legal_value(degrees, said):
+    with pytest.raises(InputError, match=said):
+        workload(**degrees)

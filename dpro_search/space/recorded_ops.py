@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import DependencyKind, Floats, Ints, Role, Trace
+from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
@@ -68,6 +68,7 @@ class RecordedOps:
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
     role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded_events`.
     loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
+    end_us: Floats  # Recorded end of each stretch of a host thread, which began its duration earlier; NaN of other ops, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].
     # False where the duration is not the step's own: the first stretch of a thread whose beginning was not recorded, [n].
     known: Bools
@@ -109,6 +110,7 @@ class _Op(NamedTuple):
     unexplained_us: float = 0.0
     lead_us: float = 0.0
     loading_us: float = 0.0
+    end_us: float = np.nan
 
 
 class _Builder:
@@ -126,6 +128,8 @@ class _Builder:
         self._launched = launched(trace)
         self._ops: list[_Op] = []
         self._begin_us = float(events.start_us[self._in_step].min()) if self._in_step.any() else 0.0
+        # Where no kernel ran, host threads compute themselves.
+        self._host_kind = OpKind.HOST if np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY)).any() else OpKind.FORWARD
         self._keys: dict[tuple[int, int, int, int], int] = {}
         self._seen: dict[tuple[int, int, int, int], int] = {}
         self._key: list[int] = []
@@ -172,6 +176,7 @@ class _Builder:
             event=np.array(columns["event"], np.int64),
             role=np.array(self._role, np.int8),
             loading_us=np.array(columns["loading_us"], np.float64),
+            end_us=np.array(columns["end_us"], np.float64),
             on_device=np.array(columns["on_device"], np.bool_),
             known=np.array(columns["known"], np.bool_),
             unexplained_us=np.array(columns["unexplained_us"], np.float64),
@@ -244,7 +249,10 @@ class _Builder:
                 known, lead_us = True, cursor_us - idle_since_us
             last_step = step
             loading_us = _overlap_us(loading, cursor_us, time_us)
-            stretch = _Op(device, time_us - cursor_us, OpKind.HOST, step, known=known, lead_us=lead_us, loading_us=loading_us)
+            stretch = _Op(
+                device, time_us - cursor_us, self._host_kind, step,
+                known=known, lead_us=lead_us, loading_us=loading_us, end_us=time_us,
+            )  # fmt: skip
             op = self._add(stretch, order, name, label)
             self._waiting += [(source, op, at_end) for source, at_end in waits]
             waits = []
@@ -319,7 +327,7 @@ class _Builder:
             needs, gap_us, lead_us, own_us = [pause], 0.0, 0.0, end_us - self._last_post_us[op]
         runs = _Op(
             device, gap_us + max(own_us, 0.0), kind, step,
-            event=op, on_device=True, collective=collective, unexplained_us=gap_us, lead_us=lead_us,
+            event=op, on_device=self._host_kind == OpKind.HOST, collective=collective, unexplained_us=gap_us, lead_us=lead_us,
         )  # fmt: skip
         node = self._add(runs, RUNS, name, label)
         self._of_event[op] = node

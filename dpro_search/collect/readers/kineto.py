@@ -27,6 +27,7 @@ from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
 from dpro_search.collect.recorded_names import dtype_of
@@ -34,6 +35,7 @@ from dpro_search.collect.trace import (
     DESCRIPTIONS,
     Codes,
     Dependencies,
+    EventKind,
     Events,
     Floats,
     Ints,
@@ -135,6 +137,7 @@ def _read_file(path: Path) -> list[_Rank]:
     found = []
     for number, rows in enumerate(_rows_of_ranks(file)):
         r = rank_records(file, rows, rank=None)
+        find_gloo_collectives(r)
         if number:
             r.dropped.clear()  # counted for the file
         found.append((r, find_dependencies(r)))
@@ -374,7 +377,9 @@ def _steps(ranks: Sequence[RankRecords], offsets: Floats) -> Steps:
         of_step[inside] = order[np.searchsorted(r.step_number, r.step[inside], sorter=order)]
         present = np.bincount(of_step[inside], minlength=len(order)) > 0
         device_end_us = np.full(len(order), -np.inf)
-        device = np.flatnonzero(r.on_device & (of_step >= 0))
+        device = np.flatnonzero(r.on_device & (r.kind != EventKind.COLLECTIVE) & (of_step >= 0))
+        if len(device):
+            device = np.flatnonzero(r.on_device & (of_step >= 0))
         np.maximum.at(device_end_us, of_step[device], r.end_us[device])
         for place in np.flatnonzero(present).tolist():
             start_us, end_us = float(r.step_start_us[place]), float(r.step_end_us[place])

@@ -81,7 +81,7 @@ class RecordedSteps(Job):
         held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=_as_prediction(held.prediction, "recorded"),
+            prediction=as_prediction(held.prediction, "recorded"),
             error_pct=held.error_pct,
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
@@ -122,10 +122,11 @@ class RecordedSteps(Job):
 
 
 def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...]) -> Prediction:
-    return _as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded")
+    return as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded")
 
 
-def _as_prediction(found: RecordedPrediction, source: str) -> Prediction:
+def as_prediction(found: RecordedPrediction, source: str) -> Prediction:
+    """A prediction of recorded steps as all jobs give it; memory is not known."""
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,

@@ -143,16 +143,30 @@ class HorovodSettings(SchemeSettings, tag="horovod", frozen=True, kw_only=True):
 
 
 class DdpSettings(SchemeSettings, tag="ddp", frozen=True, kw_only=True):
-    """PyTorch DDP: size at which a gradient bucket is closed, and the same of the first bucket."""
+    """PyTorch DDP.
+
+    Attributes
+    ----------
+    bucket_cap_bytes, first_bucket_bytes
+        Size at which a gradient bucket is closed, and the same of the first bucket.
+    gradient_as_bucket_view
+        Whether gradients are views of the buckets, so that they are not copied out of them.
+    static_graph
+        Whether the model uses the same parameters in every step, so that DDP need not search those without a gradient.
+    """
 
     bucket_cap_bytes: int | None = None
     first_bucket_bytes: int | None = None
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
 
     title = "PyTorch DDP"
     positive = ("bucket_cap_bytes", "first_bucket_bytes")
     words = {
         "bucket_cap_bytes": lambda value: f"buckets of {size_text(value)}",
         "first_bucket_bytes": lambda value: f"first bucket of {size_text(value)}",
+        "gradient_as_bucket_view": lambda value: "gradients in buckets" if value else "gradients beside buckets",
+        "static_graph": lambda value: "static graph" if value else "no static graph",
     }
 
 

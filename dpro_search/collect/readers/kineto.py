@@ -101,6 +101,7 @@ def read(paths: Sequence[Path]) -> Trace:
             format="kineto",
             clock=clock,
             versions={"files": str(len(paths))},
+            knobs={"WORLD_SIZE": str(world)} if (world := _world(records)) else {},
             machine=records[0].host,
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),
@@ -266,8 +267,13 @@ def _shown(r: RankRecords, position: int) -> int:
     return position if r.rank is None else r.rank
 
 
+def _world(ranks: Sequence[RankRecords]) -> int:
+    """Ranks of the job; 0 where the profile does not have it."""
+    return max((r.world_size or 0 for r in ranks), default=0)
+
+
 def _missing_ranks(ranks: Sequence[RankRecords]) -> list[str]:
-    world = max((r.world_size or 0 for r in ranks), default=0)
+    world = _world(ranks)
     if world <= len(ranks):
         return []
     present = ", ".join(str(r.rank) for r in ranks[:8]) + ("..." if len(ranks) > 8 else "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ def find_gloo_collectives(r: RankRecords) -> None:
     if not pairs:
         return
     streams = {stream: number for number, stream in enumerate(np.unique(r.stream[spans]).tolist())}
-    waits = [] if not pairs else _waits(r, pairs, int(r.stream[pairs[0][0]]))
+    waits = _waits(r, pairs, int(r.stream[pairs[0][0]]))
     for post, span in pairs:
         r.kind[post], r.kind[span] = EventKind.RUNTIME, EventKind.COLLECTIVE
         r.stream[span] = streams[int(r.stream[span])]
@@ -132,12 +133,13 @@ def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
     r.names = (*r.names, "wait for a collective")
     step = [int(r.step[np.searchsorted(r.start_us, gap.start_us, side="right") - 1]) for _, gap in waits]
     thread = int(r.stream[r.launch[waits[0][0]]]) if waits else -1
-    added = {
+    begin_us, end_us = [gap.start_us for _, gap in waits], [gap.end_us for _, gap in waits]
+    added: dict[str, Any] = {
         "name": len(r.names) - 1, "kind": EventKind.SYNC, "stream": thread, "size_bytes": -1, "correlation": -1,
         "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "step": step,
-        "start_us": [gap.start_us for _, gap in waits], "end_us": [gap.end_us for _, gap in waits],
+        "start_us": begin_us, "end_us": end_us,
     }  # fmt: skip
-    start_us = np.concatenate((r.start_us, added["start_us"]))
+    start_us = np.concatenate((r.start_us, np.array(begin_us, np.float64)))
     order = np.argsort(start_us, kind="stable")
     place = np.empty(count + more, np.int64)
     place[order] = np.arange(count + more)

@@ -39,8 +39,11 @@ def ddp_part(plan: Plan, facts: JobFacts) -> Part:
         options["bucket_cap_mb"] = own.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
-    if plan.compression not in (None, "fp16", *POWERSGD):
-        raise InputError(f"compression: DDP has fp16 and {', '.join(POWERSGD)}, not {plan.compression}")
+    for name in ("gradient_as_bucket_view", "static_graph"):
+        if (value := own.settings.get(name)) is not None:
+            options[name] = value
+    if plan.compression not in (None, "fp16", "bf16", *POWERSGD):
+        raise InputError(f"compression: DDP has fp16, bf16 and {', '.join(POWERSGD)}, not {plan.compression}")
     content: dict[str, object] = {"version": 1, "options": options, "compression": plan.compression}
     script: tuple[str, ...] = (
         "`from ddp import planned_ddp`, and `model = planned_ddp(model)` in place of `DistributedDataParallel(model)`; it takes "
@@ -110,7 +113,9 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
 _START = "torchrun --nproc-per-node N train.py"
 DDP = Target(
     name="ddp",
-    fields=("bucket_cap_bytes", "first_bucket_bytes", "tensor_groups", "compression"),
+    fields=(
+        *("bucket_cap_bytes", "first_bucket_bytes", "tensor_groups", "compression", "gradient_as_bucket_view", "static_graph"),
+    ),
     part=ddp_part,
     framework="pytorch",
     communicates=True,

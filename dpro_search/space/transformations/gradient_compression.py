@@ -51,6 +51,13 @@ class GradientCompression(Knob):
         return self._refused
 
 
+class HalfCompression(GradientCompression):
+    """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook`` or ``bf16_compress_hook``."""
+
+    def __init__(self, job: JobFacts, *, allow_lossy: bool, refused: str | None = None) -> None:
+        super().__init__(job, ("fp16", "bf16"), allow_lossy=allow_lossy, refused=refused)
+
+
 class DdpCompression(GradientCompression):
     """PyTorch's DistributedDataParallel, by a communication hook: float32 buckets in half precision, or PowerSGD.
 

@@ -1,4 +1,4 @@
-"""`CollectivePrices`: what a collective of a given type and size would take on the recorded cluster, from the job's own collectives.
+"""`CollectivePrices`: what a collective of a type and a size would take on the recorded cluster, from the job's own collectives.
 
 Latency plus bytes over a rate, fitted by type to the medians of each size (least squares of the relative error, neither negative).
 Where one size was recorded only its rate is known; the latency is taken as 0, and the error as large as if all of it were latency
@@ -50,7 +50,7 @@ class CollectivePrices:
     def doubts(self) -> tuple[str, ...]:
         """What predictions take for granted, a sentence for each type of which only one size was recorded."""
         return tuple(
-            f"{kind.name.lower().replace('_', '-')}s of one size were recorded: the price of others has no latency, and an error of "
+            f"{kind.name.lower().replace('_', '-')}s of one size were recorded: others are priced without latency, an error of "
             f"{_ERROR_OF_ONE_SIZE:.0%}"
             for kind, line in self._lines.items()
             if line.sizes == 1

@@ -242,8 +242,8 @@ class _Spans(MarkedSpans):
             tensors = [_tensor(number, "float32", (sizes[0] // 4,)) for number, sizes in enumerate(copied)]
             return tuple(tensors), "bytes of the copies of buckets to gradients"
         return (), (
-            "the profile has neither shapes nor copies that tell the sizes of the gradients: buckets can be joined, not cut; profile "
-            "with record_shapes=True, or import with --parameters"
+            "the profile has neither shapes nor copies that tell the sizes of the gradients: buckets can be joined, not cut; "
+            "profile with record_shapes=True, or import with --parameters"
         )
 
 

@@ -61,7 +61,7 @@ _COMPUTE_OF_FIELD = {
     "recomputed_modules": "recomputation",
     "micro_batches": "accumulation",
 }
-_LOSSY = ("compression", "micro_batches")
+_LOSSY = ("compression", "micro_batches", "reduce_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ class StepEdit:
         self.duration_us[op] *= 1 - share
         self._order[device].insert(place, first)
         for need in list(self.needs[op]):
-            self._forget(need, op)
+            self.forget(need, op)
             self.need(need, first)
         self._carried = [(one, first if other == op else other) for one, other in self._carried]
         return first
@@ -140,6 +140,10 @@ class StepEdit:
         place = order.index(op) + 1
         return order[place] if place < len(order) else -1
 
+    def is_host(self, op: int) -> bool:
+        """Whether an op is a stretch of a host thread."""
+        return not np.isnan(self._end_us[op])
+
     def previous(self, op: int) -> int:
         """The op before another on its device; -1: none."""
         order = self._order[self.device[op]]
@@ -162,7 +166,8 @@ class StepEdit:
         self.needs[target].add(source)
         self.users[source].add(target)
 
-    def _forget(self, source: int, target: int) -> None:
+    def forget(self, source: int, target: int) -> None:
+        """Let an op no longer need another."""
         self.needs[target].discard(source)
         self.users[source].discard(target)
 
@@ -170,7 +175,7 @@ class StepEdit:
         """Let no op need this one; returns those that did."""
         found = set(self.users[op])
         for target in found:
-            self._forget(op, target)
+            self.forget(op, target)
         return found
 
     def carried_users(self, op: int) -> list[int]:
@@ -185,7 +190,7 @@ class StepEdit:
         """Remove an op; what needed it no longer does."""
         self.forget_users(op)
         for need in list(self.needs[op]):
-            self._forget(need, op)
+            self.forget(need, op)
         self._carried = [pair for pair in self._carried if op not in pair]
         self._order[self.device[op]].remove(op)
         self._out.add(op)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 
@@ -177,16 +177,35 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
     ----------
     prefetch
         Whether each unit's parameters are gathered while the unit before it computes.
+    prefetch_depth, backward_prefetch_depth
+        How many units ahead parameters are gathered, with `prefetch` in the forward pass, and in the backward pass.
     reshard_after_forward
         Whether a unit gives its parameters up after the forward pass.
+    kept_last_units
+        How many units, the last ones of the forward pass, keep their parameters after it.
+    units_together
+        How many units, one after the other in the forward pass, are wrapped together.
+    reduce_dtype
+        Element type in which gradients are reduced.
     """
 
     prefetch: bool | None = None
+    prefetch_depth: int | None = None
+    backward_prefetch_depth: int | None = None
     reshard_after_forward: bool | None = None
+    kept_last_units: int | None = None
+    units_together: int | None = None
+    reduce_dtype: Literal["bfloat16", "float16"] | None = None
 
     title = "PyTorch FSDP"
+    positive = ("prefetch_depth", "backward_prefetch_depth", "kept_last_units", "units_together")
     words = {
         "prefetch": lambda value: "prefetched all-gathers" if value else "no prefetching",
+        "prefetch_depth": lambda value: f"{counted('unit')(value)} ahead",
+        "backward_prefetch_depth": lambda value: f"{counted('unit')(value)} ahead in backward",
+        "kept_last_units": lambda value: f"last {counted('unit')(value)} kept after forward",
+        "units_together": lambda value: f"{counted('unit')(value)} together",
+        "reduce_dtype": lambda value: f"gradients reduced in {value}",
         "reshard_after_forward": lambda value: "parameters resharded after forward" if value else "parameters kept after forward",
     }
 

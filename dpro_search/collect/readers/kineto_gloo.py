@@ -1,6 +1,6 @@
 """Collectives of a profile without a device, which Gloo's threads carry out: what enqueued each, and where a thread waited for one.
 
-The profiler marks each collective on the thread that ran it (``gloo:all_reduce``) and the operator that enqueued it (``c10d::...``).
+The profiler marks each collective on the thread that ran it (``gloo:all_reduce``) and the operator that enqueued it (``c10d::``).
 Gloo takes collectives in the order in which they were enqueued. Nothing records a wait: a thread that ran nothing when a collective
 ended, and went on right after it, waited for it.
 """

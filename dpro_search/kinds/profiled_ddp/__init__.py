@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel, from profiles of PyTorch's profiler: buckets of gradients, all-reduced beside the backward pass."""
+"""PyTorch's DistributedDataParallel as PyTorch's profiler shows it: buckets of gradients, all-reduced beside the backward pass."""
 
 from __future__ import annotations
 

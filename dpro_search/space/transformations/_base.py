@@ -142,6 +142,10 @@ class Knob(Transformation):
         """The choice among the recorded value and these of its one field."""
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], values)})
 
+    def offered(self, values: Sequence[Any]) -> Choice:
+        """The same; the recorded value alone where there are none."""
+        return self.chosen_from(values) if values else Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)})
+
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         return plan if self.choice is None else self.choice.neighbour(plan, rng)
 

@@ -11,7 +11,7 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.kinds._base import Kind
 
-_MARKS = ("DistributedDataParallel.forward", "torch::autograd::AccumulateGrad")
+_MARK = "DistributedDataParallel.forward"
 _OTHER_SCHEMES = ("FSDP::", "FullyShardedDataParallel")
 
 
@@ -34,13 +34,13 @@ class ProfiledDdpKind(Kind):
         kinds = {CollectiveKind(kind) for kind in np.unique(events.collective_kind[moves]).tolist()}
         if CollectiveKind.ALL_REDUCE not in kinds:
             return False
-        marked = _MARKS[0] in trace.names
-        if not marked and kinds - {CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST}:
+        marked, alone = _MARK in trace.names, not kinds - {CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST}
+        if not (marked or alone):
             return False
         from dpro_search.graph.gradient_events import gradients_of
 
         found = gradients_of(trace)
-        return found is not None and (marked or bool(found.tensors))
+        return found is not None and (bool(found.tensors) or (marked and alone))
 
     def facts(self, trace: Trace) -> JobFacts:
         """With the gradients in the order in which they become ready."""

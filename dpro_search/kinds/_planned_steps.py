@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
+from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
@@ -29,7 +30,6 @@ from dpro_search.space.scenario import Scale
 from dpro_search.space.transformations import PlanSpace
 
 Rewriting = Callable[[StepEdit, int, Plan], None]
-_WORLD = "WORLD_SIZE"
 
 
 class PlannedPredictor(RecordedPredictor):
@@ -151,7 +151,7 @@ class PlannedSteps(RecordedSteps):
 
     def assumed(self) -> Iterator[str]:
         """What predictions take for granted, a sentence each."""
-        ranks, world = self.trace.meta.ranks, round(self.trace.meta.number_knob(_WORLD, 0))
+        ranks, world = self.trace.meta.ranks, round(self.trace.meta.number_knob(WORLD_SIZE, 0))
         if world > ranks:
             yield (
                 f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "

@@ -15,7 +15,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
-from tests.kinds.verbs import refusal, verb
+from tests.kinds.verbs import verb
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 MIB = 2**20

@@ -46,6 +46,7 @@ from dpro_search.collect.trace import (
     Trace,
     TraceMeta,
 )
+from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.errors import InputError, TraceFormatError
 
 _CATEGORIES = re.compile(
@@ -101,7 +102,7 @@ def read(paths: Sequence[Path]) -> Trace:
             format="kineto",
             clock=clock,
             versions={"files": str(len(paths))},
-            knobs={"WORLD_SIZE": str(world)} if (world := _world(records)) else {},
+            knobs={WORLD_SIZE: str(world)} if (world := _world(records)) else {},
             machine=records[0].host,
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),

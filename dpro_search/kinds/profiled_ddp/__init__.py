@@ -22,25 +22,23 @@ class ProfiledDdpKind(Kind):
     formats = ("kineto",)
     targets = (DDP,)
     job_name = "dpro_search.kinds.profiled_ddp.job:ProfiledDdp"
+    profile_launcher_name = "dpro_search.collect.launchers.torch:PYTORCH_DDP"
 
     def recognises(self, trace: Trace) -> bool:
-        """DDP marked itself, or nothing but all-reduces of known sizes (and broadcasts of buffers) is communicated."""
+        """Nothing but all-reduces (and broadcasts of buffers) is communicated, and DDP marked itself or their sizes are known."""
         if trace.meta.format not in self.formats or not len(trace.steps.index):
             return False
         if any(name.startswith(_OTHER_SCHEMES) for name in trace.names):
             return False
         events = trace.events
-        moves = events.kind == EventKind.COLLECTIVE
+        moves = (events.kind == EventKind.COLLECTIVE) & np.isin(events.step, trace.steps.index)
         kinds = {CollectiveKind(kind) for kind in np.unique(events.collective_kind[moves]).tolist()}
-        if CollectiveKind.ALL_REDUCE not in kinds:
-            return False
-        marked, alone = _MARK in trace.names, not kinds - {CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST}
-        if not (marked or alone):
+        if CollectiveKind.ALL_REDUCE not in kinds or kinds - {CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST}:
             return False
         from dpro_search.graph.gradient_events import gradients_of
 
         found = gradients_of(trace)
-        return found is not None and (bool(found.tensors) or (marked and alone))
+        return found is not None and (bool(found.tensors) or _MARK in trace.names)
 
     def facts(self, trace: Trace) -> JobFacts:
         """With the gradients in the order in which they become ready."""

@@ -23,6 +23,7 @@ class ProfiledFsdpKind(Kind):
     formats = ("kineto",)
     targets = (FSDP,)
     job_name = "dpro_search.kinds.profiled_fsdp.job:ProfiledFsdp"
+    profile_launcher_name = "dpro_search.collect.launchers.torch:PYTORCH_FSDP"
 
     def recognises(self, trace: Trace) -> bool:
         if trace.meta.format not in self.formats or not len(trace.steps.index):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpro_search.collect.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, Ints, TensorInfo, Trace
 from dpro_search.graph.marked_spans import MarkedSpans, Span
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_IN = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 _COPY_OUT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad",)
 _SEARCH = ("torch.distributed.ddp.reducer::search_unused_parameters",)
@@ -210,7 +210,7 @@ class _Spans(MarkedSpans):
         """Each gradient with its copy into the bucket, where there is one."""
         copies = iter([*self.named(_COPY_IN, rank, step), None])
         found, copy = [], next(copies)
-        spans = self.named((ACCUMULATE,), rank, step)
+        spans = self.named((GRADIENT,), rank, step)
         for number, span in enumerate(spans):
             until_us = spans[number + 1].start_us if number + 1 < len(spans) else np.inf
             while copy is not None and copy.start_us < span.start_us:
@@ -224,8 +224,8 @@ class _Spans(MarkedSpans):
     def sized(self, found: StepGradients) -> tuple[tuple[TensorInfo, ...], str]:
         """The gradients of a step with their sizes, and how these are known; none, and why."""
         trace, events = self.trace, self.trace.events
-        given = tuple(tensor for tensor in trace.tensors if tensor.node == ACCUMULATE)
-        rows = self.rows((ACCUMULATE,), found.rank, found.step)
+        given = tuple(tensor for tensor in trace.tensors if tensor.node == GRADIENT)
+        rows = self.rows((GRADIENT,), found.rank, found.step)
         shapes = [trace.shapes[code][:1] if code >= 0 else () for code in events.shapes[rows].tolist()]
         if given and len(given) == len(rows):
             if all(shapes) and [shape[0] for shape in shapes] != [tensor.shape for tensor in given]:
@@ -250,4 +250,4 @@ class _Spans(MarkedSpans):
 def _tensor(number: int, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
     elements = int(np.prod(shape, dtype=np.int64))
     size = elements * _ITEM_BYTES.get(dtype, 4)
-    return TensorInfo(name=f"gradient {number}", node=ACCUMULATE, dtype=dtype, shape=shape, size_bytes=size)
+    return TensorInfo(name=f"gradient {number}", node=GRADIENT, dtype=dtype, shape=shape, size_bytes=size)

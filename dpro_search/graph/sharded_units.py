@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpro_search.collect.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, TensorInfo, Trace
 from dpro_search.graph.marked_spans import MarkedSpans, Span
 
@@ -31,11 +32,15 @@ class Gather:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A unit's gradients are reduced: the enqueue, and the rank's parts of the reduce-scatter and, in HSDP, of the all-reduce."""
+    """A unit's gradients are reduced: the enqueue, and the rank's parts of the reduce-scatter and, in HSDP, of the all-reduce.
+
+    `sizes_bytes` are those of the parts, -1 where they are not known.
+    """
 
     unit: str
     post: Span
     parts: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,23 @@ def sharded_units_of(trace: Trace) -> ShardedUnits:
     first = next(iter(found.values()))
     if any(value.program != first.program for value in found.values()):
         return _because(unknown, "the units gather in an order that changes between ranks or steps: their gathers cannot be moved")
-    sizes = {each.unit: max(int(trace.events.size_bytes[each.part]), 0) for each in first.forward}
+    given = _given(trace, [each.unit for each in first.forward])
+    sizes = {each.unit: max(int(trace.events.size_bytes[each.part]), given.get(each.unit, 0), 0) for each in first.forward}
     tensors = tuple(TensorInfo(name=unit, node="", dtype="float32", shape=(), size_bytes=size) for unit, size in sizes.items())
     hybrid = any(len(each.parts) > 1 for each in first.reductions)
     why = f"{len(tensors)} units as FSDP marks them" + (", reduced over a second process group as well" if hybrid else "")
     return ShardedUnits(tensors=tensors, steps=found, hybrid=hybrid, why=why)
+
+
+def _given(trace: Trace, units: list[str]) -> dict[str, int]:
+    """Bytes of the parameters that were given to `import`, by the unit whose path is the longest that leads to them."""
+    found: dict[str, int] = {}
+    for tensor in trace.tensors:
+        if tensor.node == GRADIENT:
+            owners = [unit for unit in units if tensor.name.startswith(f"{unit}.")]
+            owner = max(owners, key=len, default=ROOT)
+            found[owner] = found.get(owner, 0) + tensor.size_bytes
+    return found
 
 
 def _because(unknown: ShardedUnits, why: str) -> ShardedUnits:
@@ -132,7 +149,8 @@ class _UnitSpans(MarkedSpans):
         for unit, post in self._marked("post_backward_reduce", rank, step):
             parts = (*self._parts(post, CollectiveKind.REDUCE_SCATTER), *self._parts(post, CollectiveKind.ALL_REDUCE))
             if parts:
-                reductions.append(Reduction(unit, post, parts))
+                sizes = self.trace.events.size_bytes[list(parts)].tolist()
+                reductions.append(Reduction(unit, post, parts, tuple(sizes)))
         return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions))
 
     def _marked(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:

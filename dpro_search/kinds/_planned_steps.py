@@ -6,7 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -123,7 +123,11 @@ class PlannedSteps(RecordedSteps):
     @cached_property
     def prices(self) -> CollectivePrices:
         """What collectives take on the recorded cluster."""
-        return prices_of(self.trace, self.predictor.ops)
+        return prices_of(self.trace, self.predictor.ops, self._part_bytes())
+
+    def _part_bytes(self) -> dict[int, int]:
+        """Bytes of the collectives that the trace has without a size, where the job knows them, by event."""
+        return {}
 
     def _predict(self, plan: Plan) -> Prediction:
         if plan == Plan():
@@ -161,14 +165,18 @@ class PlannedSteps(RecordedSteps):
         yield "memory is not known from a profile"
 
 
-def prices_of(trace: Trace, ops: RecordedOps) -> CollectivePrices:
-    """Of a trace's collectives with known sizes: once all ranks take part; of one rank of many the least of all steps."""
+def prices_of(trace: Trace, ops: RecordedOps, known_bytes: Mapping[int, int]) -> CollectivePrices:
+    """Of a trace's collectives with known sizes: once all ranks take part; of one rank of many the least of all steps.
+
+    `known_bytes` are those of events that have no size in the trace.
+    """
     events = trace.events
     of_kind: dict[CollectiveKind, list[tuple[int, float]]] = defaultdict(list)
     alone: dict[tuple[CollectiveKind, int, int], list[float]] = defaultdict(list)
     for op in np.flatnonzero((ops.event >= 0) & np.isin(ops.step, ops.steps)).tolist():
         event = int(ops.event[op])
         kind, size = CollectiveKind(int(events.collective_kind[event])), int(events.size_bytes[event])
+        size = size if size > 0 else known_bytes.get(event, -1)
         if kind is CollectiveKind.UNKNOWN or size <= 0 or ops.role[op] != RUNS:
             continue
         us = float(ops.duration_us[op] - ops.unexplained_us[op])

@@ -173,8 +173,9 @@ class _Rank:
 
     def _repriced(self, reduction: Reduction, before_bytes: float, after_bytes: float) -> None:
         kinds = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
-        for event, kind in zip(reduction.parts, kinds, strict=False):
-            self._reprice(event, kind, before_bytes, after_bytes)
+        for event, size, kind in zip(reduction.parts, reduction.sizes_bytes, kinds, strict=False):
+            recorded_bytes = size if size > 0 else before_bytes
+            self._reprice(event, kind, recorded_bytes, recorded_bytes * after_bytes / before_bytes)
 
     def _reprice(self, event: int, kind: CollectiveKind, before_bytes: float, after_bytes: float) -> None:
         """Scale a collective as the prices of its sizes differ, so that the recorded size takes the recorded time."""

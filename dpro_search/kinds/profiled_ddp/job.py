@@ -114,6 +114,11 @@ class ProfiledDdp(PlannedSteps):
         )
         with_buckets(edit, self.gradients, step, changed, self.prices)
 
+    def _part_bytes(self) -> dict[int, int]:
+        gradients = self.gradients
+        sizes = np.bincount(gradients.bucket_of, weights=[tensor.size_bytes for tensor in gradients.tensors]) * gradients.share
+        return {part: int(size) for step in gradients.steps.values() for part, size in zip(step.parts, sizes.tolist(), strict=True)}
+
     def assumed(self) -> Iterator[str]:
         yield f"gradients: {self.gradients.why}"
         yield from super().assumed()
@@ -137,7 +142,7 @@ class ProfiledDdp(PlannedSteps):
                 {
                     "bucket": bucket,
                     "gradients": int((self.gradients.bucket_of == bucket).sum()) if self.gradients.known else None,
-                    "bytes": int(events.size_bytes[parts[0]]),
+                    "bytes": self._part_bytes().get(parts[0], int(events.size_bytes[parts[0]])),
                     "transfer_us": float(np.mean(events.end_us[parts] - events.start_us[parts])),
                 }
             )

@@ -86,6 +86,12 @@ class ProfiledFsdp(PlannedSteps):
         )
         with_units(edit, self.units, step, changed, self.prices)
 
+    def _part_bytes(self) -> dict[int, int]:
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        steps = self.units.steps.values()
+        gathers = {each.part: sizes[each.unit] for step in steps for each in (*step.forward, *step.backward)}
+        return gathers | {each.parts[0]: sizes[each.unit] for step in steps for each in step.reductions}
+
     def assumed(self) -> Iterator[str]:
         yield self.units.why
         if self.units.hybrid:

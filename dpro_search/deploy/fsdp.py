@@ -32,9 +32,15 @@ def planned_fsdp(model: Any) -> Any:
         The model has no unit that ``fully_shard`` made, or not those of the plan.
     """
     plan = _plan()
-    if plan.get("groups") or plan.get("reduce_dtype"):
+    if shards_itself():
         raise ValueError("the plan changes what fully_shard is called with: use planned_shard(model) in place of its calls")
     return _follow(model, plan)
+
+
+def shards_itself() -> bool:
+    """Whether the plan changes what ``fully_shard`` is called with, so that `planned_shard` must take the place of its calls."""
+    plan = _plan()
+    return bool(plan.get("groups") or plan.get("reduce_dtype"))
 
 
 def planned_shard(model: Any, **options: Any) -> Any:

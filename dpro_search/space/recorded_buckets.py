@@ -196,8 +196,10 @@ def _rewired(
         changed = part != new or (plan.bucket_of == bucket_of[gradient]).sum() != (gradients.bucket_of == number).sum()
         if changed:
             copies = _first_copies(edit, each)
+            until_us = each.found.ready[last[bucket_of[gradient]]].end_us
             for user in edit.forget_users(part):
-                if user not in copies:
+                # What was decided before the bucket was full waited for the recorded one only by chance.
+                if user not in copies and edit.decided_us(user) > until_us:
                     edit.need(new, user)
             for user in edit.carried_users(part):
                 edit.carry(new, user)

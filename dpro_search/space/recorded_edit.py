@@ -144,6 +144,14 @@ class StepEdit:
         """Whether an op is a stretch of a host thread."""
         return not np.isnan(self._end_us[op])
 
+    def decided_us(self, op: int) -> float:
+        """When the host was done with what an op needs of it, in the recording: its end, or that of its launch; inf: not known."""
+        if self.is_host(op):
+            return self._end_us[op]
+        launch = self.launch_of(op)
+        hosts = [self._end_us[need] for need in self.needs[launch] if self.is_host(need)] if launch >= 0 else []
+        return max(hosts, default=np.inf)
+
     def previous(self, op: int) -> int:
         """The op before another on its device; -1: none."""
         order = self._order[self.device[op]]

@@ -204,8 +204,18 @@ class _Rank:
             return  # it is gathered before the unit before it needs its own: so it was recorded
         anchor = self._anchor(behind)
         if anchor >= 0:
+            self._keep_waits(ops)
             self._edit.move(ops, anchor)
             self._last_moved[id(behind)] = ops[-1]
+
+    def _keep_waits(self, ops: Sequence[int]) -> None:
+        """Let a thread wait for other collectives where it did, though what it did meanwhile is moved away."""
+        edit, following = self._edit, self._edit.after(ops[-1])
+        for op in ops:
+            for need in [need for need in edit.needs[op] if edit.kind[need] == OpKind.COMM]:
+                edit.forget(need, op)
+                if following >= 0:
+                    edit.need(need, following)
 
     def _anchor(self, behind: Span) -> int:
         """The last op of a span, and of what was moved behind it before."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpro_search.collect.trace import CollectiveKind, Floats, Ints
+from dpro_search.collect.trace import CollectiveKind, Floats, Ints, Trace
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
@@ -19,6 +19,7 @@ from dpro_search.graph.gradient_events import Gradients, StepGradients
 from dpro_search.graph.marked_spans import Span
 from dpro_search.space.recorded_edit import StepEdit
 
+_CLOCK_US = 5.0  # by which clocks of host and device may disagree
 _LEAST_SHARE = 0.5  # of its price, that a bucket takes at least, however fast the one recorded in its place was
 _CAST_BYTES = 6  # that a cast of a float32 reads and writes; a copy reads and writes 8
 
@@ -74,6 +75,21 @@ def cut_at_gradients(edit: StepEdit, gradients: Gradients, step: int) -> None:
             if device is not None:
                 edit.cut(device, span.start_us)
                 edit.cut(device, span.end_us)
+
+
+def explain_copies(edit: StepEdit, trace: Trace, gradients: Gradients, step: int) -> None:
+    """Let the first copy out of each recorded bucket need its all-reduce, as DDP makes the device's stream wait for it."""
+    events = trace.events
+    if not gradients.has_copies:
+        return
+    for (_, number), found in gradients.steps.items():
+        if number != step:
+            continue
+        for bucket, part in enumerate(found.parts):
+            span = found.back[int(np.flatnonzero(gradients.bucket_of == bucket)[0])]
+            if span.events and events.start_us[span.events[0]] >= events.end_us[part] - _CLOCK_US:
+                waited_us = float(events.start_us[span.events[0]] - events.end_us[part])
+                edit.explain(edit.event_op[part], edit.event_op[span.events[0]], waited_us)
 
 
 def with_buckets(edit: StepEdit, gradients: Gradients, step: int, plan: BucketPlan, prices: CollectivePrices) -> None:

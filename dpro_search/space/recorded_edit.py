@@ -49,6 +49,7 @@ class StepEdit:
         self.device_names: list[str] = list(base.device_names)
         self._begin_us: list[float] = (ops.end_us[rows] - ops.duration_us[rows]).tolist()
         self._end_us: list[float] = ops.end_us[rows].tolist()
+        self._unexplained_us: list[float] = ops.unexplained_us[rows].tolist()
         self.event_op: dict[int, int] = {event: op for op, event in enumerate(ops.event[rows].tolist()) if event >= 0}
         self._order: dict[int, list[int]] = defaultdict(list)
         for op, device in enumerate(self.device):
@@ -178,6 +179,22 @@ class StepEdit:
         """Let an op no longer need another."""
         self.needs[target].discard(source)
         self.users[source].discard(target)
+
+    def explain(self, source: int, target: int, waited_us: float) -> None:
+        """Let a device op need another that it is known to have waited for, where the trace does not show that.
+
+        `waited_us` is from the end of what it waited for to its start. Idle time before that, which nothing explained and which was
+        taken for a part of the op or of its launch, no longer is.
+        """
+        if source in self.needs[target]:
+            return
+        self.need(source, target)
+        gap_us = self._unexplained_us[target]
+        self.duration_us[target] -= max(gap_us - max(waited_us, 0.0), 0.0)
+        launch = self.launch_of(target)
+        if launch >= 0:
+            device = self._order[self.device[launch]]
+            self.duration_us[launch] = min(self.duration_us[launch], float(np.median([self.duration_us[op] for op in device])))
 
     def forget_users(self, op: int) -> set[int]:
         """Let no op need this one; returns those that did."""

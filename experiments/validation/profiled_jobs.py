@@ -2,8 +2,8 @@
 
     python -m experiments.validation.profiled_jobs DIR --python ENV/bin/python [--job ddp-bert ...] [--steps 20] [--rounds 3]
 
-Each job is profiled by torch.profiler, imported, searched, and run as profiled and under its plans in turn (A B C A B C). Prints the
-iteration time of each plan, predicted and measured, and the gains. The recorded setting is measured without the profiler.
+Each job is profiled by torch.profiler, imported, searched, and run as profiled and under its plans in turn (A B C A B C). Prints
+the iteration time of each plan, predicted and measured, and the gains. The recorded setting is measured without the profiler.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def _best(folder: Path) -> Plan:
     run = dpro_search.load_run(folder / "run") if (folder / "run").exists() else dpro_search.load(folder / "trace").search(
         trials=100, out=folder / "run"
     )  # fmt: skip
-    best: Plan = run.plans[0].plan
-    return best
+    return run.best
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, with_buckets
+from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
 from dpro_search.space.recorded_edit import StepEdit
 from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import DdpSettings
@@ -103,6 +103,7 @@ class ProfiledDdp(PlannedSteps):
 
     def _prepare(self, edit: StepEdit, step: int) -> None:
         cut_at_gradients(edit, self.gradients, step)
+        explain_copies(edit, self.trace, self.gradients, step)
 
     def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
         own = DdpSettings.of(plan)

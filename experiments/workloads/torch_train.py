@@ -9,6 +9,7 @@ PyTorch's own profiler exports it, for `dpro-search import`.
 """
 
 import argparse
+import json
 import os
 import sys
 
@@ -34,7 +35,9 @@ def replicated(model, **options):
         return DistributedDataParallel(model, **options)
     from ddp import planned_ddp
 
-    return planned_ddp(model, **options)
+    with open(os.path.join(PLAN, "ddp.json")) as file:
+        planned = {name.replace("_list", "") for name in json.load(file)["options"]}
+    return planned_ddp(model, **{name: value for name, value in options.items() if name not in planned})
 
 
 def sharded(model, prefetch, reshard):

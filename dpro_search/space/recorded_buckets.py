@@ -19,7 +19,6 @@ from dpro_search.graph.gradient_events import Gradients, StepGradients
 from dpro_search.graph.marked_spans import Span
 from dpro_search.space.recorded_edit import StepEdit
 
-_CLOCK_US = 5.0  # by which clocks of host and device may disagree
 _LEAST_SHARE = 0.5  # of its price, that a bucket takes at least, however fast the one recorded in its place was
 _CAST_BYTES = 6  # that a cast of a float32 reads and writes; a copy reads and writes 8
 
@@ -79,7 +78,6 @@ def cut_at_gradients(edit: StepEdit, gradients: Gradients, step: int) -> None:
 
 def explain_copies(edit: StepEdit, trace: Trace, gradients: Gradients, step: int) -> None:
     """Let the first copy out of each recorded bucket need its all-reduce, as DDP makes the device's stream wait for it."""
-    events = trace.events
     if not gradients.has_copies:
         return
     for (_, number), found in gradients.steps.items():
@@ -87,9 +85,8 @@ def explain_copies(edit: StepEdit, trace: Trace, gradients: Gradients, step: int
             continue
         for bucket, part in enumerate(found.parts):
             span = found.back[int(np.flatnonzero(gradients.bucket_of == bucket)[0])]
-            if span.events and events.start_us[span.events[0]] >= events.end_us[part] - _CLOCK_US:
-                waited_us = float(events.start_us[span.events[0]] - events.end_us[part])
-                edit.explain(edit.event_op[part], edit.event_op[span.events[0]], waited_us)
+            if span.events:
+                edit.explain_event(trace, part, span.events[0])
 
 
 def with_buckets(edit: StepEdit, gradients: Gradients, step: int, plan: BucketPlan, prices: CollectivePrices) -> None:

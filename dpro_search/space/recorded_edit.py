@@ -13,11 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, Trace
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
+_CLOCK_US = 5.0  # by which clocks of host and device may disagree
 _LISTS = (
     *("duration_us", "device", "kind", "collective", "name", "policy", "rank_of_device", "device_names"),
     *("_begin_us", "_end_us", "_carried", "_out"),
@@ -195,6 +196,12 @@ class StepEdit:
         if launch >= 0:
             device = self._order[self.device[launch]]
             self.duration_us[launch] = min(self.duration_us[launch], float(np.median([self.duration_us[op] for op in device])))
+
+    def explain_event(self, trace: Trace, source: int, target: int) -> None:
+        """The same of two events of the trace, if the target began after the source ended."""
+        waited_us = float(trace.events.start_us[target] - trace.events.end_us[source])
+        if waited_us >= -_CLOCK_US:
+            self.explain(self.event_op[source], self.event_op[target], waited_us)
 
     def forget_users(self, op: int) -> set[int]:
         """Let no op need this one; returns those that did."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpro_search.collect.trace import CollectiveKind
+from dpro_search.collect.trace import CollectiveKind, Trace
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import Span
@@ -53,6 +53,14 @@ def cut_at_units(edit: StepEdit, units: ShardedUnits, step: int) -> None:
             if device is not None:
                 edit.cut(device, span.start_us)
                 edit.cut(device, span.end_us)
+
+
+def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) -> None:
+    """Let the copy of a unit's parameters to their places need their gather, as FSDP makes the device's stream wait for it."""
+    for (_, number), found in units.steps.items():
+        for each in (*found.forward, *found.backward) if number == step else ():
+            if each.copy_out.events:
+                edit.explain_event(trace, each.part, each.copy_out.events[0])
 
 
 def with_units(edit: StepEdit, units: ShardedUnits, step: int, plan: UnitPlan, prices: CollectivePrices) -> None:

@@ -17,7 +17,7 @@ from dpro_search.kinds._profile_at_scale import profile_at_scale
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.recorded_units import UnitPlan, cut_at_units, with_units
+from dpro_search.space.recorded_units import UnitPlan, cut_at_units, explain_units, with_units
 from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
@@ -72,6 +72,7 @@ class ProfiledFsdp(PlannedSteps):
 
     def _prepare(self, edit: StepEdit, step: int) -> None:
         cut_at_units(edit, self.units, step)
+        explain_units(edit, self.trace, self.units, step)
 
     def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
         own = FsdpSettings.of(plan)

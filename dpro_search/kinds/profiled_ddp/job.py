@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Ints, TensorInfo, Trace
+from dpro_search.collect.trace import EventKind, Ints, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
 from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
@@ -62,7 +62,7 @@ class ProfiledDdp(PlannedSteps):
 
     def __init__(self, trace: Trace, gradients: Gradients, *, allow_lossy: bool = False) -> None:
         self.gradients, self._allow_lossy = gradients, allow_lossy
-        super().__init__(trace, _space(self.title, gradients, allow_lossy=allow_lossy))
+        super().__init__(trace, _space(trace, gradients, allow_lossy=allow_lossy))
         self.tensors: tuple[TensorInfo, ...] = gradients.tensors
 
     @property
@@ -178,8 +178,9 @@ class ProfiledDdp(PlannedSteps):
         return found
 
 
-def _space(title: str, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
-    facts = JobFacts(name=title, tensors=gradients.tensors)
+def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
+    facts = JobFacts(name=ProfiledDdp.title, tensors=gradients.tensors)
+    on_gpus = bool((trace.events.kind == EventKind.KERNEL).any())
     if not gradients.tensors:
         return PlanSpace(facts, [])
     compressed = "the recorded job's gradients are halves already" if gradients.share < 1 else None
@@ -194,6 +195,6 @@ def _space(title: str, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
         FirstBucketSize(facts),
         BucketViews(facts, refused=no_copies),
         StaticGraph(facts, refused=nothing_searched),
-        HalfCompression(facts, allow_lossy=allow_lossy, refused=compressed),
+        HalfCompression(facts, allow_lossy=allow_lossy, on_gpus=on_gpus, refused=compressed),
     ]
     return PlanSpace(facts, found)

@@ -54,8 +54,9 @@ class GradientCompression(Knob):
 class HalfCompression(GradientCompression):
     """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook`` or ``bf16_compress_hook``."""
 
-    def __init__(self, job: JobFacts, *, allow_lossy: bool, refused: str | None = None) -> None:
-        super().__init__(job, ("fp16", "bf16"), allow_lossy=allow_lossy, refused=refused)
+    def __init__(self, job: JobFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None) -> None:
+        """`on_gpus`: whether NCCL reduces, without which PyTorch has no ``bf16_compress_hook``."""
+        super().__init__(job, ("fp16", "bf16") if on_gpus else ("fp16",), allow_lossy=allow_lossy, refused=refused)
 
 
 class DdpCompression(GradientCompression):

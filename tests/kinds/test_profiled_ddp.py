@@ -231,3 +231,47 @@ def test_sizes_can_be_given_to_import(tmp_path: Path) -> None:
 def test_a_wrong_file_of_parameters_is_one_line(trace: Trace, rows: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=reason):
         with_parameters(trace, parameters(tmp_path, rows))
+
+
+def only(profile: Profile, *names: str) -> Profile:
+    """The profile without the records whose names begin so."""
+    profile.records = [record for record in profile.records if not record["name"].startswith(names)]
+    return profile
+
+
+def other_kind(profile: Profile) -> Profile:
+    for record in profile.records:
+        if record["name"].startswith("ncclDevKernel"):
+            record["name"] = record["name"].replace("AllReduce", "SendRecv")
+            record["args"] |= {"Collective name": "all_to_allv"}
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("profile", "reason"),
+    [
+        (lambda: only(gpu_rank(0), "nccl"), "shows no collective .one process, inference,"),
+        (lambda: other_kind(gpu_rank(0)), "collectives .all-to-all. are neither DDP's buckets nor FSDP's units"),
+    ],
+)
+def test_what_is_neither_says_what_can_still_be_asked(profile: Any, reason: str, tmp_path: Path) -> None:
+    found = job_of(import_trace([profile().write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert not found.space.fields
+    with pytest.raises(InputError, match=reason):
+        raise InputError(found.nothing_to_search)
+    assert found.diagnose()["gains"]
+
+
+def test_half_a_step_leaves_the_buckets_that_all_steps_have(tmp_path: Path) -> None:
+    profile = gpu_rank(0)
+    last = max(record["ts"] for record in profile.records if record["name"].startswith("ProfilerStep"))
+    profile.records = [record for record in profile.records if record["ts"] < last + 600]
+    found = job_of(import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert not found.space.fields
+    assert found.predict(Plan()).iteration_us > 0
+
+
+def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:
+    files = [gpu_rank(rank).write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2 + rank)) for rank in range(2)]
+    with pytest.raises(InputError, match="import one job at a time"):
+        import_trace(files)

@@ -98,8 +98,7 @@ def gradients_of(trace: Trace) -> Gradients | None:
     """The gradients of a job whose ranks all-reduce the same buckets in every step; None where they do not."""
     spans = _Spans(trace)
     found = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
-    found = {key: value for key, value in found.items() if value.parts}
-    if not found or len({rank for rank, _ in found}) != trace.meta.ranks:
+    if not found or not all(value.parts for value in found.values()):
         return None
     first = next(iter(found.values()))
     sizes = _bucket_bytes(trace, first)

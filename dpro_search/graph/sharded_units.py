@@ -95,9 +95,8 @@ def sharded_units_of(trace: Trace) -> ShardedUnits:
     """The units of a job; none, with the reason, where they are not marked, or differ between ranks or steps."""
     spans = _UnitSpans(trace)
     found = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
-    found = {key: value for key, value in found.items() if value.forward}
     unknown = ShardedUnits(tensors=(), steps={}, hybrid=False, why="")
-    if not found or len({rank for rank, _ in found}) != trace.meta.ranks:
+    if not any(value.forward for value in found.values()):
         return _because(unknown, "the profile does not mark FSDP's units, as fully_shard (FSDP2) does: no gather can be moved")
     first = next(iter(found.values()))
     if any(value.program != first.program for value in found.values()):

@@ -265,6 +265,8 @@ def _with_casts(edit: StepEdit, each: _Rank, plan: BucketPlan, last: list[int], 
     """Each bucket is made halves of before its all-reduce, and the result is copied back into it before its gradients are."""
     copies = [edit.event_op[event] for span in each.found.back for event in span.events]
     ready = each.found.ready
+    # The host launches a cast and a division.
+    launches_us = 2 * float(np.median([span.end_us - span.start_us for span in each.found.back] or [0.0]))
     hooks = edit.new_device(each.found.rank, "hooks") if copies else -1
     for number, gradient in enumerate(last):
         part, rank = each.new_parts[number], each.found.rank
@@ -284,6 +286,8 @@ def _with_casts(edit: StepEdit, each: _Rank, plan: BucketPlan, last: list[int], 
             cast = edit.insert(edit.device[source], cast_us, OpKind.BACKWARD, f"cast of bucket {number}@{rank}", after=source)
             pause = edit.pause_of(part)
             edit.need(cast, pause if pause >= 0 else part)
+            at = edit.cut(each.device, ready[gradient].end_us)
+            edit.insert(each.device, launches_us, OpKind.HOST, f"launch of the cast of bucket {number}@{rank}", after=at)
         cast_back = edit.insert(hooks, cast_us, OpKind.IO, f"cast back of bucket {number}@{rank}")
         edit.need(part, cast_back)
         for target in back:

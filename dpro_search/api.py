@@ -388,14 +388,17 @@ def load(folder: str | Path | None = None, *, sample: str | None = None) -> Reco
 
 
 @speaks_python
-def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path) -> Recording:
+def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path, *, parameters: str | Path | None = None) -> Recording:
     """Convert raw files of one job, of any format that ``dpro-search import`` knows, into the new trace folder `out`.
+
+    `parameters` is a file of names and sizes of parameters, for a PyTorch profile without shapes (`collect.parameters`).
 
     Raises
     ------
     InputError
         A file is of no known format, or `out` exists.
     """
+    from dpro_search.collect.parameters import with_parameters
     from dpro_search.collect.readers import importers
 
     if Path(out).exists():
@@ -404,6 +407,8 @@ def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path) ->
     if not paths:
         raise InputError("sources: no file is named")
     trace = importers.import_trace(paths)
+    if parameters is not None:
+        trace = with_parameters(trace, Path(parameters))
     trace.save(Path(out))
     return Recording(folder=Path(out), source=trace)
 

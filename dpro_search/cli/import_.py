@@ -13,6 +13,10 @@ from dpro_search.cli._shared_options import JsonOption
 def import_(
     sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files or folders of one job, gzip or not.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
+    parameters: Annotated[
+        Path | None,
+        typer.Option("--parameters", metavar="FILE", help="Names and sizes of parameters, for a profile without shapes."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Convert raw files to a trace: profiles of other tools, or the folder of 'collect --keep-raw'.
@@ -26,6 +30,7 @@ def import_(
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect._files import require_new, what_is
+    from dpro_search.collect.parameters import with_parameters
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
@@ -38,6 +43,8 @@ def import_(
             raise InputError(f"{source}: {what}, and no raw files; 'replay' and 'run' take a trace, 'report' and 'export' a search")
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()
     trace = assemble_raw(sources[0]) if own else import_trace(sources)
+    if parameters is not None:
+        trace = with_parameters(trace, parameters)
     trace.save(out)
     parts = trace.events.select(np.isin(trace.events.kind, (EventKind.COMM, EventKind.COLLECTIVE)))
     matched, unmatched = len(np.unique(parts.collective[parts.collective >= 0])), int((parts.collective < 0).sum())

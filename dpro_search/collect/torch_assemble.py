@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from dpro_search.collect.assembly import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
@@ -36,10 +37,14 @@ from dpro_search.collect.torch_modules import modules_of
 from dpro_search.collect.torch_spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 
+_GPU_PROFILE = "kineto-gpu.json.gz"
+
 
 def assemble_torch(raw: Path) -> Trace:
     """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, JobFile, *_KINDS)
+    if (raw / "rank0" / _GPU_PROFILE).is_file():
+        return _of_gpus(raw, job)
     kind = _KINDS[job.format]
     ranks = [read_rank(raw / f"rank{r}", job.format) for r in range(job.ranks)]
     base_ns = ranks[0].hook.steps[0][0]
@@ -75,6 +80,14 @@ def assemble_torch(raw: Path) -> Trace:
         dtypes=tuple(dtypes),
     )
     return completed(trace)
+
+
+def _of_gpus(raw: Path, job: JobFile) -> Trace:
+    """The trace of ranks with GPUs: what `import` makes of their profiles, with the command that was recorded."""
+    from dpro_search.collect.readers.kineto import read  # needs scipy
+
+    trace = read([raw / f"rank{rank}" / _GPU_PROFILE for rank in range(job.ranks)])
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, command=tuple(job.command)))
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
     other_cores: float
 
 
+WORLD_SIZE = "WORLD_SIZE"  # knob of an imported profile: ranks of the job, of which some may not be in the trace
+
+
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Provenance and settings of a recording."""
 
@@ -110,3 +113,9 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
         if not least <= value <= _MOST_OF_A_KNOB:
             raise InputError(f"meta.json: knobs: {name}={text}: must be a number >= {least:g}; record the job again")
         return value
+
+
+def on_this_machine(meta: TraceMeta) -> TraceMeta:
+    """Of a profiled job with all its ranks on one host, as it can be started where nothing is known of its hosts."""
+    ranks = max(round(meta.number_knob(WORLD_SIZE, 0)), meta.ranks)
+    return msgspec.structs.replace(meta, ranks=ranks, hosts=("this machine",) * ranks, cores=(-1,) * ranks, rate_bps=None)

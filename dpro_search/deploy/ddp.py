@@ -35,10 +35,10 @@ def planned_ddp(module: Any, **options: Any) -> Any:
     if unknown:
         raise ValueError(f"this PyTorch's DistributedDataParallel has no {unknown[0]}, which the plan's buckets need")
     parallel = DistributedDataParallel(module, **plan["options"], **options)
-    if plan["compression"] == "fp16":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    if plan["compression"] in ("fp16", "bf16"):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        parallel.register_comm_hook(None, fp16_compress_hook)
+        parallel.register_comm_hook(None, getattr(default_hooks, plan["compression"] + "_compress_hook"))
     if "powersgd" in plan:
         _compress_by_powersgd(parallel, plan["powersgd"])
     _report_used()

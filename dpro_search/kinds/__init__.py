@@ -6,9 +6,12 @@ A new kind is a module with a constant ``KIND`` (see `kinds._base`) and one line
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._base import (
@@ -157,6 +160,9 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
     if not isinstance(trace, Trace):
         raise InputError(f"{kind.title} was never run: record it with 'dpro-search collect' and search that trace")
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
+    if launcher is None and kind.profile_launcher_name:
+        trace = replace(trace, meta=on_this_machine(trace.meta))
+        launcher = resolve_name(kind.profile_launcher_name)
     if launcher is None:
         known = ", ".join(each.format for each in launchers())
         raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")

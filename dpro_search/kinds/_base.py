@@ -61,7 +61,7 @@ _COMPUTE_OF_FIELD = {
     "recomputed_modules": "recomputation",
     "micro_batches": "accumulation",
 }
-_LOSSY = ("compression", "micro_batches")
+_LOSSY = ("compression", "micro_batches", "reduce_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +379,8 @@ class AnyKind(ABC, Generic[_Source]):
     # job_name, launcher_names: Where `job_type` and `launchers` are, "module:name"; they are imported when they are first needed.
     job_name: ClassVar[str]
     launcher_names: ClassVar[tuple[str, ...]] = ()
+    # Where the launcher is that starts jobs of which a profile was imported, when their command is given; "": none does.
+    profile_launcher_name: ClassVar[str] = ""
 
     @property
     def job_type(self) -> type[Job]:

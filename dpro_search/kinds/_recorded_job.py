@@ -77,7 +77,7 @@ class RecordedSteps(Job):
             return _prediction(self.predictor, self._scales, self._peak_memory_bytes)
         found = self.predictor.predict(self._scales)
         found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales))
-        return _as_prediction(found, "extrapolated", self._peak_memory_bytes)
+        return as_prediction(found, "extrapolated", self._peak_memory_bytes)
 
     @property
     def _peak_memory_bytes(self) -> int | None:
@@ -141,7 +141,7 @@ class RecordedSteps(Job):
         held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=_as_prediction(held.prediction, "recorded", self._peak_memory_bytes),
+            prediction=as_prediction(held.prediction, "recorded", self._peak_memory_bytes),
             error_pct=held.error_pct,
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
@@ -182,10 +182,11 @@ class RecordedSteps(Job):
 
 
 def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...], peak_memory_bytes: int | None) -> Prediction:
-    return _as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded", peak_memory_bytes)
+    return as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded", peak_memory_bytes)
 
 
-def _as_prediction(found: RecordedPrediction, source: str, peak_memory_bytes: int | None) -> Prediction:
+def as_prediction(found: RecordedPrediction, source: str, peak_memory_bytes: int | None = None) -> Prediction:
+    """A prediction of recorded steps as all jobs give it."""
     return Prediction(
         iteration_us=found.iteration_us,
         interval_us=found.interval_us,

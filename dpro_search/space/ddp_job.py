@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -166,15 +166,19 @@ def apply_ddp(
     cluster: ClusterSpec | None = None,
     threads: int = GLOO_THREADS,
     compression: str | None = None,
+    as_views: bool = False,
 ) -> DdpJob:
     """The job with other buckets (as recorded if no limit is given) on a cluster (the recorded one if None).
 
     Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn. With the
     compression "fp16", float32 buckets travel in half precision: `fp16_compress_hook` casts a bucket on the main thread when it is
     full, before its post, and the callback of its future casts it back on Gloo's thread, before the main thread's wait for it ends.
-    With one of `costmodel.powersgd`, the main thread waits for each bucket where it is full (`deploy/ddp.py` says why).
+    With one of `costmodel.powersgd`, the main thread waits for each bucket where it is full (`deploy/ddp.py` says why). With
+    `as_views` gradients are views of the buckets, and nothing is copied out of them.
     """
     cluster = cluster or recorded
+    if as_views:
+        graph = replace(graph, copy_us=np.zeros_like(graph.copy_us))
     bucket_of = bucket_assignment(graph.tensors, bucket_limits_bytes) if bucket_limits_bytes else graph.bucket_of
     full_us = np.stack([graph.ready_us[:, :, bucket_of == b].max(axis=2) for b in range(int(bucket_of.max()) + 1)], axis=2)
     # Buckets are posted in order.

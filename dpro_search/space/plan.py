@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     micro_batches
         Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
     compression
-        Lossy compression of gradients: "fp16", "2bit", or PyTorch's PowerSGD with matrices of the named rank ("powersgd-1").
+        Lossy compression of gradients: "fp16", "bf16", "2bit", or PyTorch's PowerSGD with matrices of a rank ("powersgd-1").
     """
 
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     recomputed_modules: tuple[str, ...] | None = None
     bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
-    compression: Literal["fp16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
+    compression: Literal["fp16", "bf16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
 
     def __repr__(self) -> str:
         return short_call("Plan.of", self.settings) if self.settings else "Plan()"

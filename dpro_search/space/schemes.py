@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 
@@ -143,16 +143,30 @@ class HorovodSettings(SchemeSettings, tag="horovod", frozen=True, kw_only=True):
 
 
 class DdpSettings(SchemeSettings, tag="ddp", frozen=True, kw_only=True):
-    """PyTorch DDP: size at which a gradient bucket is closed, and the same of the first bucket."""
+    """PyTorch DDP.
+
+    Attributes
+    ----------
+    bucket_cap_bytes, first_bucket_bytes
+        Size at which a gradient bucket is closed, and the same of the first bucket.
+    gradient_as_bucket_view
+        Whether gradients are views of the buckets, so that they are not copied out of them.
+    static_graph
+        Whether the model uses the same parameters in every step, so that DDP need not search those without a gradient.
+    """
 
     bucket_cap_bytes: int | None = None
     first_bucket_bytes: int | None = None
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
 
     title = "PyTorch DDP"
     positive = ("bucket_cap_bytes", "first_bucket_bytes")
     words = {
         "bucket_cap_bytes": lambda value: f"buckets of {size_text(value)}",
         "first_bucket_bytes": lambda value: f"first bucket of {size_text(value)}",
+        "gradient_as_bucket_view": lambda value: "gradients in buckets" if value else "gradients beside buckets",
+        "static_graph": lambda value: "static graph" if value else "no static graph",
     }
 
 
@@ -163,16 +177,35 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
     ----------
     prefetch
         Whether each unit's parameters are gathered while the unit before it computes.
+    prefetch_depth, backward_prefetch_depth
+        How many units ahead parameters are gathered, with `prefetch` in the forward pass, and in the backward pass.
     reshard_after_forward
         Whether a unit gives its parameters up after the forward pass.
+    kept_last_units
+        How many units, the last ones of the forward pass, keep their parameters after it.
+    units_together
+        How many units, one after the other in the forward pass, are wrapped together.
+    reduce_dtype
+        Element type in which gradients are reduced.
     """
 
     prefetch: bool | None = None
+    prefetch_depth: int | None = None
+    backward_prefetch_depth: int | None = None
     reshard_after_forward: bool | None = None
+    kept_last_units: int | None = None
+    units_together: int | None = None
+    reduce_dtype: Literal["bfloat16", "float16"] | None = None
 
     title = "PyTorch FSDP"
+    positive = ("prefetch_depth", "backward_prefetch_depth", "kept_last_units", "units_together")
     words = {
         "prefetch": lambda value: "prefetched all-gathers" if value else "no prefetching",
+        "prefetch_depth": lambda value: f"{counted('unit')(value)} ahead",
+        "backward_prefetch_depth": lambda value: f"{counted('unit')(value)} ahead in backward",
+        "kept_last_units": lambda value: f"last {counted('unit')(value)} kept after forward",
+        "units_together": lambda value: f"{counted('unit')(value)} together",
+        "reduce_dtype": lambda value: f"gradients reduced in {value}",
         "reshard_after_forward": lambda value: "parameters resharded after forward" if value else "parameters kept after forward",
     }
 

@@ -72,7 +72,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
         (Plan(compression="2bit"), (T.HOROVOD,), "Horovod has fp16, not 2bit"),
         (Plan(compression="fp16"), (T.MXNET,), "KVStore has 2bit, not fp16"),
         (Plan(compression="powersgd-1"), (T.HOROVOD,), "Horovod has fp16, not powersgd-1"),
-        (Plan(compression="2bit"), (T.DDP,), "DDP has fp16 and powersgd-4, powersgd-2, powersgd-1, not 2bit"),
+        (Plan(compression="2bit"), (T.DDP,), "DDP has fp16, bf16 and powersgd-4, powersgd-2, powersgd-1, not 2bit"),
         (Plan.of(compression="2bit", p3=True), (T.MXNET,), "does not compress priority slices"),
         (Plan(servers_on_workers=True), (T.HOROVOD,), "servers_on_workers: horovod cannot express it .known to: mxnet, byteps;"),
         (Plan(servers=2), (T.MXNET, T.BYTEPS), "a job communicates with one of them"),

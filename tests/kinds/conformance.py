@@ -177,6 +177,10 @@ class KindConformance:
             assert not foreign.keys() & job.spec.env.keys()
             recorded = {name: value for name, value in trace.meta.knobs.items() if name.isupper() and value}
             assert recorded.items() <= job.spec.env.items()
+        elif self.kind.profile_launcher_name:
+            assert recorded_job(trace, ("python", "train.py")).spec.ranks >= trace.meta.ranks
+            with pytest.raises(InputError, match="write it after '--'"):
+                recorded_job(trace)
         else:
             with pytest.raises(InputError, match="cannot be started here"):
                 recorded_job(trace, ("python", "train.py"))

@@ -65,7 +65,7 @@ def test_a_later_change_of_one_field_wins() -> None:
         ("servers", "has no knob"),
         ("servers=many", "servers=many: 'many' is not a whole number"),
         ("servers=0", "servers=0: servers must be > 0"),
-        ("compression=zip", "'zip' is none of fp16, 2bit"),
+        ("compression=zip", "'zip' is none of fp16, bf16, 2bit"),
         ("bandwidth=0", "the factor must be above 0"),
         ("rank1.bandwidth=2", "write compute=0.9"),
         ("kernels=0.5", "write compute=0.9"),

@@ -3,8 +3,8 @@
 A training step begins with the first forward of the distributed module after an optimizer's step (or, where no optimizer
 of torch.optim steps, after a forward whose backward communicates), and ends with the last optimizer's step before the next.
 Written: hook.json (step times, CPU time per group of threads, DDP's buckets and modules or FSDP's units, versions), the profiler's
-kineto.json.gz, and execution.json.gz, the execution trace of the last profiled step: its times are not used, for it adds to every
-operator. Standard library and the framework only; Python 3.8 and later.
+kineto.json.gz (of a rank with a GPU kineto-gpu.json.gz, with kernels), and execution.json.gz, the execution trace of the last
+profiled step: its times are not used, for it adds to every operator. Standard library and the framework only; Python 3.8 and later.
 """
 
 import gzip
@@ -63,6 +63,8 @@ class _Recorder(StepRecorder):
         self._other_models = set()
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
         self._profiler = None
+        self._gpu = False  # whether the profile holds a GPU's kernels, and marks steps as PyTorch's own profiles do
+        self._step_span = None  # of the step that is being profiled, on a GPU
         self._observer = None  # writes the execution trace
         self._module_marks = None  # of the profiled steps
         self._modules = None
@@ -112,9 +114,10 @@ class _Recorder(StepRecorder):
             self._facts = self._facts_of(self._model)
         if self.records and index == self.first_traced:
             self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
-            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._profiler = torch.profiler.profile(activities=_activities(torch))
             self._profiler.start()
             self.tracing = True
+            self._gpu = torch.cuda.is_available()
             if self._kind == "ddp":
                 self._modules = dpro_search_modules.facts(self._model.module)
                 self._module_marks = dpro_search_modules.ModuleMarks(self._model.module)
@@ -128,13 +131,23 @@ class _Recorder(StepRecorder):
         if self.tracing:
             with torch.profiler.record_function(STEP_MARK):
                 pass
+            if self._gpu:
+                self._end_step_span()
+                self._step_span = torch.profiler.record_function("ProfilerStep#%d" % index)
+                self._step_span.__enter__()
             self._marks.append([step[0], time.time_ns()])
         if self.steps and not self._optimizer_seen:
             self.steps[-1][1] = step[0]
         self.steps.append(step)
 
+    def _end_step_span(self):
+        if self._step_span is not None:
+            self._step_span.__exit__(None, None, None)
+            self._step_span = None
+
     def _stop_tracing(self):
         self.tracing = False
+        self._end_step_span()
         if self._module_marks is not None:
             self._module_marks.remove()
         if self._observer is not None:
@@ -156,7 +169,7 @@ class _Recorder(StepRecorder):
         if self.tracing:
             self._stop_tracing()
         if self._profiler is not None:
-            self._profiler.export_chrome_trace(os.path.join(self.out, "kineto.json.gz"))
+            self._profiler.export_chrome_trace(os.path.join(self.out, "kineto-gpu.json.gz" if self._gpu else "kineto.json.gz"))
         if self._observer is not None:
             if not self._unregistered:
                 self._unregister()
@@ -169,6 +182,12 @@ class _Recorder(StepRecorder):
             other_models=len(self._other_models),
             **{"ddp": None, "fsdp": None, self._kind: self._facts},
         )
+
+
+def _activities(torch):
+    """What the profiler records: kernels and NCCL's collectives as well, on a rank that has a GPU."""
+    activity = torch.profiler.ProfilerActivity
+    return [activity.CPU, activity.CUDA] if torch.cuda.is_available() else [activity.CPU]
 
 
 def _observed(path):

@@ -27,6 +27,7 @@ from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives
 from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job
 from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
@@ -36,6 +37,7 @@ from dpro_search.collect.trace import (
     DESCRIPTIONS,
     Codes,
     Dependencies,
+    EventKind,
     Events,
     Floats,
     Ints,
@@ -47,6 +49,7 @@ from dpro_search.collect.trace import (
     Trace,
     TraceMeta,
 )
+from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.errors import InputError, TraceFormatError
 
 _CATEGORIES = re.compile(
@@ -102,6 +105,7 @@ def read(paths: Sequence[Path]) -> Trace:
             format="kineto",
             clock=clock,
             versions={"files": str(len(paths))},
+            knobs={WORLD_SIZE: str(world)} if (world := _world_size(records)) else {},
             machine=records[0].host,
             devices=tuple(r.device for r in records) if all(r.device for r in records) else (),
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
@@ -143,6 +147,7 @@ def _read_file(path: Path) -> list[_Rank]:
     for number, rows in enumerate(_rows_of_ranks(file)):
         r, row_of_event = rank_records(file, rows, rank=None)
         find_origins(r, file, row_of_event)
+        find_gloo_collectives(r)
         leave_out_cut_steps(r)
         if number:
             r.dropped.clear()  # counted for the file
@@ -385,7 +390,9 @@ def _steps(ranks: Sequence[RankRecords], offsets: Floats) -> Steps:
         of_step[inside] = order[np.searchsorted(r.step_number, r.step[inside], sorter=order)]
         present = np.bincount(of_step[inside], minlength=len(order)) > 0
         device_end_us = np.full(len(order), -np.inf)
-        device = np.flatnonzero(r.on_device & (of_step >= 0))
+        device = np.flatnonzero(r.on_device & (r.kind != EventKind.COLLECTIVE) & (of_step >= 0))
+        if len(device):
+            device = np.flatnonzero(r.on_device & (of_step >= 0))
         np.maximum.at(device_end_us, of_step[device], r.end_us[device])
         for place in np.flatnonzero(present).tolist():
             start_us, end_us = float(r.step_start_us[place]), float(r.step_end_us[place])

@@ -33,7 +33,7 @@ _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
-_ITEM_BYTES = {
+ITEM_BYTES = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
     "uint8": 1, "bool": 1, "short": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -96,6 +96,8 @@ class RankRecords:
         CUPTI's records of synchronisations: (kind, stream, correlation, stream waited for, correlation of the event's record).
     memory_us, memory_bytes
         When the device's allocator (without a device, the host's) was called, and what it had handed out then.
+    host_waits
+        Collectives of a rank without a device, and the events in which its thread waited for each.
     job
         The profile's distributedInfo.
     step_number, step_start_us
@@ -135,6 +137,7 @@ class RankRecords:
     memory_us: Floats
     memory_bytes: Ints
     job: dict[str, Any]
+    host_waits: tuple[tuple[int, int], ...] = ()
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
@@ -435,7 +438,7 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
     def first(attribute: str) -> object:
         return next((value for note in notes if (value := getattr(note, attribute)) is not None), None)
 
-    sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in _ITEM_BYTES), None)
+    sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
     group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
     short = kernel.split("(")[0]
     match = _LABEL.search(short)
@@ -447,7 +450,7 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
         group=group if isinstance(group, str) else None,
         group_ranks=ranks if isinstance(ranks, tuple) else None,
         sequence=sequence if isinstance(sequence, int) else None,
-        size_bytes=(sized.elements or 0) * _ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
+        size_bytes=(sized.elements or 0) * ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
         dtype=(sized.dtype or "").lower() if sized else "",
     )
 

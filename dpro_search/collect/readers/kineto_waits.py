@@ -30,7 +30,7 @@ def find_dependencies(r: RankRecords) -> Dependencies:
     found = {
         DependencyKind.LAUNCH: np.stack((r.launch[launched], launched), axis=1),
         DependencyKind.EVENT: _as_array(_recorded_waits(r, device) or evidence.waits(_candidates(r, device))),
-        DependencyKind.SYNC: _as_array(syncs(r, device, evidence)),
+        DependencyKind.SYNC: _as_array([*syncs(r, device, evidence), *r.host_waits]),
         DependencyKind.HOST: _as_array(handed_over(r)),
     }
     kinds = np.concatenate([np.full(len(pairs), int(kind), np.int64) for kind, pairs in found.items()])

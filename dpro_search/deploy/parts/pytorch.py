@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
 from dpro_search.errors import InputError
+from dpro_search.graph.sharded_units import ROOT
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import DdpSettings, FsdpSettings
 from dpro_search.space.transformations.module_precision import refusal as precision_refusal
 from dpro_search.space.transformations.modules import refusal
+from dpro_search.space.units_together import unit_groups
 
 _MIB = 2**20
 _DEFAULT_CAP_MB = 25  # PyTorch's
@@ -39,8 +41,11 @@ def ddp_part(plan: Plan, facts: JobFacts) -> Part:
         options["bucket_cap_mb"] = own.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
-    if plan.compression not in (None, "fp16", *POWERSGD):
-        raise InputError(f"compression: DDP has fp16 and {', '.join(POWERSGD)}, not {plan.compression}")
+    for name in ("gradient_as_bucket_view", "static_graph"):
+        if (value := own.settings.get(name)) is not None:
+            options[name] = value
+    if plan.compression not in (None, "fp16", "bf16", *POWERSGD):
+        raise InputError(f"compression: DDP has fp16, bf16 and {', '.join(POWERSGD)}, not {plan.compression}")
     content: dict[str, object] = {"version": 1, "options": options, "compression": plan.compression}
     script: tuple[str, ...] = (
         "`from ddp import planned_ddp`, and `model = planned_ddp(model)` in place of `DistributedDataParallel(model)`; it takes "
@@ -58,10 +63,30 @@ def _recorded_cap_mb(facts: JobFacts) -> float:
 
 
 def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
-    """Prefetching and resharding of ``fully_shard``."""
+    """Prefetching, resharding, units and reductions of ``fully_shard``."""
     own = FsdpSettings.of(plan)
-    content = {"version": 1, "prefetch": bool(own.prefetch), "reshard_after_forward": own.reshard_after_forward}
-    script = ("`from fsdp import planned_fsdp`, and `model = planned_fsdp(model)` after `fully_shard(model)`.",)
+    units = [tensor.name for tensor in facts.tensors if tensor.name != ROOT and not tensor.node]
+    if (own.units_together or own.kept_last_units or own.reduce_dtype) and not units:
+        name = next(name for name in ("units_together", "kept_last_units", "reduce_dtype") if getattr(own, name))
+        raise InputError(f"{name}: the units are those of the profile: export from the folder of the search")
+    content: dict[str, object] = {
+        "version": 1,
+        "prefetch": bool(own.prefetch),
+        "reshard_after_forward": own.reshard_after_forward,
+        "prefetch_depth": own.prefetch_depth,
+        "backward_prefetch_depth": own.backward_prefetch_depth,
+        "kept": units[::-1][: own.kept_last_units or 0],
+        "units": units,
+        "groups": unit_groups(units, own.units_together),
+        "reduce_dtype": own.reduce_dtype,
+    }
+    if own.units_together or own.reduce_dtype:
+        script: tuple[str, ...] = (
+            "`from fsdp import planned_shard`, and `model = planned_shard(model)` in place of all calls of `fully_shard`; it takes "
+            "their arguments.",
+        )
+    else:
+        script = ("`from fsdp import planned_fsdp`, and `model = planned_fsdp(model)` after `fully_shard(model)`.",)
     return Part(files={"fsdp.json": as_json(content), "fsdp.py": helper_file("fsdp.py")}, script=script)
 
 
@@ -110,7 +135,9 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
 _START = "torchrun --nproc-per-node N train.py"
 DDP = Target(
     name="ddp",
-    fields=("bucket_cap_bytes", "first_bucket_bytes", "tensor_groups", "compression"),
+    fields=(
+        *("bucket_cap_bytes", "first_bucket_bytes", "tensor_groups", "compression", "gradient_as_bucket_view", "static_graph"),
+    ),
     part=ddp_part,
     framework="pytorch",
     communicates=True,
@@ -130,7 +157,10 @@ PYTORCH = Target(
 )
 FSDP = Target(
     name="fsdp",
-    fields=("prefetch", "reshard_after_forward"),
+    fields=(
+        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
+        *("units_together", "reduce_dtype"),
+    ),
     part=fsdp_part,
     framework="pytorch",
     communicates=True,

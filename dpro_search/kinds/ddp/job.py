@@ -19,7 +19,15 @@ from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations import BucketSize, DdpCompression, FirstBucketSize, JobFacts, PlanSpace, Transformation
+from dpro_search.space.transformations import (
+    BucketSize,
+    BucketViews,
+    DdpCompression,
+    FirstBucketSize,
+    JobFacts,
+    PlanSpace,
+    Transformation,
+)
 from dpro_search.space.transformations.module_precision import ModulePrecision, unpriced
 from dpro_search.space.transformations.modules import NOT_RECORDED, ModuleRecomputation
 
@@ -36,7 +44,7 @@ class Ddp(ProgramJob[DdpPredictor]):
     """
 
     title = "a DistributedDataParallel job"
-    askable = ("bucket_cap_bytes", "first_bucket_bytes", "compression")
+    askable = ("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view", "compression")
     predictor_type = DdpPredictor
 
     @classmethod
@@ -70,7 +78,12 @@ class Ddp(ProgramJob[DdpPredictor]):
         super().__init__(predictor, trace)
         self._compute, self._allow_lossy = tuple(compute), allow_lossy
         job, modules = JobFacts(name=self.title, tensors=predictor.tensors), predictor.graph.modules
-        found: list[Transformation] = [BucketSize(job), FirstBucketSize(job)]
+        copied = bool(predictor.graph.copy_us.any())
+        found: list[Transformation] = [
+            BucketSize(job),
+            FirstBucketSize(job),
+            BucketViews(job, refused=None if copied else "the recorded job's gradients are views of the buckets already"),
+        ]
         if allow_lossy:
             found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
         if "precision" in compute:

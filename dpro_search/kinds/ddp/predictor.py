@@ -98,7 +98,10 @@ class DdpPredictor(ProgramPredictor):
 
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
         """The job under a plan. Raises `InputError` for a plan that DDP cannot follow."""
-        known = ("bucket_cap_bytes", "first_bucket_bytes", "recomputed_modules", "bfloat16_modules", "compression")
+        known = (
+            *("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view"),
+            *("recomputed_modules", "bfloat16_modules", "compression"),
+        )
         refuse_unknown(plan, known, _NAME)
         if (why := self.refusal(plan)) is not None:
             raise InputError(f"plan: {why}")
@@ -114,6 +117,7 @@ class DdpPredictor(ProgramPredictor):
             bucket_limits_bytes=self.limits_bytes(plan),
             cluster=cluster or self._wanted,
             compression=plan.compression,
+            as_views=bool(DdpSettings.of(plan).gradient_as_bucket_view),
         )
 
     def refusal(self, plan: Plan) -> str | None:

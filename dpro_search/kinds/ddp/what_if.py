@@ -10,10 +10,12 @@ _MIB = 2**20
 _BUCKETS_MIB = (1, 5, 25, 100)
 BUCKETS = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
 _FIRST_BUCKETS = {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _BUCKETS_MIB}
+_VIEWS = {"gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True)}
 _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
 
 
 def gains(predictor: DdpPredictor) -> Gains:
     """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
     hooks = {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
-    return predictor.gains(BUCKETS | _FIRST_BUCKETS | hooks)
+    views = _VIEWS if predictor.graph.copy_us.any() else {}
+    return predictor.gains(BUCKETS | _FIRST_BUCKETS | views | hooks)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from dpro_search.collect.trace import Trace
+import numpy as np
+
+from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.kinds._base import PlanOptions, refuse_compute
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds._recorded_job import RecordedSteps
@@ -21,6 +23,23 @@ class Imported(RecordedSteps):
     def of(cls, trace: Trace, options: PlanOptions) -> Self:
         refuse_compute(options, trace)
         return cls(trace)
+
+    @property
+    def nothing_to_search(self) -> str:
+        events = self.trace.events
+        kinds = np.unique(events.collective_kind[events.kind == EventKind.COLLECTIVE]).tolist()
+        if self.trace.meta.format != "kineto":
+            return super().nothing_to_search
+        if not kinds:
+            return (
+                "the trace shows no collective (one process, inference, or a profile without its communication): there is nothing "
+                "to search; what-ifs such as kernels.gemm=0.5 and 'diagnose' answer"
+            )
+        names = ", ".join(CollectiveKind(kind).name.lower().replace("_", "-") if kind >= 0 else "unknown ones" for kind in kinds)
+        return (
+            f"the trace's collectives ({names}) are neither DDP's buckets nor FSDP's units, the same in all ranks and steps: there "
+            "is nothing to search; what-ifs such as collectives.all_to_all=0 and 'diagnose' answer"
+        )
 
     def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
         return recorded_predictor(self.trace, without=without)

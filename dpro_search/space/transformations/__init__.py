@@ -6,9 +6,9 @@ to move from one plan to a neighbour. A `PlanSpace` composes those that a kind o
 compute, ``transformed`` of `compute.py`. Transformations of compute are imported from their modules, as they need a compiler.
 """
 
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch, Transformation
 from dpro_search.space.transformations._space import PlanSpace
-from dpro_search.space.transformations.buckets import BucketSize, FirstBucketSize
+from dpro_search.space.transformations.buckets import BucketSize, BucketViews, FirstBucketSize, StaticGraph
 from dpro_search.space.transformations.gradient_compression import BytepsCompression, DdpCompression, KvstoreCompression
 from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
 from dpro_search.space.transformations.partition import Credit, TensorPartition, byteps_under
@@ -19,6 +19,7 @@ __all__ = [
     "HOROVOD_DEFAULT",
     "RECORDED",
     "BucketSize",
+    "BucketViews",
     "BytepsCompression",
     "Choice",
     "Credit",
@@ -31,6 +32,8 @@ __all__ = [
     "PlanSpace",
     "ServerCount",
     "ServerPlacement",
+    "StaticGraph",
+    "Switch",
     "TensorPartition",
     "Transformation",
     "byteps_under",

@@ -142,6 +142,10 @@ class Knob(Transformation):
         """The choice among the recorded value and these of its one field."""
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], values)})
 
+    def offered(self, values: Sequence[Any]) -> Choice:
+        """The same; the recorded value alone where there are none."""
+        return self.chosen_from(values) if values else Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)})
+
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
         return plan if self.choice is None else self.choice.neighbour(plan, rng)
 
@@ -151,6 +155,34 @@ class Knob(Transformation):
         grids = list(self.choice.grids)
         name = grids[number % len(grids)]
         return self.choice.put(plan, name, number * (len(self.choice.grids[name]) - 1) // max(count - 1, 1))
+
+
+class Switch(Knob):
+    """A switch that a replay of a recording can only turn one way: the other is what was recorded, or is not known."""
+
+    turned: ClassVar[bool]
+
+    def __init__(self, job: JobFacts, *, possible: bool = True, refused: str | None = None) -> None:
+        """`possible`: whether turning it would change anything about the recorded job; `refused`: why it cannot be turned."""
+        self._possible, self._refused = possible and refused is None, refused
+        super().__init__(job)
+
+    def legal(self, plan: Plan) -> str | None:
+        name, value = self.fields[0], plan.get(self.fields[0])
+        if value is None:
+            return None
+        if self._refused is not None:
+            return f"{name}: {self._refused}"
+        return (
+            None if value is self.turned else f"{name}: only {int(self.turned)} can be replayed; leave it out for what was recorded"
+        )
+
+    @cached_property
+    def choice(self) -> Choice:
+        grids: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
+        if self._possible:
+            grids["set"] = grid(self.fields[0], (self.turned,))
+        return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
 def grid(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dpro_search.space.transformations._base import Choice, Knob, geometric
+from dpro_search.space.transformations._base import Choice, Knob, Switch, geometric
 
 _SMALLEST_BYTES = 256 * 1024
 _FACTOR = 2**0.5
@@ -29,3 +29,19 @@ class FirstBucketSize(BucketSize):
 
     name = "first-bucket-size"
     fields = ("first_bucket_bytes",)
+
+
+class BucketViews(Switch):
+    """Gradients are views of the buckets, and not copied out of them: DDP's ``gradient_as_bucket_view``."""
+
+    name = "bucket-views"
+    fields = ("gradient_as_bucket_view",)
+    turned = True
+
+
+class StaticGraph(Switch):
+    """Every step uses the same parameters, and none are searched that were not used: DDP's ``static_graph``."""
+
+    name = "static-graph"
+    fields = ("static_graph",)
+    turned = True

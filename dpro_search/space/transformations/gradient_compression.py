@@ -51,6 +51,14 @@ class GradientCompression(Knob):
         return self._refused
 
 
+class HalfCompression(GradientCompression):
+    """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook`` or ``bf16_compress_hook``."""
+
+    def __init__(self, job: JobFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None) -> None:
+        """`on_gpus`: whether NCCL reduces, without which PyTorch has no ``bf16_compress_hook``."""
+        super().__init__(job, ("fp16", "bf16") if on_gpus else ("fp16",), allow_lossy=allow_lossy, refused=refused)
+
+
 class DdpCompression(GradientCompression):
     """PyTorch's DistributedDataParallel, by a communication hook: float32 buckets in half precision, or PowerSGD.
 

@@ -1,37 +1,33 @@
-"""A kind of GPU job in one file: a Kineto profile whose collectives show how gradients travel, as DDP's buckets or FSDP's units.
+"""``profile_at_scale(job, cluster)``: a profiled data-parallel job on the devices of another cluster.
 
-On the recorded cluster its steps are replayed stream by stream, as any imported trace is. On another one each rank computes as in
-its typical step, cut where it posts a collective and where it goes on after one, and the collectives are rings. Buckets
-(all-reduces) can be joined to larger ones; their gradients are not in a profile, so that they cannot be cut.
+Each rank computes as in its typical step, cut where it posts a collective and where it goes on after one; the collectives are
+rings. Of all-reduces the buckets can be joined, for a profile does not tell what a rank computes between two gradients of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, TensorInfo, Trace
-from dpro_search.deploy.parts.pytorch import DDP, FSDP
+from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._at_scale import AtScale, Workload, members
-from dpro_search.kinds._base import Job, Kind, PlanOptions, refuse_compute
-from dpro_search.kinds._recorded_job import RecordedSteps
+from dpro_search.kinds._base import Job
 from dpro_search.space.data_parallel import RankStep
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded import typical_step
 from dpro_search.space.replay_graph import OrderPolicy
-from dpro_search.space.scenario import SCALES
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
 
-FORMAT = "kineto"
-RINGS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_RINGS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
-class Exchange(NamedTuple):
+class _Exchange(NamedTuple):
     """A collective of a rank's step."""
 
     kind: int
@@ -40,60 +36,55 @@ class Exchange(NamedTuple):
     end_us: float
 
 
-class KinetoJob(RecordedSteps):
-    """The recorded steps, and what they become on other machines."""
+def profile_at_scale(job: Job, cluster: Cluster, ranks: int | None) -> AtScale:
+    """The job on a cluster; raises `InputError` where the ranks' collectives differ, or have no known sizes."""
+    assert job.trace is not None, "a profile"
+    trace, step = job.trace, typical_step(job.trace)
+    found = [_exchanges_of(trace, rank, step) for rank in range(trace.meta.ranks)]
+    if any([each[:2] for each in own] != [each[:2] for each in found[0]] for own in found):
+        raise InputError("--cluster: the ranks' collectives differ in the typical step: they cannot be rings of all ranks")
+    if not found[0] or min(each.size_bytes for each in found[0]) <= 0:
+        raise InputError("--cluster: the profile does not have the sizes of its collectives; profile with record_shapes=True")
+    steps = tuple(_rank_step(trace, rank, step, mine) for rank, mine in enumerate(found))
+    kinds = np.array([exchange.kind for exchange in found[0]])
+    tensors = tuple(
+        TensorInfo(name=name, node=name, dtype="uint8", shape=(size,), size_bytes=size)
+        for name, size in zip(steps[0].tensor_names, steps[0].tensor_bytes.astype(int).tolist(), strict=True)
+    )
+    facts = JobFacts(name=job.title, tensors=tensors)
+    joined = bool((kinds == CollectiveKind.ALL_REDUCE).all())
 
-    title = "a profiled data-parallel job"
-    askable = ("bucket_cap_bytes",)
-    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", *SCALES)
+    def workload(plan: Plan) -> Workload:
+        limit = plan.get("bucket_cap_bytes")
+        if limit is None:
+            return Workload(steps=steps, groups=members(np.arange(len(tensors))), collectives=kinds)
+        return Workload(steps=steps, groups=members(bucket_assignment(tensors, [limit])))
 
-    @property
-    def nothing_to_search(self) -> str:
-        return f"the links of {self.title} are not known: search it on a cluster, like --cluster 16xhgx-h100"
-
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        step = typical_step(self.trace)
-        found = [exchanges_of(self.trace, rank, step) for rank in range(self.trace.meta.ranks)]
-        steps = tuple(rank_step(self.trace, rank, step, mine) for rank, mine in enumerate(found))
-        kinds = np.array([exchange.kind for exchange in found[0]])
-        tensors = tuple(
-            TensorInfo(name=name, node=name, dtype="uint8", shape=(size,), size_bytes=size)
-            for name, size in zip(steps[0].tensor_names, steps[0].tensor_bytes.astype(int).tolist(), strict=True)
-        )
-        facts = JobFacts(name=self.title, tensors=tensors)
-        joined = (kinds == CollectiveKind.ALL_REDUCE).all()
-
-        def workload(plan: Plan) -> Workload:
-            limit = plan.get("bucket_cap_bytes")
-            if limit is None:
-                return Workload(steps=steps, groups=members(np.arange(len(tensors))), collectives=kinds)
-            return Workload(steps=steps, groups=members(bucket_assignment(tensors, [limit])))
-
-        return AtScale(
-            title=self.title,
-            tensors=tensors,
-            space=PlanSpace(facts, [BucketSize(facts)] if joined else []),
-            workload=workload,
-            cluster=cluster,
-            ranks=ranks,
-            trace=self.trace,
-            questions={"bucket_cap_bytes=1GiB": Plan.of(bucket_cap_bytes=2**30)} if joined else {},
-        )
+    return AtScale(
+        title=job.title,
+        tensors=tensors,
+        space=PlanSpace(facts, [BucketSize(facts)] if joined else []),
+        workload=workload,
+        cluster=cluster,
+        ranks=ranks,
+        trace=trace,
+        questions={"bucket_cap_bytes=1GiB": Plan.of(bucket_cap_bytes=2**30)} if joined else {},
+    )
 
 
-def exchanges_of(trace: Trace, rank: int, step: int) -> list[Exchange]:
+def _exchanges_of(trace: Trace, rank: int, step: int) -> list[_Exchange]:
     """The collectives of a rank's step that rings can carry out, in order."""
     events = trace.events
     mine = (events.rank == rank) & (events.step == step) & (events.kind == EventKind.COLLECTIVE)
-    chosen = np.flatnonzero(mine & np.isin(events.collective_kind, RINGS))
+    chosen = np.flatnonzero(mine & np.isin(events.collective_kind, _RINGS))
     chosen = chosen[np.argsort(events.start_us[chosen], kind="stable")]
     return [
-        Exchange(int(events.collective_kind[i]), int(events.size_bytes[i]), float(events.start_us[i]), float(events.end_us[i]))
+        _Exchange(int(events.collective_kind[i]), int(events.size_bytes[i]), float(events.start_us[i]), float(events.end_us[i]))
         for i in chosen.tolist()
     ]
 
 
-def rank_step(trace: Trace, rank: int, step: int, exchanges: Sequence[Exchange]) -> RankStep:
+def _rank_step(trace: Trace, rank: int, step: int, exchanges: Sequence[_Exchange]) -> RankStep:
     """A rank's step: stretches between the instants at which it posts a collective or goes on after one.
 
     A stretch takes its time without that in which the device did nothing but communicate. What comes after a gather needs it; the
@@ -150,28 +141,3 @@ def _alone(trace: Trace, rank: int, step: int, bounds_us: Floats) -> Floats:
     computes = (EventKind.KERNEL, EventKind.COPY)
     alone = [covered((*computes, EventKind.COLLECTIVE), us) - covered(computes, us) for us in bounds_us.tolist()]
     return np.diff(np.array(alone))
-
-
-class KinetoKind(Kind):
-    title = KinetoJob.title
-    targets = (DDP, FSDP)
-    job_type = KinetoJob
-
-    def recognises(self, trace: Trace) -> bool:
-        """Every rank has the same all-reduces, gathers and scatters of known sizes in its typical step; others are broadcasts."""
-        if trace.meta.format != FORMAT or not len(trace.steps.index):
-            return False
-        events = trace.events
-        kinds = set(events.collective_kind[events.kind == EventKind.COLLECTIVE].tolist())
-        if not kinds & {*RINGS} or kinds - {*RINGS, CollectiveKind.BROADCAST}:
-            return False
-        step = typical_step(trace)
-        found = [[exchange[:2] for exchange in exchanges_of(trace, rank, step)] for rank in range(trace.meta.ranks)]
-        return bool(found[0]) and all(each == found[0] for each in found) and all(size > 0 for _, size in found[0])
-
-    def job(self, trace: Trace, options: PlanOptions) -> Job:
-        refuse_compute(options, trace)
-        return KinetoJob(trace)
-
-
-KIND = KinetoKind()

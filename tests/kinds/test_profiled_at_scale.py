@@ -12,27 +12,18 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.nccl import Placement, collective_us
-from dpro_search.kinds import _names, job_of, kind_of
+from dpro_search.kinds import imported, job_of, kind_of, profiled_ddp, profiled_fsdp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
-from tests.kinds import kineto_units
 from tests.kinds.conformance import KindConformance
-from tests.kinds.verbs import refusal, verb
+from tests.kinds.verbs import verb
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 MIB = 2**20
 TWO = Placement(ranks_per_node=1, nodes=2)
 NAMES = {"AllReduce": "allreduce", "AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base"}
 SEARCH = ("--trials", 6, "--sampler", "mcmc")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> Any:
-    """The one line that a new kind adds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_names, "KINDS", ("tests.kinds.kineto_units", *_names.KINDS))
-        yield
 
 
 def nccl(profile: Profile, kind: str, at: float, dur: float, size_bytes: int) -> None:
@@ -85,19 +76,19 @@ def fsdp_profile(rank: int, steps: int = 4) -> Profile:
     return profile
 
 
-def imported(profile: Any, folder: Path) -> Trace:
+def trace_of(profile: Any, folder: Path) -> Trace:
     files = [profile(rank).write(folder / f"rank{rank}.json", header=distributed(rank, 2)) for rank in range(2)]
     return import_trace(files)
 
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return imported(ddp_profile, tmp_path_factory.mktemp("ddp"))
+    return trace_of(ddp_profile, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return imported(fsdp_profile, tmp_path_factory.mktemp("fsdp"))
+    return trace_of(fsdp_profile, tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +105,8 @@ def on(trace: Trace, cluster: str, *changes: str) -> Any:
 
 
 def test_both_are_recognised(ddp: Trace, fsdp: Trace) -> None:
-    assert kind_of(ddp) is kineto_units.KIND
-    assert kind_of(fsdp) is kineto_units.KIND
+    assert kind_of(ddp) is profiled_ddp.KIND
+    assert kind_of(fsdp) is profiled_fsdp.KIND
 
 
 def test_the_recorded_steps_are_replayed_stream_by_stream(folder: Path) -> None:
@@ -150,7 +141,6 @@ def test_units_gather_over_all_ranks_of_a_cluster(fsdp: Trace) -> None:
 
 
 def test_it_is_searched_exported_and_reported_on_a_cluster(folder: Path, tmp_path: Path) -> None:
-    assert "search it on a cluster" in refusal("run", folder, "--out", tmp_path / "no")
     found = verb("run", folder, "--cluster", "16xg4dn.8xlarge", *SEARCH, "--out", tmp_path / "run")
     assert found["cluster"]["ranks"] == 16
     assert found["plans"]
@@ -170,7 +160,7 @@ def test_a_joined_bucket_overlaps_with_nothing(folder: Path) -> None:
 def test_a_real_profile_of_ddp_on_another_cluster() -> None:
     """ResNet-50 in five buckets of 25,557,032 floats together."""
     trace = import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"])
-    assert kind_of(trace) is kineto_units.KIND
+    assert kind_of(trace) is profiled_ddp.KIND
     job, plan = on(trace, "2xdgx-a100-80")
     assert [tensor.size_bytes for tensor in job.tensors] == [8196000, 31502336, 26255360, 26550272, 9724160]
     recorded = job_of(trace).predict(Plan()).iteration_us
@@ -180,14 +170,14 @@ def test_a_real_profile_of_ddp_on_another_cluster() -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
 def test_a_profile_with_other_collectives_stays_an_imported_trace() -> None:
     trace = import_trace(sorted((SHARED / "kineto_dlrm_8ranks").glob("*.gz")))
-    assert kind_of(trace) is not kineto_units.KIND
+    assert kind_of(trace) is imported.KIND
 
 
-class TestKinetoUnits(KindConformance):
-    kind = kineto_units.KIND
+class TestProfiledDdp(KindConformance):
+    kind = profiled_ddp.KIND
     unmoved = ("compute=0.5", "communication=0")  # the profile's host begins a step every 1000 us, whatever the device does
 
     @classmethod
     def recording(cls) -> Trace:
         with tempfile.TemporaryDirectory() as folder:
-            return imported(ddp_profile, Path(folder))
+            return trace_of(ddp_profile, Path(folder))

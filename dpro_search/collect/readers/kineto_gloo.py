@@ -1,0 +1,151 @@
+"""Collectives of a profile without a device, which Gloo's threads carry out: what enqueued each, and where a thread waited for one.
+
+The profiler marks each collective on the thread that ran it (``gloo:all_reduce``) and the operator that enqueued it (``c10d::``).
+Gloo takes collectives in the order in which they were enqueued. Nothing records a wait: a thread that ran nothing when a collective
+ended, and went on right after it, waited for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.readers.kineto_rank import ITEM_BYTES, Collective, RankRecords
+from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.trace import CollectiveKind, EventKind, Ints
+
+_SPAN, _POST = "gloo:", "c10d::"
+_BLOCKED_US = 20.0  # a thread that ran nothing for less did not wait
+_AFTER_US = 1000.0  # from the end of a collective to the next span of the thread that waited for it, on a busy core
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """A stretch of a thread in which nothing ran but what encloses it."""
+
+    start_us: float
+    end_us: float
+
+
+def find_gloo_collectives(r: RankRecords) -> None:
+    """Make spans of Gloo collectives on streams, what enqueued them their launches, and add the waits of threads.
+
+    Does nothing to a rank with a device, or without such spans.
+    """
+    if r.on_device.any():
+        return
+    spans = np.flatnonzero(_named(r, _SPAN))
+    posts = np.flatnonzero(_named(r, _POST) & (np.array([_kind_of(name) >= 0 for name in r.names])[r.name]))
+    pairs = list(_paired(r, posts.tolist(), spans.tolist()))
+    if not pairs:
+        return
+    streams = {stream: number for number, stream in enumerate(np.unique(r.stream[spans]).tolist())}
+    waits = _waits(r, pairs, int(r.stream[pairs[0][0]]))
+    for post, span in pairs:
+        r.kind[post], r.kind[span] = EventKind.RUNTIME, EventKind.COLLECTIVE
+        r.stream[span] = streams[int(r.stream[span])]
+        r.launch[span], r.step[span] = post, r.step[post]
+        r.collectives[span] = found = _collective(r, post, span)
+        r.size_bytes[span] = found.size_bytes
+    _add_waits(r, waits)
+
+
+def _named(r: RankRecords, prefix: str) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.array([name.startswith(prefix) for name in r.names] or [False])[r.name]
+    return found
+
+
+def _kind_of(name: str) -> CollectiveKind:
+    return collective_kind_of(name.removeprefix(_POST)) if name.startswith(_POST) else CollectiveKind.UNKNOWN
+
+
+def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tuple[int, int]]:
+    """Each enqueue with the first span in order that did not begin before it."""
+    at = 0
+    for post in posts:
+        while at < len(spans) and r.start_us[spans[at]] < r.start_us[post]:
+            at += 1
+        if at == len(spans):
+            return
+        yield post, spans[at]
+        at += 1
+
+
+def _collective(r: RankRecords, post: int, span: int) -> Collective:
+    """Size: that of the largest tensor, which is the whole of what an all-gather or a reduce-scatter is about."""
+    dtype = r.dtypes[r.dtype[post]] if r.dtype[post] >= 0 else r.dtypes[r.dtype[span]] if r.dtype[span] >= 0 else "float32"
+    shapes = [shape for event in (post, span) if r.shapes[event] >= 0 for shape in r.shape_table[r.shapes[event]]]
+    elements = max((math.prod(shape) for shape in shapes if shape), default=0)
+    kind = _kind_of(r.names[r.name[post]])
+    return Collective(
+        label=kind.label,
+        kind=kind,
+        group=None,
+        process_group=None,
+        group_ranks=None,
+        sequence=None,
+        size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
+        dtype=dtype if elements else "",
+    )
+
+
+def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tuple[int, _Gap]]:
+    """Spans of collectives, and the gap of the enqueueing thread that ended with each."""
+    posts = np.array([post for post, _ in pairs])
+    spans = np.array([span for _, span in pairs])
+    ends_us, posted_us = r.end_us[spans], r.end_us[posts]
+    found = []
+    for gap in _gaps(r, np.flatnonzero(r.stream == thread)):
+        inside = (ends_us > gap.start_us) & (ends_us <= gap.end_us) & (posted_us <= gap.start_us + 1.0)
+        chosen = np.flatnonzero(inside & (ends_us >= gap.end_us - _AFTER_US))
+        if len(chosen):
+            found.append((int(spans[chosen[np.argmax(ends_us[chosen])]]), gap))
+    return found
+
+
+def _gaps(r: RankRecords, rows: Ints) -> Iterator[_Gap]:
+    """Stretches of a thread between two spans in which none but annotations, autograd's and collectives' spans are open."""
+    waits_within = np.array([not name.startswith("aten::") for name in r.names] or [True])
+    rows = rows[np.lexsort((-r.end_us[rows], r.start_us[rows]))]
+    open_spans: list[tuple[float, bool]] = []
+    boundary_us = -np.inf
+    for row in rows.tolist():
+        start_us = float(r.start_us[row])
+        while open_spans and open_spans[-1][0] <= start_us:
+            end_us, may_wait = open_spans.pop()
+            if may_wait and end_us - boundary_us > _BLOCKED_US:
+                yield _Gap(boundary_us, end_us)
+            boundary_us = max(boundary_us, end_us)
+        if start_us - boundary_us > _BLOCKED_US and (not open_spans or open_spans[-1][1]) and np.isfinite(boundary_us):
+            yield _Gap(boundary_us, start_us)
+        boundary_us = max(boundary_us, start_us)
+        open_spans.append((float(r.end_us[row]), bool(waits_within[r.name[row]])))
+
+
+def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
+    """Append an event for each wait, and put all events back in the order of their starts."""
+    count, more = len(r), len(waits)
+    r.names = (*r.names, "wait for a collective")
+    step = [int(r.step[np.searchsorted(r.start_us, gap.start_us, side="right") - 1]) for _, gap in waits]
+    thread = int(r.stream[r.launch[waits[0][0]]]) if waits else -1
+    begin_us, end_us = [gap.start_us for _, gap in waits], [gap.end_us for _, gap in waits]
+    added: dict[str, Any] = {
+        "name": len(r.names) - 1, "kind": EventKind.SYNC, "stream": thread, "size_bytes": -1, "correlation": -1,
+        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "step": step,
+        "start_us": begin_us, "end_us": end_us,
+    }  # fmt: skip
+    start_us = np.concatenate((r.start_us, np.array(begin_us, np.float64)))
+    order = np.argsort(start_us, kind="stable")
+    place = np.empty(count + more, np.int64)
+    place[order] = np.arange(count + more)
+    for name, value in added.items():
+        column = getattr(r, name)
+        setattr(r, name, np.concatenate((column, np.broadcast_to(np.array(value, column.dtype), more)))[order])
+    r.launch = np.where(r.launch >= 0, place[np.maximum(r.launch, 0)], -1)
+    r.collectives = {int(place[event]): collective for event, collective in r.collectives.items()}
+    r.host_waits = tuple((int(place[span]), int(place[count + number])) for number, (span, _) in enumerate(waits))

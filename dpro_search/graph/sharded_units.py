@@ -1,0 +1,164 @@
+"""``sharded_units_of(trace)``: the units of a profiled ``fully_shard`` job, from what FSDP2 marks on host threads.
+
+Each unit gathers its parameters (``FSDP::all_gather``) and copies them to their places (``all_gather_copy_out``), in the forward
+pass and, where it gave them up, in the backward pass again; after its backward pass it reduces its gradients
+(``post_backward_reduce``), in HSDP in a second process group as well. FSDP1 does not mark its units.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.collect.parameters import GRADIENT
+from dpro_search.collect.trace import CollectiveKind, EventKind, TensorInfo, Trace
+from dpro_search.graph.marked_spans import MarkedSpans, Span
+
+_MARK = re.compile(r"^FSDP::(?P<what>all_gather|all_gather_copy_out|post_backward_reduce|pre_backward)(?: \((?P<unit>.*)\))?$")
+ROOT = "the root"  # the unit that the model itself is
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A unit gathers its parameters: the enqueue, the copy to their places, and the rank's part of the all-gather."""
+
+    unit: str
+    post: Span
+    copy_out: Span
+    part: int
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A unit's gradients are reduced: the enqueue, and the rank's parts of the reduce-scatter and, in HSDP, of the all-reduce.
+
+    `sizes_bytes` are those of the parts, -1 where they are not known.
+    """
+
+    unit: str
+    post: Span
+    parts: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepUnits:
+    """A rank's step, each in the order of the enqueues."""
+
+    rank: int
+    step: int
+    forward: tuple[Gather, ...]
+    backward: tuple[Gather, ...]
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def program(self) -> tuple[tuple[str, ...], ...]:
+        """What ranks and steps must have in common."""
+        return tuple(tuple(each.unit for each in row) for row in (self.forward, self.backward, self.reductions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedUnits:
+    """The units of a job.
+
+    Attributes
+    ----------
+    tensors
+        A tensor for each unit, all its parameters, in the order of the forward pass; of unknown size: 0 bytes.
+    steps
+        By rank and step.
+    hybrid
+        Whether gradients are reduced in a second process group as well.
+    why
+        What is taken for granted, or why the units are not known.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    steps: dict[tuple[int, int], StepUnits]
+    hybrid: bool
+    why: str
+
+    @property
+    def first(self) -> StepUnits:
+        """Any step: they all do the same."""
+        return next(iter(self.steps.values()))
+
+    @property
+    def sized(self) -> bool:
+        """Whether the sizes of all units are known."""
+        return bool(self.tensors) and all(tensor.size_bytes > 0 for tensor in self.tensors)
+
+
+def sharded_units_of(trace: Trace) -> ShardedUnits:
+    """The units of a job; none, with the reason, where they are not marked, or differ between ranks or steps."""
+    spans = _UnitSpans(trace)
+    found = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
+    unknown = ShardedUnits(tensors=(), steps={}, hybrid=False, why="")
+    if not any(value.forward for value in found.values()):
+        return _because(unknown, "the profile does not mark FSDP's units, as fully_shard (FSDP2) does: no gather can be moved")
+    first = next(iter(found.values()))
+    if any(value.program != first.program for value in found.values()):
+        return _because(unknown, "the units gather in an order that changes between ranks or steps: their gathers cannot be moved")
+    given = _given(trace, [each.unit for each in first.forward])
+    sizes = {each.unit: max(int(trace.events.size_bytes[each.part]), given.get(each.unit, 0), 0) for each in first.forward}
+    tensors = tuple(TensorInfo(name=unit, node="", dtype="float32", shape=(), size_bytes=size) for unit, size in sizes.items())
+    hybrid = any(len(each.parts) > 1 for each in first.reductions)
+    why = f"{len(tensors)} units as FSDP marks them" + (", reduced over a second process group as well" if hybrid else "")
+    return ShardedUnits(tensors=tensors, steps=found, hybrid=hybrid, why=why)
+
+
+def _given(trace: Trace, units: list[str]) -> dict[str, int]:
+    """Bytes of the parameters that were given to `import`, by the unit whose path is the longest that leads to them."""
+    found: dict[str, int] = {}
+    for tensor in trace.tensors:
+        if tensor.node == GRADIENT:
+            owners = [unit for unit in units if tensor.name.startswith(f"{unit}.")]
+            owner = max(owners, key=len, default=ROOT)
+            found[owner] = found.get(owner, 0) + tensor.size_bytes
+    return found
+
+
+def _because(unknown: ShardedUnits, why: str) -> ShardedUnits:
+    return ShardedUnits(tensors=unknown.tensors, steps=unknown.steps, hybrid=unknown.hybrid, why=why)
+
+
+class _UnitSpans(MarkedSpans):
+    """FSDP's marks."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self._marks = {name: match for name in trace.names if (match := _MARK.match(name))}
+
+    def of(self, rank: int, step: int) -> StepUnits:
+        gathers, copies = self._marked("all_gather", rank, step), self._marked("all_gather_copy_out", rank, step)
+        backward_us = min((span.start_us for _, span in self._marked("pre_backward", rank, step)), default=np.inf)
+        left = list(copies)
+        forward: list[Gather] = []
+        backward: list[Gather] = []
+        for unit, post in gathers:
+            copied = next((pair for pair in left if pair[0] == unit and pair[1].start_us >= post.start_us), None)
+            part = self._parts(post, CollectiveKind.ALL_GATHER)
+            if copied is None or not part:
+                continue
+            left.remove(copied)
+            (forward if post.start_us < backward_us else backward).append(Gather(unit, post, copied[1], part[0]))
+        reductions = []
+        for unit, post in self._marked("post_backward_reduce", rank, step):
+            parts = (*self._parts(post, CollectiveKind.REDUCE_SCATTER), *self._parts(post, CollectiveKind.ALL_REDUCE))
+            if parts:
+                sizes = self.trace.events.size_bytes[list(parts)].tolist()
+                reductions.append(Reduction(unit, post, parts, tuple(sizes)))
+        return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions))
+
+    def _marked(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:
+        names = {name: match["unit"] or ROOT for name, match in self._marks.items() if match["what"] == what}
+        rows = self.rows(tuple(names), rank, step).tolist()
+        return [(names[self.trace.names[self.trace.events.name[row]]], self.span(row)) for row in rows]
+
+    def _parts(self, post: Span, kind: CollectiveKind) -> tuple[int, ...]:
+        events = self.trace.events
+        return tuple(
+            event for event in post.events if events.kind[event] == EventKind.COLLECTIVE and events.collective_kind[event] == kind
+        )

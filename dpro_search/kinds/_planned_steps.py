@@ -1,0 +1,189 @@
+"""`PlannedSteps`: recorded steps whose plans rewrite their op graphs, and the predictor that replays what they become."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect.trace import CollectiveKind, Floats, Trace
+from dpro_search.collect.trace_meta import WORLD_SIZE
+from dpro_search.costmodel.recorded_collectives import CollectivePrices
+from dpro_search.errors import InputError
+from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_events import RUNS
+from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
+from dpro_search.space.transformations import PlanSpace
+
+Rewriting = Callable[[StepEdit, int, Plan], None]
+
+
+class PlannedPredictor(RecordedPredictor):
+    """As `RecordedPredictor`, of the recorded steps under a plan.
+
+    Parameters
+    ----------
+    prepare
+        Cuts the ops of a step where plans change them.
+    rewrite
+        Changes a prepared step as a plan says.
+    """
+
+    def __init__(
+        self, trace: Trace, *, without: Sequence[int] = (), prepare: Callable[[StepEdit, int], None], rewrite: Rewriting
+    ) -> None:
+        super().__init__(trace, without=without)
+        self._prepare, self._rewrite = prepare, rewrite
+        self._plan = Plan()
+        self._prepared: dict[int, StepEdit] = {}
+
+    def under(self, plan: Plan) -> Self:
+        """The same job under a plan."""
+        if plan == self._plan:
+            return self
+        self.ops  # noqa: B018 (they are the same, and take longest)
+        changed = copy.copy(self)
+        changed._plan, changed._asked = plan, {}
+        changed._replays = self._replays if plan == Plan() else {}
+        changed.__dict__.pop("graph", None)
+        return changed
+
+    def sampled(self, scales: Sequence[Scale] = (), *, samples: int, seed: int = 0) -> Floats:
+        if self._plan == Plan():
+            return super().sampled(scales, samples=samples)
+        replays_us = np.array(self.predict(scales).steps_us)
+        found: Floats = np.random.default_rng(seed).choice(replays_us, samples)
+        return found
+
+    def op_count(self) -> int:
+        """How many ops a step has."""
+        return len(self.graph if self._plan == Plan() else self._changed(self.middle_step, ()))
+
+    def _has_own_durations(self, step: int) -> bool:
+        return self._plan == Plan() and super()._has_own_durations(step)
+
+    def _timeline(self, step: int, scales: Sequence[Scale]) -> Timeline:
+        return super()._timeline(step, scales) if self._plan == Plan() else replay(self._changed(step, scales))
+
+    def _changed(self, step: int, scales: Sequence[Scale]) -> ReplayGraph:
+        """The step under the plan: single sorts of recorded ops change before it is rewritten, all others after."""
+        by_op = [scale for scale in scales if scale.needs_ops]
+        foreign = next((scale for scale in by_op if scale.what == "collectives" or scale.group is not None), None)
+        if foreign is not None:
+            raise InputError(f"'{foreign.text}': a plan posts other collectives than the recorded ones; use communication= with it")
+        edit = self._edit(step, by_op)
+        self._rewrite(edit, step, self._plan)
+        return self._scaled(step, edit.graph(), [scale for scale in scales if not scale.needs_ops])
+
+    def _edit(self, step: int, scales: Sequence[Scale]) -> StepEdit:
+        if not scales and step in self._prepared:
+            return self._prepared[step].copy()
+        edit = StepEdit(self.ops, step, self._scaled(step, self._graph_of(step), scales))
+        self._prepare(edit, step)
+        if scales:
+            return edit
+        self._prepared[step] = edit
+        return edit.copy()
+
+
+class PlannedSteps(RecordedSteps):
+    """A job whose plans change its collectives. A subclass says how (`_rewrite`), and which there are (`_space`)."""
+
+    predictor: PlannedPredictor
+
+    def __init__(self, trace: Trace, space: PlanSpace) -> None:
+        super().__init__(trace)
+        self.space = space
+
+    @abstractmethod
+    def _prepare(self, edit: StepEdit, step: int) -> None:
+        """Cut the ops of a step where plans change them."""
+
+    @abstractmethod
+    def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
+        """Change a prepared step as a legal plan says."""
+
+    def _predictor(self, *, without: Sequence[int] = ()) -> PlannedPredictor:
+        return PlannedPredictor(self.trace, without=without, prepare=self._prepare, rewrite=self._rewrite)
+
+    @cached_property
+    def prices(self) -> CollectivePrices:
+        """What collectives take on the recorded cluster."""
+        return prices_of(self.trace, self.predictor.ops, self._part_bytes())
+
+    def _part_bytes(self) -> dict[int, int]:
+        """Bytes of the collectives that the trace has without a size, where the job knows them, by event."""
+        return {}
+
+    def _predict(self, plan: Plan) -> Prediction:
+        if plan == Plan():
+            return super()._predict(plan)
+        found = self.predictor.under(plan).predict(self._scales)
+        return msgspec.structs.replace(as_prediction(found, "extrapolated"), interval_us=self._wider(found))
+
+    def _wider(self, found: RecordedPrediction) -> tuple[float, float]:
+        """The interval with the error of the prices of collectives that nothing hides, or that the job waits for."""
+        errors = [self.prices.error(kind) for kind in CollectiveKind if self.prices.knows(kind)]
+        exposed_us = found.breakdown_us["exposed_communication"]
+        more_us = 1.645 * max(errors, default=0.0) * exposed_us
+        low_us, high_us = found.interval_us
+        middle_us = found.iteration_us
+        return max(middle_us - math.hypot(middle_us - low_us, more_us), 0.0), middle_us + math.hypot(high_us - middle_us, more_us)
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        return self.predictor.under(plan).sampled(self._scales, samples=samples, seed=seed)
+
+    def op_count(self, plan: Plan) -> int:
+        return self.predictor.under(plan).op_count()
+
+    def timeline(self, plan: Plan) -> Timeline:
+        return self.predictor.under(plan).timeline(self._scales)
+
+    def assumed(self) -> Iterator[str]:
+        """What predictions take for granted, a sentence each."""
+        ranks, world = self.trace.meta.ranks, round(self.trace.meta.number_knob(WORLD_SIZE, 0))
+        if world > ranks:
+            yield (
+                f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
+                f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
+            )
+        yield from self.prices.doubts
+        yield "memory is not known from a profile"
+
+
+def prices_of(trace: Trace, ops: RecordedOps, known_bytes: Mapping[int, int]) -> CollectivePrices:
+    """Of a trace's collectives with known sizes: once all ranks take part; of one rank of many the least of all steps.
+
+    `known_bytes` are those of events that have no size in the trace.
+    """
+    events = trace.events
+    of_kind: dict[CollectiveKind, list[tuple[int, float]]] = defaultdict(list)
+    alone: dict[tuple[CollectiveKind, int, int], list[float]] = defaultdict(list)
+    for op in np.flatnonzero((ops.event >= 0) & np.isin(ops.step, ops.steps)).tolist():
+        event = int(ops.event[op])
+        kind, size = CollectiveKind(int(events.collective_kind[event])), int(events.size_bytes[event])
+        size = size if size > 0 else known_bytes.get(event, -1)
+        if kind is CollectiveKind.UNKNOWN or size <= 0 or ops.role[op] != RUNS:
+            continue
+        us = float(ops.duration_us[op] - ops.unexplained_us[op])
+        if ops.collective[op] >= 0:
+            of_kind[kind].append((size, us))
+        else:
+            alone[kind, int(events.tensor[event]), size].append(us)
+    for (kind, _, size), durations_us in alone.items():
+        of_kind[kind].append((size, min(durations_us)))
+    return CollectivePrices(of_kind)

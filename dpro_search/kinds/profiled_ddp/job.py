@@ -1,0 +1,200 @@
+"""`ProfiledDdp`: a profiled DistributedDataParallel job, whose plans change its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from dpro_search.cluster import Cluster
+from dpro_search.collect.trace import EventKind, Ints, TensorInfo, Trace
+from dpro_search.errors import InputError
+from dpro_search.graph.gradient_events import Gradients, gradients_of
+from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
+from dpro_search.kinds._planned_diagnosis import with_plans
+from dpro_search.kinds._planned_steps import PlannedSteps
+from dpro_search.kinds._profile_at_scale import profile_at_scale
+from dpro_search.quantities import size_text, time_text
+from dpro_search.report.groups import Group, TensorGroups
+from dpro_search.space.ddp_job import bucket_assignment
+from dpro_search.space.describe import describe
+from dpro_search.space.plan import Plan
+from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
+from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.scenario import ClusterChange
+from dpro_search.space.schemes import DdpSettings
+from dpro_search.space.transformations import (
+    BucketSize,
+    BucketViews,
+    FirstBucketSize,
+    JobFacts,
+    PlanSpace,
+    StaticGraph,
+    Transformation,
+)
+from dpro_search.space.transformations.gradient_compression import HalfCompression
+
+_MIB = 2**20
+_DEFAULTS = ([1 * _MIB, 25 * _MIB], [25 * _MIB])  # PyTorch's limits, where the script names none, and where it names 25
+_QUESTIONS: dict[str, Plan] = {
+    **{f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in (1, 5, 25, 100)},
+    "gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True),
+    "static_graph=1": Plan.of(static_graph=True),
+    "compression=fp16": Plan(compression="fp16"),
+}
+
+
+class ProfiledDdp(PlannedSteps):
+    """Predictions of bucket sizes, of gradients that are views of buckets, and on request of halves."""
+
+    title = "a profiled DistributedDataParallel job"
+    askable = ("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view", "static_graph", "compression")
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_compute(options, trace, cls.askable)
+        found = gradients_of(trace)
+        if found is None:
+            raise InputError("the ranks or the steps of the trace differ in the buckets that they all-reduce")
+        return cls(trace, found, allow_lossy=options.allow_lossy)
+
+    def __init__(self, trace: Trace, gradients: Gradients, *, allow_lossy: bool = False) -> None:
+        self.gradients, self._allow_lossy = gradients, allow_lossy
+        super().__init__(trace, _space(trace, gradients, allow_lossy=allow_lossy))
+        self.tensors: tuple[TensorInfo, ...] = gradients.tensors
+
+    @property
+    def nothing_to_search(self) -> str:
+        return f"{self.gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Job:
+        wanted = self._allow_lossy or options.allowing(plan).allow_lossy
+        if wanted == self._allow_lossy:
+            return self
+        found = type(self)(self.trace, self.gradients, allow_lossy=wanted)
+        found._scales = self._scales
+        return found
+
+    def limits_bytes(self, plan: Plan) -> list[int]:
+        """Those of `bucket_assignment`; none: buckets are as recorded. Raises `InputError` if the recorded limit is not known."""
+        own = DdpSettings.of(plan)
+        if own.first_bucket_bytes is None:
+            return [] if own.bucket_cap_bytes is None else [own.bucket_cap_bytes]
+        later = own.bucket_cap_bytes or self._recorded_cap_bytes
+        if later is None:
+            raise InputError("plan: first_bucket_bytes: the size of the later buckets is not known; set bucket_cap_bytes too")
+        return [own.first_bucket_bytes, later]
+
+    @cached_property
+    def _recorded_cap_bytes(self) -> int | None:
+        """The limit that makes the recorded buckets, PyTorch's own if that does."""
+        sizes = np.bincount(self.gradients.bucket_of, weights=[tensor.size_bytes for tensor in self.tensors]).astype(int)
+        for limits in (*_DEFAULTS, [int(sizes[:-1].min(initial=sizes.max()))]):
+            if (bucket_assignment(self.tensors, limits) == self.gradients.bucket_of).all():
+                return limits[-1]
+        return None
+
+    def bucket_of(self, plan: Plan) -> Ints:
+        """Bucket of each gradient under a plan, in the order in which they become ready, [gradients]."""
+        limits = self.limits_bytes(plan)
+        return bucket_assignment(self.tensors, limits) if limits else self.gradients.bucket_of
+
+    def _prepare(self, edit: StepEdit, step: int) -> None:
+        cut_at_gradients(edit, self.gradients, step)
+        explain_copies(edit, self.trace, self.gradients, step)
+
+    def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
+        own = DdpSettings.of(plan)
+        changed = BucketPlan(
+            bucket_of=self.bucket_of(plan),
+            half=plan.compression is not None,
+            as_views=bool(own.gradient_as_bucket_view),
+            static=bool(own.static_graph),
+        )
+        with_buckets(edit, self.gradients, step, changed, self.prices)
+
+    def _part_bytes(self) -> dict[int, int]:
+        gradients = self.gradients
+        sizes = np.bincount(gradients.bucket_of, weights=[tensor.size_bytes for tensor in gradients.tensors]) * gradients.share
+        return {part: int(size) for step in gradients.steps.values() for part, size in zip(step.parts, sizes.tolist(), strict=True)}
+
+    def assumed(self) -> Iterator[str]:
+        yield f"gradients: {self.gradients.why}"
+        yield from super().assumed()
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        return (*super().left_out(change), *self.assumed())
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        return profile_at_scale(self, cluster, ranks)
+
+    def diagnose(self) -> dict[str, Any]:
+        return with_plans(self, super().diagnose(), _QUESTIONS) | {"buckets": self._buckets()}
+
+    def _buckets(self) -> list[dict[str, Any]]:
+        """Of each recorded bucket: gradients, bytes, and its transfer, mean over ranks and steps."""
+        events = self.trace.events
+        found = []
+        for bucket in range(self.gradients.buckets):
+            parts = [each.parts[bucket] for each in self.gradients.steps.values()]
+            found.append(
+                {
+                    "bucket": bucket,
+                    "gradients": int((self.gradients.bucket_of == bucket).sum()) if self.gradients.known else None,
+                    "bytes": self._part_bytes().get(parts[0], int(events.size_bytes[parts[0]])),
+                    "transfer_us": float(np.mean(events.end_us[parts] - events.start_us[parts])),
+                }
+            )
+        return found
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        rows = [
+            (
+                str(row["bucket"]),
+                "unknown" if row["gradients"] is None else str(row["gradients"]),
+                size_text(row["bytes"]),
+                time_text(row["transfer_us"]),
+            )
+            for row in facts["buckets"]
+        ]
+        return [
+            *super().tables(facts),
+            Table(title="buckets", columns=("bucket", "gradients", "moved", "transfer, with waits"), rows=rows),
+        ]
+
+    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+        numbers = {"as recorded": self.gradients.bucket_of}
+        if best is not None and self.limits_bytes(best):
+            numbers[describe(best)] = self.bucket_of(best)
+        return TensorGroups(groups={name: self._groups(bucket_of) for name, bucket_of in numbers.items()}, noun="bucket")
+
+    def _groups(self, bucket_of: Ints) -> list[Group]:
+        found = []
+        for bucket in range(int(bucket_of.max(initial=-1)) + 1):
+            own = [tensor for tensor, number in zip(self.tensors, bucket_of.tolist(), strict=True) if number == bucket]
+            found.append(Group(tensors=tuple(t.name for t in own), size_bytes=sum(t.size_bytes for t in own)))
+        return found
+
+
+def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
+    facts = JobFacts(name=ProfiledDdp.title, tensors=gradients.tensors)
+    on_gpus = bool((trace.events.kind == EventKind.KERNEL).any())
+    if not gradients.tensors:
+        return PlanSpace(facts, [])
+    compressed = "the recorded job's gradients are halves already" if gradients.share < 1 else None
+    no_copies = None if gradients.known and gradients.has_copies else (
+        "the trace shows no copies of buckets to gradients: gradients are views of them already, or the profile did not mark them"
+    )  # fmt: skip
+    nothing_searched = None if gradients.searches else (
+        "the recorded job searches no unused parameters (find_unused_parameters): nothing would change"
+    )  # fmt: skip
+    found: list[Transformation] = [
+        BucketSize(facts),
+        FirstBucketSize(facts),
+        BucketViews(facts, refused=no_copies),
+        StaticGraph(facts, refused=nothing_searched),
+        HalfCompression(facts, allow_lossy=allow_lossy, on_gpus=on_gpus, refused=compressed),
+    ]
+    return PlanSpace(facts, found)

@@ -1,0 +1,168 @@
+"""`ProfiledFsdp`: a profiled fully sharded job, whose plans change how its units gather and reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from dpro_search.cluster import Cluster
+from dpro_search.collect.trace import Trace
+from dpro_search.graph.sharded_units import ShardedUnits, sharded_units_of
+from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
+from dpro_search.kinds._planned_diagnosis import with_plans
+from dpro_search.kinds._planned_steps import PlannedSteps
+from dpro_search.kinds._profile_at_scale import profile_at_scale
+from dpro_search.quantities import size_text, time_text
+from dpro_search.space.plan import Plan
+from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_units import UnitPlan, cut_at_units, explain_units, with_units
+from dpro_search.space.scenario import ClusterChange
+from dpro_search.space.schemes import FsdpSettings
+from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations.sharding import (
+    BackwardPrefetch,
+    ForwardPrefetch,
+    KeptUnits,
+    ReduceDtype,
+    UnitsTogether,
+)
+from dpro_search.space.units_together import unit_groups
+
+_QUESTIONS: dict[str, Plan] = {
+    "prefetch=1": Plan.of(prefetch=True),
+    "backward_prefetch_depth=2": Plan.of(backward_prefetch_depth=2),
+    "reshard_after_forward=0": Plan.of(reshard_after_forward=False),
+    "units_together=2": Plan.of(units_together=2),
+    "reduce_dtype=bfloat16": Plan.of(reduce_dtype="bfloat16"),
+}
+
+
+class ProfiledFsdp(PlannedSteps):
+    """Predictions of prefetching, resharding, units wrapped together, and on request of reductions in fewer bytes."""
+
+    title = "a profiled fully sharded job"
+    askable = (
+        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
+        *("units_together", "reduce_dtype"),
+    )
+
+    @classmethod
+    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+        refuse_compute(options, trace, cls.askable)
+        return cls(trace, sharded_units_of(trace), allow_lossy=options.allow_lossy)
+
+    def __init__(self, trace: Trace, units: ShardedUnits, *, allow_lossy: bool = False) -> None:
+        self.units, self._allow_lossy = units, allow_lossy
+        super().__init__(trace, _space(self.title, units, allow_lossy=allow_lossy))
+        self.tensors = units.tensors
+
+    @property
+    def nothing_to_search(self) -> str:
+        return f"{self.units.why}; search it on a cluster, like --cluster 16xhgx-h100"
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Job:
+        wanted = self._allow_lossy or options.allowing(plan).allow_lossy
+        if wanted == self._allow_lossy:
+            return self
+        found = type(self)(self.trace, self.units, allow_lossy=wanted)
+        found._scales = self._scales
+        return found
+
+    def _prepare(self, edit: StepEdit, step: int) -> None:
+        cut_at_units(edit, self.units, step)
+        explain_units(edit, self.trace, self.units, step)
+
+    def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
+        own = FsdpSettings.of(plan)
+        again = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
+        kept = again if own.reshard_after_forward is False else again[: own.kept_last_units or 0]
+        changed = UnitPlan(
+            ahead=own.prefetch_depth or 1 if own.prefetch else 0,
+            backward_ahead=own.backward_prefetch_depth or 1,
+            kept=frozenset(kept),
+            groups=unit_groups([tensor.name for tensor in self.tensors], own.units_together),
+            reduced_share=0.5 if own.reduce_dtype else 1.0,
+        )
+        with_units(edit, self.units, step, changed, self.prices)
+
+    def _part_bytes(self) -> dict[int, int]:
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        steps = self.units.steps.values()
+        gathers = {each.part: sizes[each.unit] for step in steps for each in (*step.forward, *step.backward)}
+        return gathers | {each.parts[0]: sizes[each.unit] for step in steps for each in step.reductions}
+
+    def assumed(self) -> Iterator[str]:
+        yield self.units.why
+        if self.units.hybrid:
+            yield "other shard groups are not offered: what collectives of other groups of ranks take is not in the profile"
+        yield from super().assumed()
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        return (*super().left_out(change), *self.assumed())
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        return profile_at_scale(self, cluster, ranks)
+
+    def diagnose(self) -> dict[str, Any]:
+        return with_plans(self, super().diagnose(), _QUESTIONS) | {"units": self._unit_facts()}
+
+    def _unit_facts(self) -> list[dict[str, Any]]:
+        """Of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""
+        found = []
+        for tensor in self.tensors:
+            steps = self.units.steps.values()
+            gathers = [each.part for step in steps for each in (*step.forward, *step.backward) if each.unit == tensor.name]
+            reductions = [part for step in steps for each in step.reductions if each.unit == tensor.name for part in each.parts]
+            found.append(
+                {
+                    "unit": tensor.name,
+                    "bytes": tensor.size_bytes or None,
+                    "gathers": len(gathers) // len(self.units.steps),
+                    "gather_us": self._mean_us(gathers),
+                    "reduce_us": self._mean_us(reductions),
+                }
+            )
+        return found
+
+    def _mean_us(self, parts: list[int]) -> float | None:
+        events = self.trace.events
+        return float(np.mean(events.end_us[parts] - events.start_us[parts])) if parts else None
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        def shown(us: float | None) -> str:
+            return "-" if us is None else time_text(us)
+
+        rows = [
+            (
+                row["unit"],
+                "unknown" if row["bytes"] is None else size_text(row["bytes"]),
+                str(row["gathers"]),
+                shown(row["gather_us"]),
+                shown(row["reduce_us"]),
+            )
+            for row in facts["units"]
+        ]
+        columns = ("unit", "parameters", "gathers", "gather, with waits", "reduce")
+        return [*super().tables(facts), *([Table(title="units", columns=columns, rows=rows)] if rows else [])]
+
+
+def _space(title: str, units: ShardedUnits, *, allow_lossy: bool) -> PlanSpace:
+    facts = JobFacts(name=title, tensors=units.tensors)
+    if not units.tensors:
+        return PlanSpace(facts, [])
+    again = len(units.first.backward)
+    unsized = None if units.sized else (
+        "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
+    )  # fmt: skip
+    return PlanSpace(
+        facts,
+        [
+            ForwardPrefetch(facts, units=len(units.tensors)),
+            BackwardPrefetch(facts, units=again),
+            KeptUnits(facts, units=again),
+            UnitsTogether(facts, units=len(units.tensors) - 1, refused=unsized),
+            ReduceDtype(facts, allow_lossy=allow_lossy, refused=unsized),
+        ],
+    )

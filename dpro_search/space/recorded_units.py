@@ -1,0 +1,231 @@
+"""``with_units(edit, ...)``: a recorded fully sharded step that gathers and reduces its units otherwise, as FSDP2 would.
+
+What a unit does to gather its parameters is a stretch of a host thread, with what is launched in it. It is moved (prefetching),
+taken out (parameters that are kept), or taken over by another unit's (units that are wrapped together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpro_search.collect.trace import CollectiveKind, Trace
+from dpro_search.costmodel.recorded_collectives import CollectivePrices
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.marked_spans import Span
+from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits
+from dpro_search.space.recorded_buckets import thread_devices
+from dpro_search.space.recorded_edit import StepEdit
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitPlan:
+    """What changes about the units.
+
+    Attributes
+    ----------
+    ahead, backward_ahead
+        How many units ahead parameters are gathered in the forward pass (0: as recorded) and in the backward pass (1: as recorded).
+    kept
+        Names of the units that keep their parameters after the forward pass.
+    groups
+        Units that are wrapped together, in the order of the forward pass; empty: each by itself.
+    reduced_share
+        Bytes of a reduction over those that were recorded.
+    """
+
+    ahead: int = 0
+    backward_ahead: int = 1
+    kept: frozenset[str] = frozenset()
+    groups: tuple[tuple[str, ...], ...] = ()
+    reduced_share: float = 1.0
+
+
+def cut_at_units(edit: StepEdit, units: ShardedUnits, step: int) -> None:
+    """Cut host threads where units begin and end to gather and to reduce: plans then change whole ops."""
+    devices = thread_devices(edit)
+    for (rank, number), found in units.steps.items():
+        if number != step:
+            continue
+        gathers = (*found.forward, *found.backward)
+        for span in (*(span for each in gathers for span in (each.post, each.copy_out)), *(each.post for each in found.reductions)):
+            device = devices.get((rank, f"host thread {-span.thread}"))
+            if device is not None:
+                edit.cut(device, span.start_us)
+                edit.cut(device, span.end_us)
+
+
+def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) -> None:
+    """Let the copy of a unit's parameters to their places need their gather, as FSDP makes the device's stream wait for it."""
+    for (_, number), found in units.steps.items():
+        for each in (*found.forward, *found.backward) if number == step else ():
+            if each.copy_out.events:
+                edit.explain_event(trace, each.part, each.copy_out.events[0])
+
+
+def with_units(edit: StepEdit, units: ShardedUnits, step: int, plan: UnitPlan, prices: CollectivePrices) -> None:
+    """Change a step of all ranks, prepared by `cut_at_units`; raises `InputError` if a price is needed and not known."""
+    for (_, number), found in units.steps.items():
+        if number == step:
+            _Rank(edit, found, units, prices).change(plan)
+
+
+class _Rank:
+    """A rank's step."""
+
+    def __init__(self, edit: StepEdit, found: StepUnits, units: ShardedUnits, prices: CollectivePrices) -> None:
+        self._edit, self._found, self._prices = edit, found, prices
+        self._bytes = {tensor.name: tensor.size_bytes for tensor in units.tensors}
+        self._devices = thread_devices(edit)
+        self._last_moved: dict[int, int] = {}  # by span: the last op that was moved behind it
+        gathers = (*found.forward, *found.backward)
+        spans = [*(each.post for each in gathers), *(each.copy_out for each in gathers), *(each.post for each in found.reductions)]
+        self._ops = {id(span): edit.within(self._thread(span), span.start_us, span.end_us) for span in spans}
+
+    def change(self, plan: UnitPlan) -> None:
+        gone = [each for each in self._found.backward if each.unit in plan.kept]
+        forward, backward = list(self._found.forward), [each for each in self._found.backward if each not in gone]
+        for each in gone:
+            self._take_out(each)
+        reductions = list(self._found.reductions)
+        if plan.groups:
+            forward = self._joined(forward, plan.groups)
+            backward = self._joined(backward, plan.groups)
+            reductions = self._joined_reductions(reductions, plan.groups, plan.reduced_share)
+        elif plan.reduced_share != 1.0:
+            for reduction in reductions:
+                self._repriced(reduction, self._bytes[reduction.unit], self._bytes[reduction.unit] * plan.reduced_share)
+        if plan.ahead or plan.backward_ahead > 1:
+            for each in (*forward, *backward):
+                self._await_late(each)
+        if plan.ahead:
+            places = [each.copy_out for each in forward]
+            for number, each in enumerate(forward[1:], start=1):
+                self._move(each, forward[max(number - plan.ahead, 0)].copy_out, places[number - 1])
+        for number in range(1, len(backward)):
+            if plan.backward_ahead > 1:
+                self._move(backward[number], backward[max(number - plan.backward_ahead + 1, 0)].post, None)
+
+    def _thread(self, span: Span) -> int:
+        return self._devices[self._found.rank, f"host thread {-span.thread}"]
+
+    def _device_ops(self, span: Span) -> list[int]:
+        """What is launched in a span, without the collectives."""
+        ops = [self._edit.event_op[event] for event in span.events if event in self._edit.event_op]
+        return [op for op in ops if not self._edit.is_out(op) and self._edit.kind[op] != OpKind.COMM]
+
+    def _silence(self, span: Span) -> None:
+        for op in (*self._ops[id(span)], *self._device_ops(span)):
+            self._edit.duration_us[op] = 0.0
+
+    def _take_part_out(self, event: int) -> set[int]:
+        """Remove a rank's part of a collective; returns what needed it."""
+        edit, part = self._edit, self._edit.event_op[event]
+        pause, launch = edit.pause_of(part), edit.launch_of(part)
+        users = edit.forget_users(part)
+        for op in (part, pause, launch):
+            if op >= 0:
+                edit.take_out(op)
+        return users
+
+    def _take_out(self, each: Gather) -> None:
+        """Gather nothing: neither the enqueue nor the copies are there."""
+        self._take_part_out(each.part)
+        self._silence(each.post)
+        self._silence(each.copy_out)
+
+    # Units that are wrapped together.
+
+    def _joined(self, gathers: Sequence[Gather], groups: Sequence[Sequence[str]]) -> list[Gather]:
+        """The gathers of groups: the first of each, which then gathers all."""
+        group_of = {unit: number for number, group in enumerate(groups) for unit in group}
+        leaders: dict[int, Gather] = {}
+        for each in gathers:
+            leader = leaders.setdefault(group_of[each.unit], each)
+            if leader is each:
+                continue
+            for user in self._take_part_out(each.part):
+                if user not in self._ops[id(each.post)]:
+                    self._edit.need(self._edit.event_op[leader.part], user)
+            self._hand_over(each.post, leader.post)
+            self._hand_over(each.copy_out, leader.copy_out)
+        for number, leader in leaders.items():
+            size = sum(self._bytes[each.unit] for each in gathers if group_of[each.unit] == number)
+            self._reprice(leader.part, CollectiveKind.ALL_GATHER, self._bytes[leader.unit], size)
+        return [each for each in gathers if leaders[group_of[each.unit]] is each]
+
+    def _joined_reductions(self, reductions: Sequence[Reduction], groups: Sequence[Sequence[str]], share: float) -> list[Reduction]:
+        """Likewise, with the last of each group: gradients of all its units are there only then."""
+        group_of = {unit: number for number, group in enumerate(groups) for unit in group}
+        last = {group_of[each.unit]: each for each in reductions}
+        for each in reductions:
+            leader = last[group_of[each.unit]]
+            if leader is each:
+                continue
+            for event in each.parts:
+                self._take_part_out(event)
+            self._hand_over(each.post, leader.post)
+        for number, leader in last.items():
+            size = sum(self._bytes[each.unit] for each in reductions if group_of[each.unit] == number)
+            self._repriced(leader, self._bytes[leader.unit], size * share)
+        return list(last.values())
+
+    def _hand_over(self, span: Span, leader: Span) -> None:
+        """Let another unit's span do the copies of one. A host that only launches them does so once."""
+        edit, copies, to = self._edit, self._device_ops(span), self._device_ops(leader)
+        if copies and to:
+            edit.duration_us[to[-1]] += sum(edit.duration_us[op] for op in copies)
+        elif ops := self._ops[id(leader)]:
+            edit.duration_us[ops[0]] += sum(edit.duration_us[op] for op in self._ops[id(span)])
+        self._silence(span)
+
+    def _repriced(self, reduction: Reduction, before_bytes: float, after_bytes: float) -> None:
+        kinds = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+        for event, size, kind in zip(reduction.parts, reduction.sizes_bytes, kinds, strict=False):
+            recorded_bytes = size if size > 0 else before_bytes
+            self._reprice(event, kind, recorded_bytes, recorded_bytes * after_bytes / before_bytes)
+
+    def _reprice(self, event: int, kind: CollectiveKind, before_bytes: float, after_bytes: float) -> None:
+        """Scale a collective as the prices of its sizes differ, so that the recorded size takes the recorded time."""
+        if before_bytes != after_bytes:
+            op = self._edit.event_op[event]
+            self._edit.duration_us[op] *= self._prices.price_us(kind, after_bytes) / self._prices.price_us(kind, before_bytes)
+
+    # Prefetching.
+
+    def _await_late(self, each: Gather) -> None:
+        """Where a host thread waits for a gather right after it was enqueued, let it wait where its parameters are copied."""
+        edit, part = self._edit, self._edit.event_op[each.part]
+        users = [op for op in edit.users[part] if edit.is_host(op)]
+        copies = self._ops[id(each.copy_out)]
+        if users and copies:
+            for op in users:
+                edit.forget(part, op)
+            edit.need(part, copies[0])
+
+    def _move(self, each: Gather, behind: Span, unless: Span | None) -> None:
+        """Enqueue a gather at the end of an earlier span of its thread."""
+        ops = self._ops[id(each.post)]
+        if not ops or behind.thread != each.post.thread or behind.end_us >= each.post.start_us or each.unit == ROOT:
+            return
+        if unless is not None and unless.end_us > each.post.start_us:
+            return  # it is gathered before the unit before it needs its own: so it was recorded
+        anchor = self._anchor(behind)
+        if anchor >= 0:
+            self._keep_waits(ops)
+            self._edit.move(ops, anchor)
+            self._last_moved[id(behind)] = ops[-1]
+
+    def _keep_waits(self, ops: Sequence[int]) -> None:
+        """Let a thread wait for other collectives where it did, though what it did meanwhile is moved away."""
+        edit, following = self._edit, self._edit.after(ops[-1])
+        for op in ops:
+            for need in [need for need in edit.needs[op] if edit.kind[need] == OpKind.COMM]:
+                edit.forget(need, op)
+                if following >= 0:
+                    edit.need(need, following)
+
+    def _anchor(self, behind: Span) -> int:
+        """The last op of a span, and of what was moved behind it before."""
+        ops = self._ops[id(behind)]
+        return self._last_moved.get(id(behind), ops[-1] if ops else -1)

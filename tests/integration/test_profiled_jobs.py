@@ -1,0 +1,91 @@
+"""Real jobs that PyTorch's profiler recorded: imported, searched, exported, and run under the plan, which they follow."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.torch_ranks import run_torch_ranks
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp, profiled_fsdp, recorded_job
+from dpro_search.space.plan import Plan
+from tests.kinds.verbs import verb
+
+pytestmark = pytest.mark.integration
+
+JOB = Path(__file__).with_name("profiled_job.py")
+
+
+def run(python, how, folder, **env):
+    folder.mkdir()
+    spec = JobSpec(command=(str(python), str(JOB), how), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
+    run_torch_ranks(spec, folder)
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def recorded(request, torch_python, tmp_path_factory):
+    """How the job communicates, its trace, and the folder that holds it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "profiles").mkdir()
+    run(torch_python, request.param, folder / "job", PROFILE_TO=str(folder / "profiles"))
+    trace = import_trace([folder / "profiles"])
+    trace.save(folder / "trace")
+    return request.param, trace, folder
+
+
+def made(python, how, folder, plan):
+    """What a step of the job did under an exported plan: how often each op ran."""
+    out = folder / "made.json"
+    run(python, how, folder / "run", MADE_TO=str(out), DPRO_SEARCH_PLAN=str(plan))
+    return Counter(json.loads(out.read_text()))
+
+
+def test_the_replay_reproduces_the_profile(recorded):
+    how, trace, _ = recorded
+    assert kind_of(trace) is {"ddp": profiled_ddp, "fsdp": profiled_fsdp}[how].KIND
+    errors = [step["error_pct"] for step in job_of(trace).own_durations().more["steps"]]
+    assert min(map(abs, errors)) < 10
+
+
+def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path):
+    how, _, folder = recorded
+    found = verb("run", folder / "trace", "--trials", 60, "--out", tmp_path / "search")
+    assert found["plans"]
+    verb("export", tmp_path / "search", "--out", tmp_path / "plan")
+    helper = tmp_path / "plan" / f"{how}.py"
+    assert helper.exists()
+    made(torch_python, how, tmp_path, tmp_path / "plan")
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "op", "times"),
+    [
+        ("ddp", {"bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
+        ("ddp", {"gradient_as_bucket_view": True}, "torch.distributed.ddp.reducer::copy_bucket_to_grad", 0),
+        ("ddp", {"compression": "fp16", "bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
+        ("fsdp", {"reshard_after_forward": False}, "c10d::_allgather_base_", 5),
+        ("fsdp", {"kept_last_units": 1}, "c10d::_allgather_base_", 8),
+        ("fsdp", {"units_together": 2}, "c10d::_allgather_base_", 5),
+        ("fsdp", {"reduce_dtype": "bfloat16", "prefetch": True, "prefetch_depth": 2}, "c10d::_reduce_scatter_base_", 5),
+        ("fsdp", {"backward_prefetch_depth": 2}, "c10d::_allgather_base_", 9),
+    ],
+)
+def test_the_job_follows_the_plan_and_the_plan_is_what_was_predicted(how, settings, op, times, recorded, torch_python, tmp_path):
+    kind, trace, _ = recorded
+    if kind != how:
+        pytest.skip("of the other job")
+    plan = Plan.of(**settings)
+    job = job_of(trace, PlanOptions(allow_lossy=True))
+    predicted = [name for name in job.timeline(plan).graph.names if name.endswith("@0")]
+    (tmp_path / "plan.json").write_bytes(plan.to_json())
+    again = recorded_job(trace, (str(torch_python), str(JOB), how))
+    from dpro_search.deploy.export import export_plan
+    from dpro_search.deploy.targets import targets_for
+
+    export_plan(plan, tmp_path / "plan", targets_for(plan, again.targets), again.facts)
+    found = made(torch_python, how, tmp_path, tmp_path / "plan")
+    assert found[op] == times
+    if op.startswith("c10d") and how == "fsdp" and "allgather" in op:
+        assert sum(name.startswith("gloo:all_gather") for name in predicted) == times

@@ -1,0 +1,277 @@
+"""Plans of profiled DDP jobs: buckets are rewritten in the recorded graph, and the recorded ones give the recorded replay."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpro_search.collect.parameters import with_parameters
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
+from dpro_search.replay.replayer import replay
+from dpro_search.space.plan import Plan
+from dpro_search.space.recorded_buckets import BucketPlan, with_buckets
+from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+KIB, MIB = 2**10, 2**20
+SIZES = (MIB, 2 * MIB, MIB, 4 * MIB)  # of the gradients, in the order in which they become ready
+RATE_BYTES_PER_US = 2_000.0
+LATENCY_US = 20.0
+
+
+def transfer_us(size: int) -> float:
+    return LATENCY_US + size / RATE_BYTES_PER_US
+
+
+def gpu_rank(rank: int, *, buckets: tuple[int, ...] = (2, 2), steps: int = 4, find_unused: bool = False) -> Profile:
+    """Steps of a GPU job with DDP's marks: a forward kernel, gradients, two buckets, copies back, an optimizer.
+
+    Kernels are short, and the host launches one every 100 us; at the end of a step it waits for the device.
+    """
+    profile = Profile(pid=100 + rank, device=rank)
+    at = float(START)
+    for number in range(steps):
+        marked = len(profile.records)
+        profile.op("DistributedDataParallel.forward", at + 5, 200)
+        if find_unused:
+            profile.op("torch.distributed.ddp.reducer::search_unused_parameters", at + 150, 50)
+        profile.kernel("forward", at + 30, 100, launched=at + 15)
+        now, gradient, posted = at + 400.0, 0, 0.0
+        ends = []
+        for members in buckets:
+            for _ in range(members):
+                profile.kernel("backward", now + 10, 80, launched=now, tid=AUTOGRAD)
+                profile.op("torch::autograd::AccumulateGrad", now + 20, 10, tid=AUTOGRAD)
+                profile.op("torch::distributed::reducer::mul_out", now + 32, 20, tid=AUTOGRAD)
+                profile.kernel("multiply", now + 91, 2, launched=now + 35, tid=AUTOGRAD)
+                gradient += 1
+                now += 100
+            size = sum(SIZES[gradient - members : gradient])
+            profile.op("c10d::allreduce_", now - 40, 30, tid=AUTOGRAD)
+            begin = max(now, posted)
+            posted = begin + transfer_us(size)
+            ends.append((posted, members))
+            profile.kernel(
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+                begin,
+                transfer_us(size),
+                launched=now - 30,
+                tid=AUTOGRAD,
+                stream=COLLECTIVES,
+                **{"Collective name": "allreduce", "In msg nelems": size // 4, "Out msg nelems": size // 4, "dtype": "Float"},
+            )
+        gradient, free = 0, 0.0
+        for end, members in ends:
+            for _ in range(members):
+                profile.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", now, 40, tid=AUTOGRAD)
+                free = max(now + 20, end, free)
+                profile.kernel(
+                    "Memcpy DtoD (Device -> Device)", free, 5, launched=now + 10, tid=AUTOGRAD,
+                    cat="gpu_memcpy", call="cudaMemcpyAsync", bytes=SIZES[gradient],
+                )  # fmt: skip
+                free += 5
+                gradient += 1
+                now += 50
+        profile.op("Optimizer.step#SGD.step", now + 10, 60)
+        begin = max(now + 30, free)
+        profile.kernel("optimizer", begin, 100, launched=now + 20)
+        profile.call("cudaDeviceSynchronize", now + 40, begin + 105 - (now + 40))
+        begun, at = at, begin + 120
+        profile.step(number, begun, at - begun)
+        profile.records[marked:] = [*profile.records[-2:], *profile.records[marked:-2]]
+    return profile
+
+
+def trace_of(**options: Any) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        return import_trace([gpu_rank(0, **options).write(Path(folder) / "rank0.json", header=distributed(0, 2))])
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return trace_of()
+
+
+@pytest.fixture(scope="module")
+def job(trace: Trace) -> Any:
+    return job_of(trace)
+
+
+def test_sizes_come_from_the_copies_out_of_the_buckets(trace: Trace, job: Any) -> None:
+    assert kind_of(trace) is profiled_ddp.KIND
+    assert tuple(tensor.size_bytes for tensor in job.tensors) == SIZES
+    assert job.gradients.bucket_of.tolist() == [0, 0, 1, 1]
+    assert "copies" in job.gradients.why
+
+
+def test_the_recorded_buckets_give_the_recorded_replay(job: Any) -> None:
+    again = Plan.of(bucket_cap_bytes=3 * MIB)
+    assert job.bucket_of(again).tolist() == [0, 0, 1, 1]
+    recorded, rewritten = job.predictor.predict(), job.predictor.under(again).predict()
+    assert rewritten.steps_us == pytest.approx(recorded.steps_us, rel=1e-9)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
+def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
+    job: Any = job_of(import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"]))
+    assert sum(tensor.size_bytes for tensor in job.tensors) == 4 * 25_557_032
+    assert len(job.tensors) == 161
+    again = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
+    assert (job.bucket_of(again) == job.gradients.bucket_of).all()
+    assert job.predictor.under(again).predict().steps_us == pytest.approx(job.predictor.predict().steps_us, rel=1e-9)
+    assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
+    assert any("job has 2 ranks, of which 1 is here" in text for text in job.assumed())
+
+
+@given(cuts=st.lists(st.booleans(), min_size=3, max_size=3))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_plan_is_the_profile_of_the_job_that_follows_it(job: Any, cuts: list[bool]) -> None:
+    """The same host and kernels with other buckets, profiled, take what the plan is predicted to take."""
+    bucket_of = np.concatenate(([0], np.cumsum(cuts)))
+    planned_us = replay(_rewritten(job, bucket_of)).iteration_us
+    counts = tuple(np.bincount(bucket_of).tolist())
+    followed = job_of(trace_of(buckets=counts))
+    assert planned_us == pytest.approx(followed.predict(Plan()).iteration_us, rel=0.02)
+
+
+def _rewritten(job: Any, bucket_of: Any) -> Any:
+    predictor = job.predictor
+    step = predictor.middle_step
+    edit = predictor._edit(step, ())
+    with_buckets(edit, job.gradients, step, BucketPlan(bucket_of=bucket_of), job.prices)
+    graph = edit.graph()
+    graph.validate()
+    return graph
+
+
+def test_every_bucket_is_a_collective_of_its_bytes(job: Any) -> None:
+    graph = _rewritten(job, np.arange(4))
+    found = [graph.duration_us[op] for op in range(len(graph)) if graph.name(op).startswith("bucket ") or "nccl" in graph.name(op)]
+    priced = sorted(us for us in found if us >= LATENCY_US + MIB / RATE_BYTES_PER_US - 1)
+    assert priced == pytest.approx(sorted(transfer_us(size) for size in SIZES), rel=0.1)
+
+
+def test_views_of_buckets_are_not_copied(job: Any) -> None:
+    edit = job.predictor._edit(job.predictor.middle_step, ())
+    job._rewrite(edit, job.predictor.middle_step, Plan.of(gradient_as_bucket_view=True))
+    graph = edit.graph()
+    copies = [op for op in range(len(graph)) if graph.name(op).startswith("Memcpy DtoD")]
+    assert len(copies) == len(SIZES)
+    assert not graph.duration_us[copies].any()
+
+
+def test_halves_move_half_the_bytes_and_are_cast_twice(job: Any) -> None:
+    lossy = job.allowing(Plan(compression="bf16"), PlanOptions())
+    names = [name for name in lossy.timeline(Plan(compression="bf16")).graph.names if name.startswith("cast")]
+    assert len([name for name in names if "back" in name]) == len(names) / 2 == 2
+    with pytest.raises(InputError, match="changes the numbers; only with --allow-lossy"):
+        job.predict(Plan(compression="bf16"))
+
+
+def test_a_static_graph_takes_the_search_for_unused_parameters_away() -> None:
+    with pytest.raises(InputError, match="searches no unused parameters"):
+        job_of(trace_of()).predict(Plan.of(static_graph=True))
+    searching: Any = job_of(trace_of(find_unused=True))
+    edit = searching.predictor._edit(searching.predictor.middle_step, ())
+    before = sum(edit.duration_us)
+    searching._rewrite(edit, searching.predictor.middle_step, Plan.of(static_graph=True))
+    assert sum(edit.duration_us) == pytest.approx(before - 50, abs=1)
+
+
+def test_a_what_if_about_recorded_collectives_does_not_go_with_a_plan(job: Any) -> None:
+    from dpro_search.space.scenario import Scenario
+
+    changes = ["collectives.all_reduce=0", "bucket_cap_bytes=1MiB"]
+    changed, plan = job.under(Scenario().changed(changes, known=(*job.askable, *job.settings), job=job.title))
+    with pytest.raises(InputError, match="use communication= with it"):
+        changed.predict(plan)
+
+
+def parameters(folder: Path, rows: Any) -> Path:
+    path = folder / "parameters.json"
+    path.write_bytes(msgspec.json.encode(rows))
+    return path
+
+
+def test_sizes_can_be_given_to_import(tmp_path: Path) -> None:
+    profile = gpu_rank(0)
+    for record in profile.records:
+        record["args"].pop("bytes", None)
+    bare = import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))])
+    unknown: Any = job_of(bare)
+    assert not unknown.gradients.known
+    assert len(unknown.tensors) == 2, "a bucket counts as one gradient"
+    rows = [[f"layer{i}.weight", [size // 4], "torch.float32"] for i, size in enumerate(SIZES[::-1])]
+    named: Any = job_of(with_parameters(bare, parameters(tmp_path, rows)))
+    assert [tensor.name for tensor in named.tensors] == ["layer3.weight", "layer2.weight", "layer1.weight", "layer0.weight"]
+    assert named.gradients.known
+    wrong: Any = job_of(with_parameters(bare, parameters(tmp_path, [[n, [7], d] for n, _, d in rows])))
+    assert "do not add up" in wrong.gradients.why
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([["a", [1], "torch.float32"]], "1 parameters, but a step of the profile makes 4 gradients"),
+        ({"a": 1}, r"not a list of \[name, shape, dtype\].*model.named_parameters"),
+        ([["a", [1], "int7"]] * 4, "a: int7 is no type of a parameter"),
+        ([["a", [-1], "torch.float32"]] * 4, "not a list"),
+    ],
+)
+def test_a_wrong_file_of_parameters_is_one_line(trace: Trace, rows: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason):
+        with_parameters(trace, parameters(tmp_path, rows))
+
+
+def only(profile: Profile, *names: str) -> Profile:
+    """The profile without the records whose names begin so."""
+    profile.records = [record for record in profile.records if not record["name"].startswith(names)]
+    return profile
+
+
+def other_kind(profile: Profile) -> Profile:
+    for record in profile.records:
+        if record["name"].startswith("ncclDevKernel"):
+            record["name"] = record["name"].replace("AllReduce", "SendRecv")
+            record["args"] |= {"Collective name": "all_to_allv"}
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("profile", "reason"),
+    [
+        (lambda: only(gpu_rank(0), "nccl"), "shows no collective .one process, inference,"),
+        (lambda: other_kind(gpu_rank(0)), "collectives .all-to-all. are neither DDP's buckets nor FSDP's units"),
+    ],
+)
+def test_what_is_neither_says_what_can_still_be_asked(profile: Any, reason: str, tmp_path: Path) -> None:
+    found = job_of(import_trace([profile().write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert not found.space.fields
+    with pytest.raises(InputError, match=reason):
+        raise InputError(found.nothing_to_search)
+    assert found.diagnose()["gains"]
+
+
+def test_half_a_step_leaves_the_buckets_that_all_steps_have(tmp_path: Path) -> None:
+    profile = gpu_rank(0)
+    last = max(record["ts"] for record in profile.records if record["name"].startswith("ProfilerStep"))
+    profile.records = [record for record in profile.records if record["ts"] < last + 600]
+    found = job_of(import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert not found.space.fields
+    assert found.predict(Plan()).iteration_us > 0
+
+
+def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:
+    files = [gpu_rank(rank).write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2 + rank)) for rank in range(2)]
+    with pytest.raises(InputError, match="import one job at a time"):
+        import_trace(files)

@@ -1,0 +1,237 @@
+"""Plans of profiled FSDP jobs: units gather earlier, once, together or in fewer bytes, as the recorded graph is rewritten."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
+from dpro_search.space.plan import Plan
+from dpro_search.space.recorded_units import UnitPlan, with_units
+from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
+from tests.kinds.conformance import KindConformance
+
+MIB = 2**20
+BYTES = 4 * MIB  # of a unit's parameters; the root has a quarter of them
+UNITS = ("", "0", "1", "2")
+LATENCY_US, RATE = 50.0, 20_000.0
+NAMES = {"AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base", "AllReduce": "allreduce"}
+KERNELS = {kind: f"ncclDevKernel_{kind}_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)" for kind in NAMES}
+
+
+def bytes_of(unit: str) -> int:
+    return BYTES if unit else BYTES // 4
+
+
+def transfer_us(size: int) -> float:
+    return LATENCY_US + size / RATE
+
+
+@dataclass
+class Device:
+    """A host that enqueues one thing after the other, and the device's streams, each with when it is free."""
+
+    profile: Profile
+    now: float
+    compute: float = 0.0
+    collectives: float = 0.0
+
+    def collective(self, kind: str, size: int, tid: int, *, after: float = 0.0) -> float:
+        start = max(self.now + 10, self.collectives, after)
+        sent = {"In msg nelems": size // 8 if kind == "AllGather" else size // 4}
+        sent["Out msg nelems"] = size // 8 if kind == "ReduceScatter" else size // 4
+        more = {"Collective name": NAMES[kind], "dtype": "Float", "Group size": 2, "Process Group Name": "0"}
+        self.profile.kernel(KERNELS[kind], start, transfer_us(size), launched=self.now, tid=tid, stream=COLLECTIVES, **sent, **more)
+        self.collectives = start + transfer_us(size)
+        return self.collectives
+
+    def kernel(self, name: str, us: float, tid: int, *, after: float = 0.0) -> float:
+        start = max(self.now + 10, self.compute, after)
+        self.profile.kernel(name, start, us, launched=self.now, tid=tid)
+        self.compute = start + us
+        return self.compute
+
+
+def gather(device: Device, unit: str, tid: int) -> float:
+    begun = device.now
+    device.now += 10
+    device.kernel("copy_in", 5, tid)
+    device.now += 10
+    end = device.collective("AllGather", bytes_of(unit), tid)
+    device.now += 15
+    device.profile.add("user_annotation", mark("all_gather", unit), begun, device.now - begun, tid)
+    return end
+
+
+def copy_out(device: Device, unit: str, tid: int, gathered: float) -> None:
+    begun = device.now
+    device.now += 5
+    device.kernel("split_with_sizes_copy", 10, tid, after=gathered)
+    device.now += 15
+    device.profile.add("user_annotation", mark("all_gather_copy_out", unit), begun, device.now - begun, tid)
+
+
+def mark(what: str, unit: str) -> str:
+    return f"FSDP::{what} ({unit})" if unit else f"FSDP::{what}"
+
+
+def rank(number: int, *, hybrid: bool = False, steps: int = 4) -> Profile:
+    """Steps of four units, the root among them: forward, backward, and a wait for the device at the end."""
+    profile = Profile(pid=100 + number, device=number)
+    at = float(START)
+    for step in range(steps):
+        marked = len(profile.records)
+        device = Device(profile, at + 10)
+        for unit in UNITS:
+            copy_out(device, unit, MAIN, gather(device, unit, MAIN))
+            device.kernel("forward", 150, MAIN)
+            device.now += 60
+        for unit in reversed(UNITS):
+            profile.add("user_annotation", mark("pre_backward", unit), device.now, 2, AUTOGRAD)
+            device.now += 3
+            if unit:
+                copy_out(device, unit, AUTOGRAD, gather(device, unit, AUTOGRAD))
+            end = device.kernel("backward", 300, AUTOGRAD)
+            device.now += 60
+            begun = device.now
+            device.now += 5
+            end = device.collective("ReduceScatter", bytes_of(unit), AUTOGRAD, after=end)
+            device.now += 10
+            if hybrid:
+                device.collective("AllReduce", bytes_of(unit) // 2, AUTOGRAD, after=end)
+                device.now += 10
+            profile.add("user_annotation", mark("post_backward_reduce", unit), begun, device.now - begun, AUTOGRAD)
+        device.now += 20
+        profile.op("Optimizer.step#SGD.step", device.now, 30)
+        device.now += 10
+        end = device.kernel("optimizer", 100, MAIN, after=device.collectives)
+        device.now += 20
+        profile.call("cudaDeviceSynchronize", device.now, end + 5 - device.now)
+        begun, at = at, end + 20
+        profile.step(step, begun, at - begun)
+        profile.records[marked:] = [*profile.records[-2:], *profile.records[marked:-2]]
+    return profile
+
+
+def trace_of(**options: Any) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        return import_trace([rank(0, **options).write(Path(folder) / "rank0.json", header=distributed(0, 2))])
+
+
+@pytest.fixture(scope="module")
+def job() -> Any:
+    return job_of(trace_of(), PlanOptions(allow_lossy=True))
+
+
+def changed(job: Any, **plan: Any) -> Any:
+    step = job.predictor.middle_step
+    edit = job.predictor._edit(step, ())
+    job._rewrite(edit, step, Plan.of(**plan))
+    graph = edit.graph()
+    graph.validate()
+    return graph
+
+
+def durations(graph: Any, kind: str) -> list[float]:
+    return [float(graph.duration_us[op]) for op in range(len(graph)) if graph.name(op).startswith(KERNELS[kind][:20])]
+
+
+def test_units_and_their_sizes_come_from_the_marks(job: Any) -> None:
+    assert kind_of(job.trace) is profiled_fsdp.KIND
+    assert [(tensor.name, tensor.size_bytes) for tensor in job.tensors] == [(unit or "the root", bytes_of(unit)) for unit in UNITS]
+    assert job.units.first.program == (
+        ("the root", "0", "1", "2"), ("2", "1", "0"), ("2", "1", "0", "the root"),
+    )  # fmt: skip
+
+
+def test_a_plan_that_changes_nothing_gives_the_recorded_replay(job: Any) -> None:
+    predictor = job.predictor
+    step = predictor.middle_step
+    edit = predictor._edit(step, ())
+    with_units(edit, job.units, step, UnitPlan(), job.prices)
+    from dpro_search.replay.replayer import replay
+
+    assert replay(edit.graph()).iteration_us == pytest.approx(predictor._replayed(step, ())[0], rel=1e-9)
+
+
+def test_kept_parameters_are_gathered_once(job: Any) -> None:
+    gathers = len(durations(changed(job), "AllGather"))
+    assert gathers == 7
+    assert len(durations(changed(job, reshard_after_forward=False), "AllGather")) == 4
+    assert len(durations(changed(job, kept_last_units=2), "AllGather")) == 5
+    kept = [job.predict(Plan.of(kept_last_units=count)).iteration_us for count in (1, 2)]
+    every = job.predict(Plan.of(reshard_after_forward=False)).iteration_us
+    assert every <= kept[1] <= kept[0] <= job.predict(Plan()).iteration_us
+
+
+def test_units_together_gather_the_bytes_of_both(job: Any) -> None:
+    graph = changed(job, units_together=2)
+    assert len(durations(graph, "AllGather")) == 3 + 2  # root, 0 and 1, 2; again all but the root
+    assert len(durations(graph, "ReduceScatter")) == 3
+    assert sum(durations(graph, "AllGather")) < sum(durations(changed(job), "AllGather")) * 1.01
+
+
+def test_half_the_bytes_are_reduced_in_less_time(job: Any) -> None:
+    whole, half = (sum(durations(changed(job, **plan), "ReduceScatter")) for plan in ({}, {"reduce_dtype": "bfloat16"}))
+    assert half < whole
+    with pytest.raises(InputError, match="changes the numbers; only with --allow-lossy"):
+        job_of(job.trace).predict(Plan.of(reduce_dtype="bfloat16"))
+
+
+def test_prefetched_gathers_are_enqueued_earlier(job: Any) -> None:
+    """The host enqueues a gather a unit earlier; the device, which is behind it, gains nothing else."""
+
+    def enqueued(plan: dict[str, Any]) -> list[int]:
+        graph = changed(job, **plan)
+        names = [graph.name(op) for op in range(len(graph)) if graph.device_name(graph.device[op]).startswith("host thread 1 ")]
+        return [place for place, name in enumerate(names) if "AllGather" in name]
+
+    assert enqueued({"prefetch": True, "prefetch_depth": 2}) != enqueued({"prefetch": True}) != enqueued({})
+    assert job.predict(Plan.of(prefetch=True)).iteration_us <= job.predict(Plan()).iteration_us + 1
+
+
+def test_hsdp_says_what_it_does_not_offer() -> None:
+    hybrid: Any = job_of(trace_of(hybrid=True))
+    assert hybrid.units.hybrid
+    assert len(hybrid.units.first.reductions[0].parts) == 2
+    assert any("other shard groups are not offered" in text for text in hybrid.assumed())
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({"prefetch_depth": 2}, "goes with prefetch=1"),
+        ({"kept_last_units": 4}, "3 units of the recorded job give their parameters up"),
+        ({"kept_last_units": 1, "reshard_after_forward": False}, "leave out one of them"),
+        ({"units_together": 9}, "there are 3 units beside the root"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(job: Any, plan: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        job.predict(Plan.of(**plan))
+
+
+def test_units_that_are_not_marked_leave_nothing_to_search() -> None:
+    profile = rank(0)
+    profile.records = [record for record in profile.records if not record["name"].startswith("FSDP::")]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = import_trace([profile.write(Path(folder) / "rank0.json", header=distributed(0, 2))])
+    assert kind_of(trace) is profiled_fsdp.KIND
+    assert not job_of(trace).space.fields
+    assert "does not mark FSDP's units" in job_of(trace).nothing_to_search
+
+
+class TestProfiledFsdp(KindConformance):
+    kind = profiled_fsdp.KIND
+    unmoved = ("compute=0.5", "communication=0", "backward-prefetch", "prefetch")  # the device is never behind its host
+
+    @classmethod
+    def recording(cls) -> Trace:
+        return trace_of()

@@ -26,7 +26,7 @@ from dpro_search.space.recorded_edit import StepEdit
 from dpro_search.space.recorded_events import RUNS
 from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
 
 Rewriting = Callable[[StepEdit, int, Plan], None]
@@ -60,6 +60,18 @@ class PlannedPredictor(RecordedPredictor):
         changed._plan, changed._asked = plan, {}
         changed._replays = self._replays if plan == Plan() else {}
         changed.__dict__.pop("graph", None)
+        return changed
+
+    def with_ops(self, ops: RecordedOps) -> PlannedPredictor:
+        return self._with(ops, self._prepare, self._rewrite)
+
+    def of_job(self, job: PlannedSteps) -> PlannedPredictor:
+        """The same steps, prepared and rewritten with the prices of another job."""
+        return self._with(self.ops, job._prepare, job._rewrite)
+
+    def _with(self, ops: RecordedOps, prepare: Callable[[StepEdit, int], None], rewrite: Rewriting) -> PlannedPredictor:
+        changed = PlannedPredictor(self._trace, without=self._without, prepare=prepare, rewrite=rewrite)
+        changed.__dict__["ops"] = ops
         return changed
 
     def sampled(self, scales: Sequence[Scale] = (), *, samples: int, seed: int = 0) -> Floats:
@@ -129,11 +141,24 @@ class PlannedSteps(RecordedSteps):
         """Bytes of the collectives that the trace has without a size, where the job knows them, by event."""
         return {}
 
+    def _moved(self, change: ClusterChange) -> Self:
+        changed = super()._moved(change)
+        changed.__dict__.pop("prices", None)  # they are of the moved collectives then
+        changed.predictor = changed.predictor.of_job(changed)
+        return changed
+
     def _predict(self, plan: Plan) -> Prediction:
         if plan == Plan():
             return super()._predict(plan)
         found = self.predictor.under(plan).predict(self._scales)
-        return msgspec.structs.replace(as_prediction(found, "extrapolated"), interval_us=self._wider(found))
+        interval_us = self._wider(found)
+        if self._elsewhere is not None:  # by as much as the recorded plan's, for the same errors of the cost models
+            unchanged = super()._predict(Plan())
+            low, high = (end / unchanged.iteration_us - 1 for end in unchanged.interval_us)
+            below, above = (end / found.iteration_us - 1 for end in interval_us)
+            low, high = -math.hypot(low, below), math.hypot(high, above)
+            interval_us = max(found.iteration_us * (1 + low), 0.0), found.iteration_us * (1 + high)
+        return msgspec.structs.replace(as_prediction(found, "extrapolated"), interval_us=interval_us)
 
     def _wider(self, found: RecordedPrediction) -> tuple[float, float]:
         """The interval with the error of the prices of collectives that nothing hides, or that the job waits for."""

@@ -82,7 +82,9 @@ class Ddp(ProgramJob[DdpPredictor]):
         found: list[Transformation] = [
             BucketSize(job),
             FirstBucketSize(job),
-            BucketViews(job, refused=None if copied else "the recorded job's gradients are views of the buckets already"),
+            BucketViews(
+                job, refused=None if copied else "the recorded job's gradients are views of the buckets already", searched=False
+            ),
         ]
         if allow_lossy:
             found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))

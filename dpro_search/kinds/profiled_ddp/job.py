@@ -128,7 +128,7 @@ class ProfiledDdp(PlannedSteps):
         return (*super().left_out(change), *self.assumed())
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return profile_at_scale(self, cluster, ranks)
+        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
 
     def diagnose(self) -> dict[str, Any]:
         return with_plans(self, super().diagnose(), _QUESTIONS) | {"buckets": self._buckets()}

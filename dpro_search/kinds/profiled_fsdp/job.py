@@ -103,7 +103,7 @@ class ProfiledFsdp(PlannedSteps):
         return (*super().left_out(change), *self.assumed())
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return profile_at_scale(self, cluster, ranks)
+        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
 
     def diagnose(self) -> dict[str, Any]:
         return with_plans(self, super().diagnose(), _QUESTIONS) | {"units": self._unit_facts()}

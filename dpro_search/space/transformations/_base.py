@@ -84,7 +84,7 @@ class Transformation(abc.ABC):
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
-    weight: ClassVar[float] = 1.0
+    weight: float = 1.0
 
     def __init__(self, job: JobFacts) -> None:
         self.job = job
@@ -162,9 +162,21 @@ class Switch(Knob):
 
     turned: ClassVar[bool]
 
-    def __init__(self, job: JobFacts, *, possible: bool = True, refused: str | None = None) -> None:
-        """`possible`: whether turning it would change anything about the recorded job; `refused`: why it cannot be turned."""
-        self._possible, self._refused = possible and refused is None, refused
+    def __init__(self, job: JobFacts, *, possible: bool = True, refused: str | None = None, searched: bool = True) -> None:
+        """A switch of one kind of job.
+
+        Parameters
+        ----------
+        possible
+            Whether turning it would change anything about the recorded job.
+        refused
+            Why it cannot be turned.
+        searched
+            Whether a search turns it; else only plans that name it do, and searches begun before the switch existed go on.
+        """
+        self._possible, self._refused, self._searched = possible and refused is None, refused, searched
+        if not searched:
+            self.weight = 0.0
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
@@ -178,7 +190,9 @@ class Switch(Knob):
         )
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> Choice | None:
+        if not self._searched:
+            return None
         grids: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
         if self._possible:
             grids["set"] = grid(self.fields[0], (self.turned,))

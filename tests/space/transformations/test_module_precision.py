@@ -162,7 +162,12 @@ def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_
 
 
 def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch(blocks_trace):
-    assert job_of(blocks_trace, PRECISION).space.fields == ("bucket_cap_bytes", "first_bucket_bytes", "bfloat16_modules")
+    assert job_of(blocks_trace, PRECISION).space.fields == (
+        "bucket_cap_bytes",
+        "first_bucket_bytes",
+        "gradient_as_bucket_view",
+        "bfloat16_modules",
+    )
     both = replace(PRECISION, compute=frozenset({"precision", "recomputation"}))
     assert job_of(blocks_trace, both).space.fields == (
         "bucket_cap_bytes",

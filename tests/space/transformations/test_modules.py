@@ -100,8 +100,13 @@ def test_where_the_gradients_are_more_than_what_is_kept_nothing_is_saved(blocks_
 
 
 def test_a_search_knows_it_only_where_it_is_asked_for(blocks_trace):
-    assert job_of(blocks_trace).space.fields == ("bucket_cap_bytes", "first_bucket_bytes")
-    assert job_of(blocks_trace, RECOMPUTATION).space.fields == ("bucket_cap_bytes", "first_bucket_bytes", "recomputed_modules")
+    assert job_of(blocks_trace).space.fields == ("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view")
+    assert job_of(blocks_trace, RECOMPUTATION).space.fields == (
+        "bucket_cap_bytes",
+        "first_bucket_bytes",
+        "gradient_as_bucket_view",
+        "recomputed_modules",
+    )
     limited = job_of(blocks_trace, PlanOptions(memory_limit_bytes=10**12))
     assert "recomputed_modules" in limited.space.fields
 

@@ -172,6 +172,7 @@ def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch
     assert job_of(blocks_trace, both).space.fields == (
         "bucket_cap_bytes",
         "first_bucket_bytes",
+        "gradient_as_bucket_view",
         "bfloat16_modules",
         "recomputed_modules",
     )

@@ -59,7 +59,7 @@ RUNTIMES = (  # name of a framework in a row -> how it runs a step
             name="Megatron-DeepSpeed", layer_host_us=EAGER_US, overlap_gradients=False, flash_attention=False, overlap_sends=False
         ),
     ),
-    (r"hf transformers", Runtime(name="PyTorch, eager", layer_host_us=EAGER_US, flash_attention=False, fused=False)),
+    (r"hf transformers", Runtime(name="PyTorch, eager", layer_host_us=EAGER_US, flash_attention=False)),
     (r"", Runtime()),
 )
 

@@ -11,7 +11,6 @@ class Runtime:
 
     name: str = "megatron-core"
     flash_attention: bool = True  # Scores are never stored.
-    fused: bool = True  # Norms, activations, dropout and residuals are one kernel each.
     overlap_gradients: bool = True
     overlap_sends: bool = True
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
@@ -20,4 +19,3 @@ class Runtime:
     # dispatch (measured, torch 2.13, tensors of a few elements), its kernels 5 us each to launch, and frameworks wrap both.
     layer_host_us: float = 400.0
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
-    context_bytes: float = 1.2e9  # Of memory that the driver, NCCL and the allocator take.

@@ -13,10 +13,13 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.errors import InputError
+from dpro_search.kinds._base import Job
+from dpro_search.kinds._profile_at_scale import profile_at_scale
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
 from dpro_search.replay.replayer import replay
@@ -177,6 +180,12 @@ class PlannedSteps(RecordedSteps):
 
     def timeline(self, plan: Plan) -> Timeline:
         return self.predictor.under(plan).timeline(self._scales)
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        return (*super().left_out(change), *self.assumed())
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
 
     def assumed(self) -> Iterator[str]:
         """What predictions take for granted, a sentence each."""

@@ -8,14 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import EventKind, Ints, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
 from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
-from dpro_search.kinds._profile_at_scale import profile_at_scale
 from dpro_search.quantities import size_text, time_text
 from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.ddp_job import bucket_assignment
@@ -23,7 +21,6 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
 from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import (
     BucketSize,
@@ -123,12 +120,6 @@ class ProfiledDdp(PlannedSteps):
     def assumed(self) -> Iterator[str]:
         yield f"gradients: {self.gradients.why}"
         yield from super().assumed()
-
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return (*super().left_out(change), *self.assumed())
-
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
 
     def diagnose(self) -> dict[str, Any]:
         return with_plans(self, super().diagnose(), _QUESTIONS) | {"buckets": self._buckets()}

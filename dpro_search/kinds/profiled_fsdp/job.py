@@ -7,18 +7,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ShardedUnits, sharded_units_of
 from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
-from dpro_search.kinds._profile_at_scale import profile_at_scale
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_edit import StepEdit
 from dpro_search.space.recorded_units import UnitPlan, cut_at_units, explain_units, with_units
-from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import (
@@ -98,12 +95,6 @@ class ProfiledFsdp(PlannedSteps):
         if self.units.hybrid:
             yield "other shard groups are not offered: what collectives of other groups of ranks take is not in the profile"
         yield from super().assumed()
-
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return (*super().left_out(change), *self.assumed())
-
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
 
     def diagnose(self) -> dict[str, Any]:
         return with_plans(self, super().diagnose(), _QUESTIONS) | {"units": self._unit_facts()}

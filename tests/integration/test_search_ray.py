@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +104,35 @@ def test_a_search_that_was_killed_continues_on_the_cluster_with_the_same_plans(c
     assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
 
 
-def test_a_worker_that_is_killed_is_replaced(cluster: Any, tmp_path: Path) -> None:
-    killed: list[int] = []
+@dataclass(frozen=True)
+class Signing(BusObjective):
+    """Notes in a folder the process that predicts."""
 
-    def kill_a_worker(trial: Trial) -> None:
+    signatures: Path = Path()
+
+    def predict(self, plan: Plan) -> Prediction:
+        (self.signatures / str(os.getpid())).touch()
+        return super().predict(plan)
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    killed: set[int] = set()
+
+    def have_predicted() -> set[int]:
+        return {int(path.name) for path in signatures.iterdir()} - {os.getpid()}
+
+    def kill_the_workers(trial: Trial) -> None:
         if trial.number >= 10 and not killed:
-            killed.extend(pid for pid in workers_of_ray() if not killed)
+            killed.update(have_predicted())
             for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     for engine in ("local", "ray"):
+        signatures = tmp_path / f"{engine}-workers"
+        signatures.mkdir()
         run_search(
-            OBJECTIVE,
+            Signing(OBJECTIVE.tensors, signatures=signatures),
             trials=60,
             sampler="critical-path",
             seed=5,
@@ -122,20 +140,11 @@ def test_a_worker_that_is_killed_is_replaced(cluster: Any, tmp_path: Path) -> No
             trace_digest="bus",
             workers=2,
             engine=engine,
-            on_trial=kill_a_worker if engine == "ray" else None,
+            on_trial=kill_the_workers if engine == "ray" else None,
         )
     assert killed
+    assert killed < have_predicted()
     assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
-
-
-def workers_of_ray() -> list[int]:
-    """Processes of this cluster that have run our tasks."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_bytes().startswith(b"ray::_evaluate"):
-                found.append(int(path.parent.name))
-    return found
 
 
 def test_a_cluster_that_is_lost_ends_the_search_with_one_line(tmp_path: Path) -> None:

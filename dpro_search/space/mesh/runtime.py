@@ -13,6 +13,11 @@ class Runtime:
     flash_attention: bool = True  # Scores are never stored.
     overlap_gradients: bool = True
     overlap_sends: bool = True
+    # Gradients that ZeRO does not split are summed in buckets of so many bytes (PyTorch's DistributedDataParallel: 25 MiB, the
+    # first one 1 MiB); 0: one for each layer.
+    bucket_bytes: float = 0.0
+    first_bucket_bytes: float = 2.0**20
+    clip_gradients: bool = True  # By their norm over all ranks, which every rank waits for before it updates.
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
     # Least time of the host for a layer's forward pass; twice that for its backward pass. A bare layer of PyTorch takes 220 us to

@@ -1,14 +1,16 @@
-"""The collectives that PyTorch issues in one training step of a small transformer, as JSON on the standard output.
+"""The collectives that PyTorch issues in one training step of a small transformer, as JSON files: 0.json is that of the first case.
 
-    python parallel_job.py '{"dp": 8, "tp": 4, "data_parallel": "fsdp", ...}'
+    python parallel_job.py '[{"dp": 8, "tp": 4, "data_parallel": "fsdp", ...}, ...]' FOLDER
 
 The process group is the fake one: one process is rank 0 of any number, and nothing is sent. The model is that of torchtitan's
 Llama: projections of queries, keys and values apart, a gated feed-forward network, RMS norms; or experts between two all-to-alls.
 """
 
 import json
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -311,8 +313,8 @@ def mesh_of(options):
     return mesh
 
 
-def main():
-    options = Options(**json.loads(sys.argv[1]))
+def collectives_of(options):
+    """Those of the third step."""
     torch.manual_seed(0)
     mesh = mesh_of(options)
     experts = dist.new_group(list(range(options.ep))) if options.ep > 1 else None
@@ -351,7 +353,19 @@ def main():
             if options.clip:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
                 norm.full_tensor() if isinstance(norm, DTensor) else norm
-    json.dump(recorder.found, sys.stdout)
+    return recorder.found
+
+
+def main():
+    """Each case in a process of its own, for a process group is made once in one; PyTorch is loaded once for all."""
+    for number, options in enumerate(json.loads(sys.argv[1])):
+        child = os.fork()
+        if not child:
+            Path(sys.argv[2], f"{number}.json").write_text(json.dumps(collectives_of(Options(**options))))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(f"{options} failed")
 
 
 main()

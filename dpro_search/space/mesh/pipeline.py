@@ -118,8 +118,8 @@ class _VShaped:
     def add(self, steps: str, times: int = 1) -> None:
         """Passes as ``"F0 I1"``: the next micro-batch through that stage, `times` times over."""
         for _ in range(times):
-            for direction, chunk in steps.split():
-                self._add(cast("Direction", direction), int(chunk))
+            for step in steps.split():
+                self._add(cast("Direction", step[0]), int(step[1]))
 
     def _add(self, direction: Direction, chunk: int) -> None:
         number = self._counts["I" if direction == "B" else direction, chunk]

@@ -15,6 +15,7 @@ from dpro_search.space.mesh.layout import Layout as Layout
 from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
 from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
+from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
 from dpro_search.space.mesh.step_graph import step_graph as step_graph
 from dpro_search.space.mesh.strategy import Recompute as Recompute

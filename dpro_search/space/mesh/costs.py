@@ -18,6 +18,12 @@ ADAM_PASSES_BYTES = 30.0
 """Read and written by Adam for each parameter: gradient (4), two moments and the fp32 parameter twice (24), the parameter (2)."""
 
 
+CONTENTION = 0.2
+"""By how much compute is slower beside collectives: Duan et al. ("Proteus", TPDS 2024) fit 0.1 to 0.3 to machines and models."""
+SLOWED = CONTENTION / (1 + CONTENTION)
+"""Of the time of a collective that runs beside compute, what the compute loses."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A model, how it is trained, and on what."""
@@ -61,7 +67,7 @@ class Pricer:
         self._layout = layout_of(workload.strategy)
         self.groups = Groups(workload.strategy, workload.cluster)
         device = workload.cluster.groups[0].host.device
-        self._ops = OpCosts(device, workload.precision, workload.element_bytes)
+        self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._programs: dict[str, BlockProgram] = {}
         self._layers: dict[str, LayerCosts] = {}
 
@@ -81,19 +87,63 @@ class Pricer:
     def _priced(self, block: Block) -> LayerCosts:
         program, workload = self.program(block), self._workload
         strategy, runtime = workload.strategy, workload.runtime
+        gather_us, reduce_us = self._exchanges(program)
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
-        backward_us = sum(self._step_us(step, backward=True) for step in program.backward)
+        backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
+        forward_us = max(forward_us, self._host_us(program.forward, backward=False))
+        backward_us = max(backward_us, self._host_us(program.backward, backward=True))
         is_layer = block.name.startswith("layer")
-        if is_layer:
-            forward_us = max(forward_us, runtime.layer_host_us)
-            backward_us = max(backward_us, 2 * runtime.layer_host_us)
         if is_layer and strategy.recompute is Recompute.FULL:
             backward_us += forward_us
         elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
-        gather_us, reduce_us = self._exchanges(program)
         return LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+
+    def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
+        """Of a backward pass. Tensor parallel collectives run beside matmuls that do not need them, where the runtime does so.
+
+        A matmul's input that is gathered again is needed by the gradient of the weight only, and the gradient of the input can be
+        exchanged while that of the weight is computed (Megatron-LM's linear layers with asynchronous communication).
+        """
+        if not self._workload.runtime.overlap_tensor:
+            return sum(self._step_us(step, backward=True) for step in steps)
+        total_us = gathered_us = weight_us = 0.0
+        for step in steps:
+            if isinstance(step, Collective):
+                us = self._step_us(step, backward=True)
+                if step.axis != "tp":
+                    total_us += us
+                elif not step.gradient:
+                    gathered_us += us
+                else:
+                    total_us += _beside(weight_us, us)
+                    weight_us = 0.0
+                continue
+            total_us += weight_us
+            weight_us = 0.0
+            if step.op.type is OpType.MATMUL and not self._workload.frozen:
+                total_us += _beside(self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                weight_us = self._ops.weight_gradient_us(step.op, step.sizes)
+            else:
+                total_us += gathered_us + self._step_us(step, backward=True)
+            gathered_us = 0.0
+        return total_us + weight_us + gathered_us
+
+    def _accumulated_us(self, program: BlockProgram) -> float:
+        """What it takes to add a micro-batch's gradients to those before."""
+        if self._workload.frozen:
+            return 0.0
+        held = sum(weight.elements for weight in program.weights)
+        return self._ops.moved_us(held * self._workload.runtime.accumulate_bytes)
+
+    def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
+        """Of the host, to start a pass."""
+        host = self._workload.runtime.host
+        kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
+        collectives = sum(isinstance(step, Collective) for step in steps)
+        each_us = host.backward_us if backward else host.forward_us
+        return host.layer_us + kernels * each_us + collectives * host.collective_us
 
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
@@ -136,6 +186,11 @@ class Pricer:
         return self._ops.moved_us(held * ADAM_PASSES_BYTES)
 
 
+def _beside(compute_us: float, collective_us: float) -> float:
+    """Of a collective and of compute that neither waits for the other."""
+    return max(collective_us, compute_us + SLOWED * collective_us)
+
+
 def step_costs(workload: Workload) -> StepCosts:
     """What the parts of a step take."""
     strategy, pricer = workload.strategy, Pricer(workload)
@@ -150,5 +205,7 @@ def step_costs(workload: Workload) -> StepCosts:
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
+        overlap_gathers=workload.runtime.overlap_gathers,
+        slowed=SLOWED,
         overlap_send=workload.runtime.overlap_sends,
     )

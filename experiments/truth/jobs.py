@@ -51,8 +51,8 @@ DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging F
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
-# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32, gradients
-# added to fp32 copies by a hook, parameters gathered after the update.
+# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
+# gradients added to fp32 copies by a hook, parameters gathered after the update.
 NANOTRON = Runtime(
     name="nanotron",
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook

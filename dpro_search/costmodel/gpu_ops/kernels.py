@@ -75,11 +75,11 @@ class Kernels:
         found = table.get(op.role, _ANY)[backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
-            found = Passes(*(one + other for one, other in zip(found, mask, strict=True)))
+            found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
         return found
 
     def score_passes(self, *, backward: bool) -> ScorePasses:
-        """Of an unfused attention, beside its matmuls. One kernel for a causal softmax reads only what is not masked, writes all."""
+        """Of an unfused attention, beside its matmuls. A causal softmax in one kernel reads only what is not masked."""
         softmax = {AttentionKernels.SCORES: (1.5, 2, 1), AttentionKernels.EAGER: (6, 7, 3)}[self.attention]
         dropout = 2.5 if self.attention_dropout else 0.0
         return ScorePasses(softmax[backward] + dropout, softmax[2] + bool(dropout))
@@ -105,9 +105,9 @@ _EAGER = {
     Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
     Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
 }
-# LOG_SOFTMAX: cast (2 + 4), log-softmax (4 + 4 + 4), its gradient (zeros 4, 8 + 4), cast back (4 + 2). VOCAB_PARALLEL: cast (2 + 4),
-# maximum (4), difference (4 + 4), exponential (4 + 4), sum (4), quotient (4 + 4); product with the loss's gradient (4 + 4), cast back
-# (4 + 2).
+# LOG_SOFTMAX: cast (2 + 4), log-softmax (4 + 4 + 4), its gradient (zeros 4, 8 + 4), cast back (4 + 2).
+# VOCAB_PARALLEL: cast (2 + 4), maximum (4), difference (4 + 4), exponential (4 + 4), sum (4), quotient (4 + 4); product with the
+# loss's gradient (4 + 4), cast back (4 + 2).
 _LOSS = {
     LossKernels.FUSED: LossBytes(6.0, 4.0, (1, 1)),
     LossKernels.LOG_SOFTMAX: LossBytes(18.0, 22.0, (3, 3)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from dpro_search.graph.model import Op
+from dpro_search.graph.model import Op, OpType
 from dpro_search.graph.model.op import Role
 
 
@@ -71,6 +71,8 @@ class Kernels:
 
     def passes(self, op: Op, *, backward: bool) -> Passes:
         """Of a memory-bound op."""
+        if op.type in _MOVES:
+            return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
         found = table.get(op.role, _ANY)[backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
@@ -105,6 +107,9 @@ _EAGER = {
     Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
     Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
 }
+# Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's
+# permutation and chunk sort). The kernels that choose experts count as those of the dispatch: softmax, top-k, counts, losses.
+_MOVES = {OpType.DISPATCH: Passes(1, 3, 16), OpType.COMBINE: Passes(3, 1, 3)}
 # LOG_SOFTMAX: cast (2 + 4), log-softmax (4 + 4 + 4), its gradient (zeros 4, 8 + 4), cast back (4 + 2).
 # VOCAB_PARALLEL: cast (2 + 4), maximum (4), difference (4 + 4), exponential (4 + 4), sum (4), quotient (4 + 4); product with the
 # loss's gradient (4 + 4), cast back (4 + 2).

@@ -53,7 +53,8 @@ class OpCosts:
     def forward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of an op whose dims have the given local sizes."""
         if op.type is OpType.MATMUL:
-            return self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+            quantized_us = self._quantized_us(op, elements(op.reads or op.rows, sizes))
+            return quantized_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, backward=False)
         if op.type is OpType.LOSS:
@@ -72,7 +73,8 @@ class OpCosts:
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of the gradient of a matmul's input."""
-        return self._matmul(op, sizes, op.rows, op.columns, op.reduction)
+        quantized_us = self._quantized_us(op, elements(op.output, sizes))
+        return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
 
     def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of the gradient of a matmul's weight."""
@@ -95,13 +97,22 @@ class OpCosts:
         return self._moved(count_bytes)
 
     def _matmul(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
-        batch = sizes["experts"] if "experts" in sizes and any("experts" in term for term in op.rows) else 1.0
         m, k, n = (elements(shape, sizes) for shape in (rows, reduction, columns))
-        if batch > 1:  # grouped: rows are those of all experts
+        precision = "bf16" if self._in_16_bits(op) else self.precision
+        batch = sizes["experts"] if any("experts" in term for term in op.rows) else 1.0
+        if batch > 1:  # rows are those of all experts, each of which has a matmul of its own
             m, k = (m / batch, k) if rows is op.rows else (m, k / batch) if reduction is op.rows else (m, k)
             n = n / batch if columns is op.rows else n
-        sixteen = self.precision == "fp8" and any("vocab" in term or "choices" in term for term in op.columns)
-        return self.matmul_us(m, k, n, batch, "bf16" if sixteen else self.precision)
+        floor_us = achieved_by(self.device).floor_us
+        return batch * (self.matmul_us(m, k, n, 1.0, precision) - floor_us) + floor_us
+
+    def _in_16_bits(self, op: Op) -> bool:
+        """Whether a matmul is, though others are in 8 bits: the head and routers."""
+        return self.precision == "fp8" and any("vocab" in term or "choices" in term for term in op.columns)
+
+    def _quantized_us(self, op: Op, count: float) -> float:
+        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
+        return self.moved_us(4.0 * count) if self.precision == "fp8" and not self._in_16_bits(op) else 0.0
 
     def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None) -> float:
         """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls."""

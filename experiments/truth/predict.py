@@ -12,7 +12,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
 from dpro_search.replay.replayer import replay
 from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
-from experiments.truth.jobs import MACHINES, RUNTIMES, workload_of
+from experiments.truth.jobs import MACHINES, runtime_of, workload_of
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, Scored, group_of
 
@@ -60,9 +60,8 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
 def _kind(row: Row) -> tuple[str, str]:
     """GPU and framework, without their versions and variants."""
-    _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
     machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
-    return machine, runtime.name
+    return machine, runtime_of(row).name
 
 
 def constant_mfu(row: Row) -> Predicted:

@@ -120,6 +120,15 @@ def runtime_of(row: Row) -> Runtime:
     return next(runtime for pattern, runtime in RUNTIMES if re.search(pattern, row.text("framework")))
 
 
+Kind = tuple[str, str]  # machine and framework
+
+
+def kind_of(row: Row) -> Kind:
+    """GPU and framework of a row, without their versions and variants."""
+    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
+    return machine, runtime_of(row).name
+
+
 def _cluster(row: Row) -> Cluster:
     name = next((machine for pattern, machine in MACHINES if re.search(pattern, row.text("gpu"))), None)
     if name is None:

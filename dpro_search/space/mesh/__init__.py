@@ -5,6 +5,7 @@ over which axes of the mesh; `compile_block` compares the layouts that ops need 
 mismatch a collective (Duan et al., "Proteus", TPDS 2024, section 4).
 """
 
+from dpro_search.space.mesh.calibration import Calibration as Calibration
 from dpro_search.space.mesh.compile import BlockProgram as BlockProgram
 from dpro_search.space.mesh.compile import Collective as Collective
 from dpro_search.space.mesh.compile import LocalOp as LocalOp

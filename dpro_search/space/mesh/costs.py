@@ -8,6 +8,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.groups import Groups
 from dpro_search.space.mesh.runtime import Runtime
@@ -34,6 +35,7 @@ class Workload:
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
+    calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
 
     @property
@@ -123,8 +125,9 @@ class Pricer:
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
-                total_us += _beside(self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
-                weight_us = self._ops.weight_gradient_us(step.op, step.sizes)
+                factor = self._workload.calibration.matmul
+                total_us += _beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
                 total_us += gathered_us + self._step_us(step, backward=True)
             gathered_us = 0.0
@@ -135,22 +138,36 @@ class Pricer:
         if self._workload.frozen:
             return 0.0
         held = sum(weight.elements for weight in program.weights)
-        return self._ops.moved_us(held * self._workload.runtime.accumulate_bytes)
+        return self._moved_us(held * self._workload.runtime.accumulate_bytes)
+
+    def _moved_us(self, count_bytes: float) -> float:
+        return self._workload.calibration.memory * self._ops.moved_us(count_bytes)
 
     def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
         """Of the host, to start a pass."""
-        host = self._workload.runtime.host
+        host, calibration = self._workload.runtime.host, self._workload.calibration
         kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
         collectives = sum(isinstance(step, Collective) for step in steps)
         each_us = host.backward_us if backward else host.forward_us
-        return host.layer_us + kernels * each_us + collectives * host.collective_us
+        total_us = calibration.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
+        if self.groups.placements["pp"].nodes > 1:
+            tensor = sum(isinstance(step, Collective) and step.axis == "tp" for step in steps)
+            total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
+        return total_us
 
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
-            return step.repeats * self.groups.us(step.type, step.elements * self._workload.element_bytes, step.axis)
+            return step.repeats * self._exchanged_us(step.type, step.elements * self._workload.element_bytes, step.axis)
+        calibration = self._workload.calibration
+        factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
         if backward:
-            return self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
-        return self._ops.forward_us(step.op, step.sizes)
+            return factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
+        return factor * self._ops.forward_us(step.op, step.sizes)
+
+    def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
+        calibration = self._workload.calibration
+        factor = calibration.between if self.groups.placements[axis].nodes > 1 else calibration.inside
+        return factor * self.groups.us(kind, size_bytes, axis)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
@@ -165,12 +182,12 @@ class Pricer:
             if not elements:
                 continue
             if self._workload.frozen:
-                gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
+                gather_us += self._exchanged_us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
             elif strategy.zero_stage:
-                gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
-                reduce_us += self.groups.us(CollectiveKind.REDUCE_SCATTER, gradients, axis)
+                gather_us += self._exchanged_us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
+                reduce_us += self._exchanged_us(CollectiveKind.REDUCE_SCATTER, gradients, axis)
             else:
-                reduce_us += self.groups.us(CollectiveKind.ALL_REDUCE, gradients, axis)
+                reduce_us += self._exchanged_us(CollectiveKind.ALL_REDUCE, gradients, axis)
         return gather_us, reduce_us
 
     def update_us(self, blocks: tuple[Block, ...]) -> float:
@@ -183,7 +200,7 @@ class Pricer:
             for weight in self.program(block).weights:
                 ways = (strategy.expert_dp if weight.expert else strategy.dp * strategy.cp) if strategy.zero_stage else 1
                 held += weight.elements / ways
-        return self._ops.moved_us(held * ADAM_PASSES_BYTES)
+        return self._moved_us(held * ADAM_PASSES_BYTES)
 
 
 def _beside(compute_us: float, collective_us: float) -> float:
@@ -200,7 +217,7 @@ def step_costs(workload: Workload) -> StepCosts:
     on_rank = [tuple(block for stage in stages[rank :: strategy.pp] for block in stage) for rank in range(strategy.pp)]
     return StepCosts(
         stages=tuple(tuple(pricer.layer(block) for block in stage) for stage in stages),
-        send_us=pricer.groups.send_us(sent_bytes),
+        send_us=workload.calibration.between * pricer.groups.send_us(sent_bytes),
         update_us=tuple(pricer.update_us(blocks) for blocks in on_rank),
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,

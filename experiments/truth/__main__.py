@@ -1,5 +1,6 @@
-"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--json]``
+"""Errors of predictors on published runs.
 
+``score FOLDER [--by source,model] [--predictor NAME] [--one-factor SEED | --calibrated SEED] [--json]`` scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
+from experiments.truth.calibrate import calibrated
 from experiments.truth.compare import compared
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import Row, read
@@ -27,6 +29,12 @@ def main() -> int:
     parser.add_argument(
         "--one-factor", type=int, metavar="SEED", help="fit a factor for each GPU and framework to a fifth of the rows"
     )
+    parser.add_argument(
+        "--calibrated",
+        type=int,
+        metavar="SEED",
+        help="fit efficiencies for each GPU and framework to a fifth of the rows (minutes)",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -41,6 +49,9 @@ def main() -> int:
     scored, left_out, seconds = predicted(rows, predict)
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
+        rows = [found.row for found in scored]
+    if options.calibrated is not None:
+        scored = calibrated(scored, options.calibrated)
         rows = [found.row for found in scored]
     found = table(scored, rows, [name for name in options.by.split(",") if name])
     for values in (found["all"], *(values for by in options.by.split(",") if by for values in found[by].values())):

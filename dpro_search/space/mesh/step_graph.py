@@ -50,7 +50,9 @@ class StepCosts:
     every_pass: bool = False
     regather: bool = True  # Of `every_pass`: gather again for the backward pass.
     prefetch: int = 1  # Layers whose parameters are gathered ahead.
-    overlap: bool = True  # False: parameters are gathered before the first pass, gradients reduced after the last one.
+    overlap: bool = True  # False: gradients are reduced after the last pass, and parameters gathered after the update.
+    overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
+    slowed: float = 0.0  # What compute loses of the time of a collective that runs beside it.
     overlap_send: bool = True  # False: a rank computes nothing while it sends.
 
 
@@ -93,6 +95,10 @@ class _Step:
         self._updates()
         return self._builder.build()
 
+    @property
+    def _gathers_beside(self) -> bool:
+        return self._costs.every_pass or (self._costs.overlap and self._costs.overlap_gathers)
+
     def _by_rank(self) -> Iterator[tuple[Sequence[Pass], list[int]]]:
         return zip(self._orders, self._on_rank, strict=True)
 
@@ -127,7 +133,7 @@ class _Step:
         layers = self._costs.stages[done.stage]
         overlap = self._costs.overlap or self._costs.every_pass
         gathers = (
-            overlap
+            self._gathers_beside
             and any(layer.gather_us for layer in layers)
             and (
                 (first and not self._costs.every_pass)
@@ -160,13 +166,14 @@ class _Step:
         forward = done.direction == "F"
         again = costs.every_pass and costs.regather and done.direction != "W"
         gathers = (forward or again) and (costs.every_pass or done.micro_batch == 0)
+        gathers = gathers and self._gathers_beside
         layers = list(enumerate(costs.stages[done.stage]))
         for number, layer in layers if forward else reversed(layers):
             label = f"{done.direction}{done.micro_batch} of layer {number} of stage {done.stage}"
             needs = list(after)
             kept = (
                 not forward and done.stage == len(costs.stages) - 1 and number == len(layers) - 1
-            )  # the head: used last and first
+            )  # the head, used last and first
             if gathers and layer.gather_us and not kept:
                 mine = self._gathered[rank]
                 ahead = costs.prefetch + 1
@@ -175,9 +182,10 @@ class _Step:
                     self._exchange[rank], layer.gather_us, name=f"gather for {label}", kind=OpKind.COMM, after=start
                 )
                 needs.append(gather)
+            beside_us = (layer.gather_us if gathers and not kept else 0.0) + (layer.reduce_us if done.direction in "BW" else 0.0)
             compute = builder.add_op(
                 self._compute[rank],
-                layer.pass_us(done.direction),
+                layer.pass_us(done.direction) + costs.slowed * beside_us,
                 name=label,
                 kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
                 after=needs,
@@ -207,33 +215,38 @@ class _Step:
             self._last[rank] = sent
 
     def _updates(self) -> None:
-        costs, builder = self._costs, self._builder
         after = [[*self._reduces[rank], *([] if last is None else [last])] for rank, last in enumerate(self._last)]
-        if not (costs.overlap or costs.every_pass):
+        if not (self._costs.overlap or self._costs.every_pass):
             for rank, stages in enumerate(self._on_rank):
-                alone_us = sum(layer.reduce_us + layer.gather_us for stage in stages for layer in costs.stages[stage])
-                name = "reduce gradients, gather parameters"
-                after[rank] = [builder.add_op(self._exchange[rank], alone_us, name=name, kind=OpKind.COMM, after=after[rank])]
+                reduce_us = sum(layer.reduce_us for stage in stages for layer in self._costs.stages[stage])
+                after[rank] = [self._alone(rank, "reduce gradients", reduce_us, after[rank])]
+        after = self._summed_at_the_end(after)
+        for rank, stages in enumerate(self._on_rank):
+            if self._costs.update_us:
+                update_us = self._costs.update_us[rank]
+                update = self._builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after[rank])
+                after[rank] = [update]
+            gather_us = sum(layer.gather_us for stage in stages for layer in self._costs.stages[stage])
+            if gather_us and not self._gathers_beside:
+                self._alone(rank, "gather parameters", gather_us, after[rank])
+
+    def _summed_at_the_end(self, after: list[list[int]]) -> list[list[int]]:
+        """What each rank's update waits for, with the collectives that come once in a step."""
+        costs = self._costs
         if costs.shared_us:
-            for rank, before in enumerate(after):
-                name = "reduce shared gradients"
-                after[rank] = [builder.add_op(self._exchange[rank], costs.shared_us, name=name, kind=OpKind.COMM, after=before)]
-        first, last_rank = self._rank_of[0], self._rank_of[len(costs.stages) - 1]
-        if costs.tied_us and first != last_rank:
-            both = [*after[first], *after[last_rank]]
-            name = "reduce gradients of the tied embedding"
-            after[first] = after[last_rank] = [
-                builder.add_op(self._exchange[first], costs.tied_us, name=name, kind=OpKind.COMM, after=both)
-            ]
+            after = [[self._alone(rank, "reduce shared gradients", costs.shared_us, before)] for rank, before in enumerate(after)]
+        first, last = self._rank_of[0], self._rank_of[len(costs.stages) - 1]
+        if costs.tied_us and first != last:
+            both = [*after[first], *after[last]]
+            after[first] = after[last] = [self._alone(first, "reduce gradients of the tied embedding", costs.tied_us, both)]
         if costs.norm_us:
-            everywhere = [op for each in after for op in each]
-            norm = builder.add_op(
-                self._exchange[0], costs.norm_us, name="sum norms of gradients", kind=OpKind.COMM, after=everywhere
-            )
+            norm = self._alone(0, "sum norms of gradients", costs.norm_us, [op for each in after for op in each])
             after = [[norm] for _ in after]
-        if costs.update_us:
-            for rank, update_us in enumerate(costs.update_us):
-                builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after[rank])
+        return after
+
+    def _alone(self, rank: int, name: str, us: float, after: list[int]) -> int:
+        """Collectives beside which nothing is computed."""
+        return self._builder.add_op(self._exchange[rank], us, name=name, kind=OpKind.COMM, after=after)
 
 
 def _made(done: Pass) -> Pass:

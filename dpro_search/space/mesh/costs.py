@@ -41,6 +41,9 @@ class Workload:
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
+    # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
+    # see what that is worth.
+    interference: bool = True
 
     @property
     def element_bytes(self) -> float:
@@ -89,7 +92,8 @@ class Pricer:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
-        self.groups = Groups(workload.strategy, workload.cluster)
+        self.groups = Groups(workload.strategy, workload.cluster, shared=workload.interference)
+        self.slowed = SLOWED if workload.interference else 0.0
         device = workload.cluster.groups[0].host.device
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._programs: dict[str, BlockProgram] = {}
@@ -149,19 +153,23 @@ class Pricer:
                 elif not step.gradient:
                     gathered_us += us
                 else:
-                    total_us += _beside(weight_us, us)
+                    total_us += self._beside(weight_us, us)
                     weight_us = 0.0
                 continue
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
                 factor = self._workload.calibration.matmul
-                total_us += _beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
                 total_us += gathered_us + self._step_us(step, backward=True)
             gathered_us = 0.0
         return total_us + weight_us + gathered_us
+
+    def _beside(self, compute_us: float, collective_us: float) -> float:
+        """Of a collective and of compute that neither waits for the other."""
+        return max(collective_us, compute_us + self.slowed * collective_us)
 
     def _accumulated_us(self, program: BlockProgram) -> float:
         """What it takes to add a micro-batch's gradients to those before."""
@@ -202,7 +210,9 @@ class Pricer:
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
         hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
-        return sum(_beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops))
+        return sum(
+            self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
+        )
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
         calibration = self._workload.calibration
@@ -266,11 +276,6 @@ class Pricer:
         return self._moved_us(held * ADAM_PASSES_BYTES)
 
 
-def _beside(compute_us: float, collective_us: float) -> float:
-    """Of a collective and of compute that neither waits for the other."""
-    return max(collective_us, compute_us + SLOWED * collective_us)
-
-
 def step_costs(workload: Workload) -> StepCosts:
     """What the parts of a step take."""
     strategy, pricer = workload.strategy, Pricer(workload)
@@ -288,6 +293,6 @@ def step_costs(workload: Workload) -> StepCosts:
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
         overlap_gathers=workload.runtime.overlap_gathers,
-        slowed=SLOWED,
+        slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
     )

@@ -181,8 +181,8 @@ def test_the_ends_of_a_pipeline_may_be_on_one_host():
 
 
 def test_without_interference_groups_have_links_alone_and_slow_no_compute():
-    """Two groups of data parallel ranks share the one card of a host."""
-    job = replace(workload(cluster="2xp3.16xlarge", pp=2, dp=8), precision="fp16")
+    """Four groups of data parallel ranks share the one card of a host."""
+    job = replace(workload("llama3-8b", cluster="2xp3.16xlarge", tp=4, dp=4), precision="fp16")
     shared, alone = step_costs(job), step_costs(replace(job, interference=False))
     assert alone.stages[0][1].reduce_us < shared.stages[0][1].reduce_us
     assert (alone.slowed, shared.slowed > 0) == (0, True)

@@ -1,4 +1,4 @@
-"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--one-factor SEED | --calibrated SEED] [--json]``"""
+"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]``"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--json]``"""
+"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]``"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError
+from experiments.truth.calibrate import calibrated
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import read
 from experiments.truth.score import predicted, table
@@ -22,6 +23,12 @@ def main() -> int:
     parser.add_argument(
         "--one-factor", type=int, metavar="SEED", help="fit a factor for each GPU and framework to a fifth of the rows"
     )
+    parser.add_argument(
+        "--calibrated",
+        type=int,
+        metavar="SEED",
+        help="fit efficiencies for each GPU and framework to a fifth of the rows (minutes)",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -32,6 +39,9 @@ def main() -> int:
     scored, left_out, seconds = predicted(rows, PREDICTORS[options.predictor])
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
+        rows = [found.row for found in scored]
+    if options.calibrated is not None:
+        scored = calibrated(scored, options.calibrated)
         rows = [found.row for found in scored]
     found = table(scored, rows, [name for name in options.by.split(",") if name])
     for values in (found["all"], *(values for by in options.by.split(",") if by for values in found[by].values())):

@@ -40,7 +40,9 @@ class StepCosts:
     every_pass: bool = False
     regather: bool = True  # Of `every_pass`: gather again for the backward pass.
     prefetch: int = 1  # Layers whose parameters are gathered ahead.
-    overlap: bool = True  # False: parameters are gathered before the first pass, gradients reduced after the last one.
+    overlap: bool = True  # False: gradients are reduced after the last pass, and parameters gathered after the update.
+    overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
+    slowed: float = 0.0  # What compute loses of the time of a collective that runs beside it.
     overlap_send: bool = True  # False: a rank computes nothing while it sends.
 
 
@@ -81,6 +83,10 @@ class _Step:
         self._updates()
         return self._builder.build()
 
+    @property
+    def _gathers_beside(self) -> bool:
+        return self._costs.every_pass or (self._costs.overlap and self._costs.overlap_gathers)
+
     def _stages(self, rank: int) -> range:
         return range(rank, len(self._costs.stages), len(self._orders))
 
@@ -112,7 +118,7 @@ class _Step:
         layers = self._costs.stages[done.stage]
         overlap = self._costs.overlap or self._costs.every_pass
         gathers = (
-            overlap
+            self._gathers_beside
             and any(layer.gather_us for layer in layers)
             and (
                 (first and not self._costs.every_pass)
@@ -144,6 +150,7 @@ class _Step:
         costs, builder = self._costs, self._builder
         forward = done.direction == "F"
         gathers = (forward or (costs.every_pass and costs.regather)) and (costs.every_pass or done.micro_batch == 0)
+        gathers = gathers and self._gathers_beside
         layers = list(enumerate(costs.stages[done.stage]))
         for number, layer in layers if forward else reversed(layers):
             label = f"{done.direction}{done.micro_batch} of layer {number} of stage {done.stage}"
@@ -156,9 +163,10 @@ class _Step:
                     self._exchange[rank], layer.gather_us, name=f"gather for {label}", kind=OpKind.COMM, after=start
                 )
                 needs.append(gather)
+            beside_us = (layer.gather_us if gathers else 0.0) + (0.0 if forward else layer.reduce_us)
             compute = builder.add_op(
                 self._compute[rank],
-                layer.forward_us if forward else layer.backward_us,
+                (layer.forward_us if forward else layer.backward_us) + costs.slowed * beside_us,
                 name=label,
                 kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
                 after=needs,
@@ -191,10 +199,16 @@ class _Step:
         costs = self._costs
         for rank, last in enumerate(self._last):
             after = [*self._reduces[rank], *([] if last is None else [last])]
+            layers = [layer for stage in self._stages(rank) for layer in costs.stages[stage]]
             if not (costs.overlap or costs.every_pass):
-                layers = [layer for stage in self._stages(rank) for layer in costs.stages[stage]]
-                alone_us = sum(layer.reduce_us + layer.gather_us for layer in layers)
-                name = "reduce gradients, gather parameters"
-                after = [self._builder.add_op(self._exchange[rank], alone_us, name=name, kind=OpKind.COMM, after=after)]
+                after = [self._alone(rank, "reduce gradients", sum(layer.reduce_us for layer in layers), after)]
             if costs.update_us:
-                self._builder.add_op(self._compute[rank], costs.update_us[rank], name="update", kind=OpKind.UPDATE, after=after)
+                update_us = costs.update_us[rank]
+                after = [self._builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after)]
+            gather_us = sum(layer.gather_us for layer in layers)
+            if gather_us and not self._gathers_beside:
+                self._alone(rank, "gather parameters", gather_us, after)
+
+    def _alone(self, rank: int, name: str, us: float, after: list[int]) -> int:
+        """Collectives beside which nothing is computed."""
+        return self._builder.add_op(self._exchange[rank], us, name=name, kind=OpKind.COMM, after=after)

@@ -18,8 +18,8 @@ from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
 from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
+from dpro_search.space.mesh.schedule import Schedule as Schedule
 from dpro_search.space.mesh.step_graph import step_graph as step_graph
 from dpro_search.space.mesh.strategy import Recompute as Recompute
-from dpro_search.space.mesh.strategy import Schedule as Schedule
 from dpro_search.space.mesh.strategy import Strategy as Strategy
 from dpro_search.space.mesh.strategy import layout_of as layout_of

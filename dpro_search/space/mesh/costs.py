@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dpro_search.cluster import Cluster
@@ -10,8 +11,10 @@ from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
 from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
+from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import Groups
 from dpro_search.space.mesh.runtime import Runtime
+from dpro_search.space.mesh.schedule import stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
 
@@ -37,6 +40,7 @@ class Workload:
     runtime: Runtime = field(default_factory=Runtime)
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
+    expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
 
     @property
     def element_bytes(self) -> float:
@@ -45,15 +49,19 @@ class Workload:
 
 
 def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
-    """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over."""
-    strategy = workload.strategy
-    embedding, *layers, head = blocks_of(workload.model)
+    """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over.
+
+    A head that uses the embedding's matrix has a copy of it where it is on another rank.
+    """
+    strategy, model = workload.strategy, workload.model
+    embedding, *layers, head = blocks_of(model)
+    if copies_embedding(workload):
+        head = blocks_of(replace(model, tied=False))[-1]
     each = [replace(block, count=1) for block in layers for _ in range(block.count)]
     count = strategy.pp * strategy.virtual_stages
     per_stage, left = divmod(len(each), count)
     stages: list[tuple[Block, ...]] = []
-    for stage in range(count):
-        size = per_stage + (stage < left)
+    for size in strategy.stage_layers or [per_stage + (stage < left) for stage in range(count)]:
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
@@ -61,12 +69,26 @@ def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
     return tuple(stages)
 
 
+def copies_embedding(workload: Workload) -> bool:
+    """Whether the embedding and a head that uses its matrix are on different ranks of a pipeline."""
+    plan = workload.strategy
+    last = plan.pp * plan.virtual_stages - 1
+    return workload.model.tied and last not in stages_on(plan.schedule, 0, plan.pp, plan.virtual_stages)
+
+
+def ranks_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
+    """Blocks of each rank of the pipeline."""
+    plan, stages = workload.strategy, stages_of(workload)
+    on_rank = (stages_on(plan.schedule, rank, plan.pp, plan.virtual_stages) for rank in range(plan.pp))
+    return tuple(tuple(block for stage in mine for block in stages[stage]) for mine in on_rank)
+
+
 class Pricer:
     """Costs of the blocks of a workload; equal blocks are priced once."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._layout = layout_of(workload.strategy)
+        self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
         self.groups = Groups(workload.strategy, workload.cluster)
         device = workload.cluster.groups[0].host.device
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
@@ -100,7 +122,15 @@ class Pricer:
         elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
-        return LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+        costs = LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+        return replace(costs, weights_us=self._weights_us(program))
+
+    def _weights_us(self, program: BlockProgram) -> float:
+        """Of a backward pass, the gradients of weights."""
+        ops = [step for step in program.backward if isinstance(step, LocalOp) and step.op.type is OpType.MATMUL]
+        if self._workload.frozen:
+            return 0.0
+        return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
 
     def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
         """Of a backward pass. Tensor parallel collectives run beside matmuls that do not need them, where the runtime does so.
@@ -161,8 +191,18 @@ class Pricer:
         calibration = self._workload.calibration
         factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
         if backward:
-            return factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
-        return factor * self._ops.forward_us(step.op, step.sizes)
+            op_us = factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
+        else:
+            op_us = factor * self._ops.forward_us(step.op, step.sizes)
+        return self._ring_us(op_us, step.beside) if step.beside else op_us
+
+    def _ring_us(self, op_us: float, beside: Sequence[Collective]) -> float:
+        """Of an op in as many parts as a ring has ranks: beside each part what the next one needs is on its way."""
+        element_bytes = self._workload.element_bytes
+        sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
+        parts = self.groups.placements[beside[0].axis].ranks
+        hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
+        return sum(_beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops))
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
         calibration = self._workload.calibration
@@ -171,24 +211,47 @@ class Pricer:
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
-        strategy, runtime = self._workload.strategy, self._workload.runtime
         gather_us = reduce_us = 0.0
-        if self._workload.frozen and strategy.zero_stage < 3:
-            return 0.0, 0.0
-        for expert in (False, True):
-            elements = sum(weight.elements for weight in program.weights if weight.expert == expert)
-            axis = "expert replicas" if expert else "replicas"
-            gradients = elements * runtime.gradient_bytes
-            if not elements:
-                continue
-            if self._workload.frozen:
-                gather_us += self._exchanged_us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
-            elif strategy.zero_stage:
-                gather_us += self._exchanged_us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
-                reduce_us += self._exchanged_us(CollectiveKind.REDUCE_SCATTER, gradients, axis)
+        for found in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
+            if found.gradient:
+                reduce_us += self._exchanged_us(found.type, found.elements * self._workload.runtime.gradient_bytes, found.axis)
             else:
-                reduce_us += self._exchanged_us(CollectiveKind.ALL_REDUCE, gradients, axis)
+                gather_us += self._exchanged_us(found.type, found.elements * self._workload.element_bytes, found.axis)
         return gather_us, reduce_us
+
+    def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
+        """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
+        found = tuple(self.layer(block) for block in blocks)
+        strategy, runtime = self._workload.strategy, self._workload.runtime
+        if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
+            return found
+        backward = [[size * runtime.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)]
+        buckets = gradient_buckets(backward, runtime.bucket_bytes, runtime.first_bucket_bytes)
+        sums = [sum(self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets]
+        return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(found, reversed(sums), strict=True))
+
+    def shared_us(self) -> float:
+        """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
+        if self._workload.frozen or not self._workload.strategy.sequence_parallel:
+            return 0.0
+        most = max(shared_elements([self.program(block) for block in blocks]) for blocks in ranks_of(self._workload))
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.runtime.gradient_bytes, "tp")
+
+    def tied_us(self) -> float:
+        """At the end of a step, the sum of the gradients of both copies of an embedding."""
+        if self._workload.frozen or not copies_embedding(self._workload):
+            return 0.0
+        embedding = self.program(stages_of(self._workload)[0][0])
+        elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
+        return self._exchanged_us(
+            CollectiveKind.ALL_REDUCE, elements * self._workload.runtime.gradient_bytes, "first and last stage"
+        )
+
+    def norm_us(self) -> float:
+        """Before the update, the sum over all ranks of the squares of gradients: one number."""
+        if self._workload.frozen or not self._workload.runtime.clip_gradients:
+            return 0.0
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, 4.0, "world")
 
     def update_us(self, blocks: tuple[Block, ...]) -> float:
         """The optimizer's work for some blocks on one rank."""
@@ -199,7 +262,7 @@ class Pricer:
         for block in blocks:
             for weight in self.program(block).weights:
                 tensors += 1
-                ways = (strategy.expert_dp if weight.expert else strategy.dp * strategy.cp) if strategy.zero_stage else 1
+                ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
                 held += weight.elements / ways
         host_us = self._workload.calibration.host * tensors * self._workload.runtime.host.parameter_us
         return max(self._moved_us(held * ADAM_PASSES_BYTES), host_us)
@@ -216,11 +279,13 @@ def step_costs(workload: Workload) -> StepCosts:
     stages = stages_of(workload)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
-    on_rank = [tuple(block for stage in stages[rank :: strategy.pp] for block in stage) for rank in range(strategy.pp)]
     return StepCosts(
-        stages=tuple(tuple(pricer.layer(block) for block in stage) for stage in stages),
+        stages=tuple(pricer.stage(stage) for stage in stages),
         send_us=workload.calibration.between * pricer.groups.send_us(sent_bytes),
-        update_us=tuple(pricer.update_us(blocks) for blocks in on_rank),
+        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload)),
+        tied_us=pricer.tied_us(),
+        shared_us=pricer.shared_us(),
+        norm_us=pricer.norm_us(),
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,

@@ -1,6 +1,6 @@
 """Errors of predictors on published runs.
 
-``score FOLDER [--by source,model] [--predictor NAME] [--one-factor SEED | --calibrated SEED] [--json]`` scores one predictor;
+``score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]`` scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support.
 """
 

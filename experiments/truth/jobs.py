@@ -56,8 +56,8 @@ BERT_FILLED = (
 NANOTRON = Runtime(
     name="nanotron",
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
-    # of each parameter adds its gradient (estimated).
-    host=Host(collective_us=145.0, layer_us=300.0),
+    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
+    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
     kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
     overlap_gathers=False,
     overlap_sends=False,
@@ -84,7 +84,7 @@ TRANSFORMERS = Runtime(
     kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
 )
 # Submissions to MLPerf training capture layers as CUDA graphs, which start a kernel in 1 to 2 us.
-MLPERF = Runtime(name="MLPerf", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0))
+MLPERF = Runtime(name="MLPerf", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0))
 RUNTIMES = (  # name of a framework in a row -> how it runs a step
     (r"nanotron", NANOTRON),
     (r"fsdp", FSDP),
@@ -190,13 +190,20 @@ def _described(row: Row) -> Architecture:
     )
 
 
+def _usual_virtual_stages(row: Row, pp: int) -> int:
+    """Of submissions to MLPerf that do not give them: as those that do, a layer each."""
+    per_stage, left = divmod(row.whole("layers", 1), pp)
+    return 1 if left or not row.text("source").startswith("mlperf") else per_stage
+
+
 def _strategy(row: Row) -> Strategy:
     zero = row.text("zero_stage")
     fsdp = "full_shard" in zero or (zero.startswith("fsdp=") and not zero.startswith(("fsdp=0", "fsdp=1")))
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else 1 if re.search(r"nemo|megatron-core", row.text("framework")) else 0
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
-    stages, tp = row.whole("vpp", 1), row.whole("tp", 1)
+    tp, pp = row.whole("tp", 1), row.whole("pp", 1)
+    stages = row.whole("vpp", _usual_virtual_stages(row, pp))
     given = row.number("sequence_parallel")
     sequence_parallel = tp > 1 and (bool(given) if given is not None else "deepspeed" not in row.text("framework"))
     micro_batch = row.number("micro_batch")
@@ -208,14 +215,14 @@ def _strategy(row: Row) -> Strategy:
     return Strategy(
         dp=row.whole("dp", 1),
         tp=tp,
-        pp=row.whole("pp", 1),
+        pp=pp,
         cp=row.whole("cp", 1),
         ep=row.whole("ep", 1),
-        virtual_stages=stages if row.whole("pp", 1) > 1 else 1,
+        virtual_stages=stages if pp > 1 else 1,
         zero_stage=stage,
         sequence_parallel=sequence_parallel,
         micro_batch=int(micro_batch),
         global_batch=round(global_batch),
         recompute=recompute,
-        schedule=Schedule.INTERLEAVED if stages > 1 and row.whole("pp", 1) > 1 else Schedule.ONE_F_ONE_B,
+        schedule=Schedule.INTERLEAVED if stages > 1 and pp > 1 else Schedule.ONE_F_ONE_B,
     )

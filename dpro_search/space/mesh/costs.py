@@ -268,12 +268,14 @@ class Pricer:
         strategy = self._workload.strategy
         if self._workload.frozen:
             return 0.0
-        held = 0.0
+        held, tensors = 0.0, 0
         for block in blocks:
             for weight in self.program(block).weights:
+                tensors += 1
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
                 held += weight.elements / ways
-        return self._moved_us(held * ADAM_PASSES_BYTES)
+        host_us = self._workload.calibration.host * tensors * self._workload.runtime.host.parameter_us
+        return max(self._moved_us(held * ADAM_PASSES_BYTES), host_us)
 
 
 def step_costs(workload: Workload) -> StepCosts:

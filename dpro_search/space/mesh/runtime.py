@@ -21,6 +21,7 @@ class Host:
     backward_us: float = 45.0  # Each kernel of a backward pass.
     collective_us: float = 60.0  # Each collective: the process group's Python and C++, and NCCL's enqueue (estimated).
     layer_us: float = 0.0  # Of a layer and pass, whatever it launches: hooks.
+    parameter_us: float = 20.0  # Each parameter tensor in an update, where many share a kernel (estimated).
 
 
 @dataclass(frozen=True, kw_only=True)

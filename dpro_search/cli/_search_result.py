@@ -24,6 +24,7 @@ _NOTES = {
     "interrupted": " (interrupted)",
     "exhausted": " (the sampler found no new plan)",
     "settled": " (expected further gain below the prediction error)",
+    "complete": " (no other legal plan can be faster)",
 }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
-from dpro_search.space.mesh.groups import Groups
+from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
 from dpro_search.space.mesh.runtime import Runtime
+from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
 
@@ -29,6 +31,7 @@ class Workload:
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
+    scales: Scales = UNSCALED  # Parts that take another time.
 
     @property
     def element_bytes(self) -> float:
@@ -36,12 +39,22 @@ class Workload:
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
 
-def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
+_AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
+
+
+def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
     """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over."""
-    strategy = workload.strategy
+    count = workload.strategy.pp * workload.strategy.virtual_stages
+    if known is None:
+        return _cut(workload, count)
+    if count not in known.stages:
+        known.stages[count] = _cut(workload, count)
+    return known.stages[count]
+
+
+def _cut(workload: Workload, count: int) -> tuple[tuple[Block, ...], ...]:
     embedding, *layers, head = blocks_of(workload.model)
-    each = [replace(block, count=1) for block in layers for _ in range(block.count)]
-    count = strategy.pp * strategy.virtual_stages
+    each = [one for block in layers for one in (replace(block, count=1),) * block.count]
     per_stage, left = divmod(len(each), count)
     stages: list[tuple[Block, ...]] = []
     for stage in range(count):
@@ -53,24 +66,38 @@ def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
     return tuple(stages)
 
 
-class Pricer:
-    """Costs of the blocks of a workload; equal blocks are priced once."""
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What was found of a workload under other strategies, to be used again under the next: only the strategy may differ."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+    stages: dict[Any, tuple[tuple[Block, ...], ...]] = field(default_factory=dict)
+    programs: dict[Any, BlockProgram] = field(default_factory=dict)
+    passes: dict[Any, LayerCosts] = field(default_factory=dict)
+    ways: KnownWays = field(default_factory=dict)
+
+
+class Pricer:
+    """Costs of the blocks of a workload; equal blocks are priced once, with `known` once for all strategies that agree on them."""
+
+    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+        self._workload, self._known = workload, known or Known()
         self._layout = layout_of(workload.strategy)
-        self.groups = Groups(workload.strategy, workload.cluster)
-        device = workload.cluster.groups[0].host.device
+        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways)
+        device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes)
-        self._programs: dict[str, BlockProgram] = {}
         self._layers: dict[str, LayerCosts] = {}
+        plan = workload.strategy
+        self._split = plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch  # what programs depend on
 
     def program(self, block: Block) -> BlockProgram:
         """What a rank does in a block."""
-        if block.name not in self._programs:
+        key = block.name, self._split
+        found = self._known.programs.get(key)
+        if found is None:
             workload = self._workload
-            self._programs[block.name] = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
-        return self._programs[block.name]
+            found = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
+            self._known.programs[key] = found
+        return found
 
     def layer(self, block: Block) -> LayerCosts:
         """What a block takes."""
@@ -79,21 +106,31 @@ class Pricer:
         return self._layers[block.name]
 
     def _priced(self, block: Block) -> LayerCosts:
-        program, workload = self.program(block), self._workload
+        program = self.program(block)
+        places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
+        key = block.name, self._split, self._workload.strategy.recompute, places
+        passes = self._known.passes.get(key)
+        if passes is None:
+            passes = self._known.passes[key] = self._passes(block, program)
+        gather_us, reduce_us = self._exchanges(program)
+        return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
+
+    def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
+        """Forward and backward pass of a block; of the strategy only `_split`, `_AXES_OF_PASSES` and recomputation decide."""
+        workload = self._workload
         strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
         backward_us = sum(self._step_us(step, backward=True) for step in program.backward)
         is_layer = block.name.startswith("layer")
         if is_layer:
-            forward_us = max(forward_us, runtime.layer_host_us)
-            backward_us = max(backward_us, 2 * runtime.layer_host_us)
+            host_us = runtime.layer_host_us * workload.scales.host
+            forward_us, backward_us = max(forward_us, host_us), max(backward_us, 2 * host_us)
         if is_layer and strategy.recompute is Recompute.FULL:
             backward_us += forward_us
         elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
-        gather_us, reduce_us = self._exchanges(program)
-        return LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+        return LayerCosts(forward_us=forward_us, backward_us=backward_us)
 
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
@@ -136,10 +173,10 @@ class Pricer:
         return self._ops.moved_us(held * ADAM_PASSES_BYTES)
 
 
-def step_costs(workload: Workload) -> StepCosts:
+def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
     """What the parts of a step take."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages = stages_of(workload)
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages = stages_of(workload, known)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
     on_rank = [tuple(block for stage in stages[rank :: strategy.pp] for block in stage) for rank in range(strategy.pp)]

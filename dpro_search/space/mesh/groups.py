@@ -6,8 +6,10 @@ from functools import cached_property
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.costmodel.nccl import Placement, collective_us
+from dpro_search.costmodel.nccl import Placement, ways_of
+from dpro_search.costmodel.nccl.lines import Line
 from dpro_search.errors import InputError
+from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.strategy import Strategy
 
 _NAMES = {
@@ -16,6 +18,9 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.ALL_TO_ALL: "all_to_all",
 }
+UNSCALED = Scales()
+KnownWays = dict[tuple[str, Placement, float], tuple[Line, ...]]
+"""Ways to do a collective on one cluster, by its name, its group's place and the factor on the links' rate."""
 
 
 class Groups:
@@ -24,16 +29,24 @@ class Groups:
     Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); "ep", "etp"
     and "expert replicas" of experts.
 
+    Parameters
+    ----------
+    scales
+        Factors on the times.
+    known
+        What groups of other strategies on the same cluster have found; this one adds to it.
+
     Raises
     ------
     InputError
         The cluster has too few devices.
     """
 
-    def __init__(self, strategy: Strategy, cluster: Cluster) -> None:
+    def __init__(self, strategy: Strategy, cluster: Cluster, scales: Scales = UNSCALED, known: KnownWays | None = None) -> None:
         if strategy.devices > cluster.ranks:
             raise InputError(f"{cluster.name} has {cluster.ranks} devices, and the strategy needs {strategy.devices}")
-        self._strategy, self._cluster = strategy, cluster
+        self._strategy, self._cluster, self._scales = strategy, cluster, scales
+        self._known: KnownWays = {} if known is None else known
 
     @cached_property
     def placements(self) -> dict[str, Placement]:
@@ -69,7 +82,7 @@ class Groups:
         placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
-        return float(collective_us(_NAMES[kind], size_bytes, self._cluster, placement))
+        return self._fastest_us(_NAMES[kind], size_bytes, placement, axis)
 
     def send_us(self, size_bytes: float) -> float:
         """What it takes to send to the next pipeline stage; every rank does at the same time."""
@@ -83,4 +96,14 @@ class Groups:
             node_stride=placement.node_stride if placement.ranks_per_node == 1 else 1,
             concurrent=placement.concurrent,
         )
-        return float(collective_us("send_recv", size_bytes, self._cluster, pair))
+        return self._fastest_us("send_recv", size_bytes, pair, "send")
+
+    def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str) -> float:
+        """`costmodel.nccl.collective_us` of one call, with the scales."""
+        if axis in self._scales.free:
+            return 0.0
+        key = collective, placement, self._scales.bandwidth
+        ways = self._known.get(key)
+        if ways is None:
+            ways = self._known[key] = ways_of(collective, self._cluster, placement, faster=self._scales.bandwidth)
+        return self._scales.communication * min(way.latency_us + way.us_per_byte * size_bytes for way in ways)

@@ -110,7 +110,7 @@ def print_result(
     elif result.worth_measuring:
         console.print(
             f"No gain is certain: the intervals overlap. The best plan is predicted to be {best.speedup:.2f}x as fast;"
-            " measure it with `dpro-search validate`.",
+            + (" measure it with `dpro-search validate`." if origin == "recorded" else " only real runs can tell."),
             style="yellow",
         )
     elif not result.gain_certain:

@@ -8,6 +8,7 @@ from dpro_search.replay.engine import ends_us
 from dpro_search.space.mesh import (
     Known,
     PeakMemory,
+    Schedule,
     StepCosts,
     Strategy,
     Workload,
@@ -18,6 +19,8 @@ from dpro_search.space.mesh import (
 )
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.replay_graph import ReplayGraph
+
+_FILLED = 2  # micro-batches for each rank of a pipeline, with which it is full
 
 
 class ParallelSteps:
@@ -57,7 +60,14 @@ class ParallelSteps:
         return float(ends_us(self.graph(strategy), 1)[0])
 
     def memory(self, strategy: Strategy) -> PeakMemory:
-        """What the rank holds that holds most."""
+        """What the rank holds that holds most.
+
+        A pipeline holds no more micro-batches at a time than while it fills, so that twice its ranks stand for any number; only
+        with GPipe all are held.
+        """
+        most = _FILLED * strategy.pp
+        if strategy.schedule is not Schedule.GPIPE and strategy.micro_batches > most:
+            strategy = replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
         return peak_memory(self.under(strategy), self._known)
 
 

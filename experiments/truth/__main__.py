@@ -1,4 +1,4 @@
-"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--json]``"""
+"""``python -m experiments.truth score FOLDER [--by source,model] [--predictor NAME] [--json]``; ``accuracy FOLDER``: a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError
+from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import read
 from experiments.truth.score import predicted, table
@@ -15,7 +16,7 @@ from experiments.truth.score import predicted, table
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score"])
+    parser.add_argument("verb", choices=["score", "accuracy"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", choices=PREDICTORS, default="cold")
@@ -30,6 +31,9 @@ def main() -> int:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return 2
     scored, left_out, seconds = predicted(rows, PREDICTORS[options.predictor])
+    if options.verb == "accuracy":
+        print(accuracy_toml(scored), end="")
+        return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
         rows = [found.row for found in scored]

@@ -25,6 +25,7 @@ import msgspec
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
+from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, from_config, published
 from dpro_search.kinds._base import Description
@@ -39,6 +40,8 @@ KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
 _PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
+_EXPECTED = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`")
+_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "float": "a number", "object": "a table"}
 _VALUE = re.compile(r"Invalid enum value (.*)")
 
 
@@ -117,6 +120,10 @@ def described(path: Path) -> MeshDescription | None:
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
         file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
+    try:
+        OpCosts(cluster.groups[0].host.device, found.precision)
+    except InputError as error:
+        file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
     for key in ("global_batch", "sequence"):
         if not 0 < getattr(found, key) <= 10**9:
             file.fail(key, f"must be from 1 to 1e9, not {getattr(found, key)}")
@@ -202,6 +209,8 @@ def _converted(file: File, values: Mapping[str, Any]) -> JobFile:
         file.fail(key, f"'{missing[1]}' is missing; 'dpro-search describe' writes a complete file")
     if value := _VALUE.match(what):
         file.fail(key, _unknown(value[1].strip("'"), _choices(key)))
+    if expected := _EXPECTED.match(what):
+        return file.fail(key, f"must be {_KINDS.get(expected[1], expected[1])}, not {_KINDS.get(expected[2], expected[2])}")
     named = next((f"runs.{name}" for name in MeshSettings.__struct_fields__ if what.startswith(f"{name} ")), "")
     return file.fail(named or key, what.replace("`", ""))
 

@@ -165,12 +165,12 @@ class Pricer:
         strategy = self._workload.strategy
         if self._workload.frozen:
             return 0.0
-        held = 0.0
-        for block in blocks:
+        held = {block.name: 0.0 for block in blocks}
+        for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
             for weight in self.program(block).weights:
                 ways = (strategy.expert_dp if weight.expert else strategy.dp * strategy.cp) if strategy.zero_stage else 1
-                held += weight.elements / ways
-        return self._ops.moved_us(held * ADAM_PASSES_BYTES)
+                held[block.name] += weight.elements / ways
+        return self._ops.moved_us(sum(held[block.name] for block in blocks) * ADAM_PASSES_BYTES)
 
 
 def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:

@@ -101,7 +101,8 @@ class Strategy:
         _divides("cp (twice, for causal attention) x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
         stages = self.pp * self.virtual_stages
         if stages > model.layer_count:
-            raise InputError(f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers")
+            said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers"
+            raise InputError(f"{said}: use pp {max(model.layer_count // self.virtual_stages, 1)}")
         if self.virtual_stages > 1:
             if self.pp == 1:
                 raise InputError("virtual_stages needs pp above 1")

@@ -14,8 +14,10 @@ from dpro_search.space.mesh import Scales, Strategy
 _LEAST = 1e-9  # of a step: less is rounding
 
 AXES: Mapping[str, frozenset[str]] = {
-    "exposed_data_parallel": frozenset({"replicas", "expert replicas"}),
-    "exposed_pipeline_sends": frozenset({"send"}),
+    "exposed_data_parallel": frozenset(
+        {"replicas", "shard", "shard replicas", "expert replicas", "expert shard", "expert shard replicas", "world"}
+    ),
+    "exposed_pipeline_sends": frozenset({"send", "first and last stage"}),
     "exposed_expert_parallel": frozenset({"ep", "etp"}),
     "exposed_context_parallel": frozenset({"cp"}),
     "exposed_tensor_parallel": frozenset({"tp"}),
@@ -71,5 +73,6 @@ def _used(axes: frozenset[str], strategy: Strategy) -> bool:
         "send": strategy.pp,
         "replicas": strategy.dp * strategy.cp,
         "expert replicas": strategy.expert_dp,
+        "world": strategy.devices,
     }
-    return any(sizes[axis] > 1 for axis in axes)
+    return any(sizes.get(axis, 1) > 1 for axis in axes)

@@ -114,7 +114,7 @@ class Groups:
             node_stride=placement.node_stride if placement.ranks_per_node == 1 else 1,
             concurrent=placement.concurrent,
         )
-        return self._fastest_us("send_recv", size_bytes, pair, "send")
+        return self._fastest_us("send_recv", size_bytes, pair, "send" if axis == "pp" else axis)
 
     def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str) -> float:
         """`costmodel.nccl.collective_us` of one call, with the scales."""

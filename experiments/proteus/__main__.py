@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from scipy.stats import kendalltau
 
+from dpro_search.replay.parallel_step import step_us
 from dpro_search.space.mesh import peak_memory
 from experiments.proteus.cases import Case, cases
-from experiments.truth.predict import step_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Result:
 def result_of(case: Case) -> Result:
     """Both predictions of a job."""
     started = time.perf_counter()
-    full_ms = step_seconds(case.workload) * 1e3
+    full_ms = step_us(case.workload) / 1e3
     seconds = time.perf_counter() - started
-    plain_ms = step_seconds(replace(case.workload, interference=False)) * 1e3
+    plain_ms = step_us(replace(case.workload, interference=False)) / 1e3
     memory_bytes = peak_memory(case.workload).total_bytes
     return Result(
         cluster=case.cluster,

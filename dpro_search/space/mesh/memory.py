@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dpro_search.graph.model import Block, OpType
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Pricer, Workload, ranks_of, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, stages_of
 from dpro_search.space.mesh.pipeline import pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
 
@@ -38,10 +38,10 @@ class PeakMemory:
         )
 
 
-def peak_memory(workload: Workload) -> PeakMemory:
+def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
     """Of the pipeline rank that needs most."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages, on_ranks = stages_of(workload), ranks_of(workload)
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages, on_ranks = stages_of(workload, known), ranks_of(workload, known)
     orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
     found = []
     for rank, order in enumerate(orders):

@@ -1,4 +1,4 @@
-"""``accuracy.toml`` of the kind of parallel jobs: quantiles of measured over predicted step time, and how often an order is right."""
+"""``accuracy.toml`` of the kind of parallel jobs: quantiles of measured over predicted step time, and how often orders are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.truth.score import Scored, group_of
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 SAME = 0.01  # measured times that differ by less have no order
-_HEAD = "# Written by `python -m experiments.truth accuracy FOLDER`: what published runs say of predictions (experiments/truth/README.md)."
+_HEAD = "# Written by `python -m experiments.truth accuracy FOLDER`: what published runs say of predictions."
 
 
 def accuracy_toml(scored: Sequence[Scored]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpro_search.graph.model import Block, blocks_of
+from dpro_search.graph.model import Block
 from dpro_search.replay.engine import ends_us
 from dpro_search.space.mesh import (
     Known,
@@ -20,6 +20,7 @@ from dpro_search.space.mesh import (
 )
 from dpro_search.space.mesh.costs import Pricer, stages_of
 from dpro_search.space.mesh.scales import Scales
+from dpro_search.space.mesh.schedule import stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -64,7 +65,12 @@ class ParallelSteps:
     def layers(self, strategy: Strategy) -> dict[str, LayerCosts]:
         """What each kind of block takes, by its name."""
         pricer = Pricer(self.under(strategy), self._known)
-        return {block.name: pricer.layer(block) for block in blocks_of(self.workload.model)}
+        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+        return {name: pricer.layer(block) for name, block in sorted(distinct.items())}
+
+    def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank."""
+        return stages_on(strategy.schedule, rank, strategy.pp, strategy.virtual_stages)
 
     def graph(self, strategy: Strategy) -> ReplayGraph:
         """One step, a rank for each stage of the pipeline."""
@@ -81,6 +87,10 @@ class ParallelSteps:
         if strategy.schedule in _FOLDED and count > _FEW * strategy.pp:
             found = self._continued_us(costs, strategy, count)
         return self._replayed_us(costs, strategy, count) if found is None else found
+
+    def replayed_us(self, strategy: Strategy) -> float:
+        """The same with all micro-batches."""
+        return self._replayed_us(self.costs(strategy), strategy, strategy.micro_batches)
 
     def _continued_us(self, costs: StepCosts, strategy: Strategy, count: int) -> float | None:
         """The time of a step with many micro-batches, from that of few; None: they do not tell.

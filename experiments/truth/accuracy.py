@@ -1,4 +1,4 @@
-"""``accuracy.toml`` of the kind of parallel jobs: quantiles of measured over predicted step time, and how often orders are right."""
+"""``accuracy.toml`` of parallel jobs: quantiles of measured over predicted step time, and how often an order is right."""
 
 from __future__ import annotations
 

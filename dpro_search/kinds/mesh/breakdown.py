@@ -2,7 +2,7 @@
 
 Of the pipeline rank that has most to do. What communication within passes costs is what its passes would be shorter by if it took
 no time, one axis after the other in the order of `IN_PASSES`; so is what the host costs, where kernels end before it has launched
-the next. What is between passes is what the step would be shorter by, in the order of `BETWEEN_PASSES`. All parts add up to the step.
+the next. What is between passes is what the step would be shorter by, in the order of `BETWEEN_PASSES`. Parts add up to the step.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.space.mesh import Scales, Strategy
 
 BETWEEN_PASSES: Mapping[str, frozenset[str]] = {
-    "exposed_data_parallel": frozenset({"replicas", "expert replicas"}),
-    "exposed_pipeline_sends": frozenset({"send"}),
+    "exposed_data_parallel": frozenset(
+        {"replicas", "shard", "shard replicas", "expert replicas", "expert shard", "expert shard replicas", "world"}
+    ),
+    "exposed_pipeline_sends": frozenset({"send", "first and last stage"}),
 }
 IN_PASSES: Mapping[str, frozenset[str]] = {
     "exposed_expert_parallel": frozenset({"ep", "etp"}),
@@ -59,7 +61,8 @@ def busiest(steps: ParallelSteps, strategy: Strategy) -> tuple[int, float, float
 
 def passes_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> float:
     """All passes of a pipeline rank."""
-    layers = [layer for stage in steps.costs(strategy).stages[rank :: strategy.pp] for layer in stage]
+    stages = steps.costs(strategy).stages
+    layers = [layer for stage in steps.stages_on(strategy, rank) for layer in stages[stage]]
     return strategy.micro_batches * sum(layer.forward_us + layer.backward_us for layer in layers)
 
 
@@ -79,5 +82,6 @@ def _used(axes: frozenset[str], strategy: Strategy) -> bool:
         "send": strategy.pp,
         "replicas": strategy.dp * strategy.cp,
         "expert replicas": strategy.expert_dp,
+        "world": strategy.devices,
     }
-    return any(sizes[axis] > 1 for axis in axes)
+    return any(sizes.get(axis, 1) > 1 for axis in axes)

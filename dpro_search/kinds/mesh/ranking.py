@@ -61,7 +61,8 @@ class _Coarse:
 
     def _blocks_us(self, strategy: Strategy) -> tuple[Floats, Floats]:
         plan = strategy
-        key = plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute
+        pipeline = plan.pp if self._steps.workload.calibration.send_rank_us else plan.pp > 1  # which has a copy of a tied embedding
+        key = plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute, pipeline
         if key not in self._passes:
             layers = self._steps.layers(strategy).values()
             self._passes[key] = (

@@ -47,7 +47,7 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     zero_stage: Literal[0, 1, 2, 3] | None = None
     micro_batch: int | None = None
     recompute: Literal["none", "selective", "full"] | None = None
-    schedule: Literal["gpipe", "1f1b", "interleaved"] | None = None
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v"] | None = None
 
     title = "parallel jobs"
     positive = ("tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "micro_batch")

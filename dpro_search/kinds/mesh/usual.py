@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Experts
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.space.mesh import Runtime, Workload, peak_memory
+
+_RECOMPUTE: tuple[Literal["none", "full"], ...] = ("none", "full")
 
 
 def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runtime) -> MeshSettings:
@@ -56,8 +59,8 @@ def _simplest_first(fixed: Fixed, cluster: Cluster) -> Iterator[MeshSettings]:
     within = min(cluster.ranks_per_host or 1, fixed.devices)
     experts = max((layer.feed_forward.count for layer in fixed.model.layers if isinstance(layer.feed_forward, Experts)), default=1)
     all_parts = [2**power for power in range(fixed.devices.bit_length())]
-    near = [(parts, recompute) for recompute in ("none", "full") for parts in all_parts if parts <= within]
-    far = [(parts, recompute) for parts in all_parts if parts > within for recompute in ("none", "full")]
+    near = [(parts, recompute) for recompute in _RECOMPUTE for parts in all_parts if parts <= within]
+    far = [(parts, recompute) for parts in all_parts if parts > within for recompute in _RECOMPUTE]
     for parts, recompute in (*near, *far):
         tp = max(tp for tp in (1, 2, 4, 8) if tp <= min(parts, within) and parts % tp == 0)
         ways = fixed.devices * tp // parts

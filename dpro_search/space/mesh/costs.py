@@ -123,9 +123,11 @@ class Pricer:
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[str, LayerCosts] = {}
-        layout = self._layout  # what programs depend on: all that `layout_of` takes from a strategy, and the micro-batch
-        how = layout.stream_axis, layout.regather_inputs, layout.ring, layout.balanced
-        self._split = (*layout.axes.values(), *how, workload.strategy.micro_batch)
+        plan = workload.strategy
+        self._split = (  # what programs depend on
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
+            *(plan.sequence_parallel, plan.regather_inputs, plan.cp_ring, plan.cp_balanced),
+        )
         self._copied = copies_embedding(workload)  # likewise the head's
 
     def program(self, block: Block) -> BlockProgram:

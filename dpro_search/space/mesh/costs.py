@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.graph.model import Architecture, Block, OpType, blocks_of, elements
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.groups import Groups
 from dpro_search.space.mesh.runtime import Runtime
@@ -42,15 +43,31 @@ def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
     embedding, *layers, head = blocks_of(workload.model)
     each = [replace(block, count=1) for block in layers for _ in range(block.count)]
     count = strategy.pp * strategy.virtual_stages
-    per_stage, left = divmod(len(each), count)
     stages: list[tuple[Block, ...]] = []
-    for stage in range(count):
-        size = per_stage + (stage < left)
+    for size in _stages_by_cost(each, head, count) if workload.runtime.stages_by_cost else _even_stages(len(each), count):
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
     stages[-1] = (*stages[-1], head)
     return tuple(stages)
+
+
+def _even_stages(layers: int, count: int) -> list[int]:
+    per_stage, left = divmod(layers, count)
+    return [per_stage + (stage < left) for stage in range(count)]
+
+
+def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights."""
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    found, spent, stage = [0] * count, 0.0, 0
+    for cost in costs:
+        spent += cost
+        found[stage] += 1
+        if spent >= total * (stage + 1) / count and stage < count - 1:
+            stage += 1
+    return found
 
 
 class Pricer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dpro_search.space.mesh.memory_rules import MemoryRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,3 +21,6 @@ class Runtime:
     # dispatch (measured, torch 2.13, tensors of a few elements), its kernels 5 us each to launch, and frameworks wrap both.
     layer_host_us: float = 400.0
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
+    # A pipeline stage ends where its share of the matmuls of all layers and of the head is reached; False: as many layers each.
+    stages_by_cost: bool = False
+    memory: MemoryRules = field(default_factory=MemoryRules)

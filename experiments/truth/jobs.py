@@ -69,7 +69,7 @@ def workload_of(row: Row) -> Workload:
         cluster=_cluster(row),
         precision=_precision(row),
         runtime=replace(runtime, memory=rules_of(row), flash_attention=runtime.flash_attention and not stores_scores(row)),
-        frozen="lora" in row.text("model"),
+        frozen="lora" in row.text("model") or "task lora" in row.text("notes"),
     )
 
 
@@ -120,7 +120,7 @@ def _default_stage(row: Row) -> int:
 
 def _strategy(row: Row) -> Strategy:
     zero = row.text("zero_stage")
-    fsdp = "full_shard" in zero or (zero.startswith("fsdp=") and not zero.startswith(("fsdp=0", "fsdp=1")))
+    fsdp = "full_shard" in zero or bool(re.match(r"fsdp=[1-9]", zero))
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)

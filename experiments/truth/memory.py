@@ -11,6 +11,7 @@ from experiments.truth.rows import Row
 # CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
 # four collectives with events and copies (its llama.py).
 LAUNCHES_QUEUED, NANOTRON_LAUNCHES = 1024, 60
+LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
 
 # nanotron, February 2025: models/llama.py (queries stay in the storage of all three, keys and values are copied; SiLU and product
 # apart; loss in fp32 on an fp32 copy), optim/gradient_accumulator.py (16-bit gradients until the pass ends, DDP's buckets without
@@ -24,6 +25,7 @@ NANOTRON = MemoryRules(
     logits_bytes=8.0,
     transformer_engine=False,
     layers_ahead=LAUNCHES_QUEUED / NANOTRON_LAUNCHES,
+    layer_host_us=NANOTRON_LAUNCHES * LAUNCH_US,
 )
 # Composer's FSDP: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
 FSDP = MemoryRules(logits_bytes=4.0, transformer_engine=False)

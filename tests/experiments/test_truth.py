@@ -43,7 +43,10 @@ def test_errors_are_given_for_each_source_and_in_all(runs):
         "p90_ape_pct",
         "bias_pct",
         "kendall_tau",
+        "memory_rows",
+        "memory_mape_pct",
         "memory_median_ape_pct",
+        "memory_within_5_pct",
         "oom",
     }
     assert keys | {"seconds_per_row"} == set(one)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpro_search.graph.model import Block
-from dpro_search.space.mesh.compile import Weight
+from dpro_search.space.mesh.compile import LocalOp, Weight
 from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
 from dpro_search.space.mesh.kept import Kept, kept_of
 from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
 
-CONTEXT_BYTES = 0.5 * 2**30
-"""The driver's, for a process that uses CUDA, and its loaded kernels: 0.4 to 0.6 GiB (nvidia-smi, less what PyTorch reserved)."""
+CONTEXT_BYTES = 1.05 * 2**30
+"""What the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and loaded kernels."""
 CHANNELS = 16
-CHANNEL_BYTES = 10 * 2**20
-"""Of a channel of an NCCL communicator: its protocols' buffers, 4 MiB and less, to send and to receive (`NCCL_BUFFSIZE`)."""
+CHANNEL_BYTES = 2 * 10 * 2**20
+"""Of a channel of an NCCL communicator, to send and to receive: buffers of its protocols, 4 MiB and less (`NCCL_BUFFSIZE`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class PeakMemory:
     gathered_bytes: float  # Parameters and gradients of layers that are gathered for a while (ZeRO-3), or in the optimizer's step.
     buckets_bytes: float = 0.0  # Of gradients that are reduced, beside the gradients.
     workspace_bytes: float = 0.0  # Of matmul libraries.
-    fragments_bytes: float = 0.0  # What the allocator has reserved and cannot use for what is asked, while nothing is short.
+    fragments_bytes: float = 0.0  # Of the allocator: blocks that are cut up when a tensor of their size is asked for.
+    cached_bytes: float = 0.0  # Of the allocator: what it has, does not use, and gives back when memory is short.
     context_bytes: float = 0.0  # Of the driver and of NCCL, outside the allocator.
 
     @property
@@ -54,16 +55,21 @@ class PeakMemory:
     @property
     def reserved_bytes(self) -> float:
         """What the allocator holds: `torch.cuda.max_memory_reserved`."""
-        return self.allocated_bytes + self.fragments_bytes
+        return self.allocated_bytes + self.fragments_bytes + self.cached_bytes
 
     @property
     def total_bytes(self) -> float:
-        """What a device must have: without fragments, which the allocator gives back when memory is short."""
-        return self.allocated_bytes + self.context_bytes
+        """What a device shows and must have.
+
+        The allocator gives cached blocks back rather than fail, but jobs that need them to be given back in every step mostly do
+        fail (experiments/truth, out-of-memory rows).
+        """
+        return self.reserved_bytes + self.context_bytes
 
     def reserved_within(self, limit_bytes: float) -> float:
         """What the allocator holds on a device: it gives cached blocks back rather than fail."""
-        return self.reserved_bytes if self.reserved_bytes + self.context_bytes <= limit_bytes else self.allocated_bytes
+        fits = self.reserved_bytes + self.context_bytes <= limit_bytes
+        return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
 
 
 def peak_memory(workload: Workload) -> PeakMemory:
@@ -110,7 +116,11 @@ class _Ledger:
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
         if max(step, passing) > activations + logits + gathered:  # the optimizer's step holds most
             found = replace(states, gathered_bytes=max(step, passing))
-        return replace(found, fragments_bytes=self._fragments_bytes(found, blocks, in_flight, step))
+        largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
+        fragments = largest if self._plan.micro_batches > 1 else 0.0
+        waiting = self._waiting_bytes(blocks, in_flight, fragments)
+        unfit = 0.0 if found.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
+        return replace(found, fragments_bytes=fragments, cached_bytes=waiting + unfit)
 
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
         """What lives as long as the job."""
@@ -192,22 +202,34 @@ class _Ledger:
             return 0.0
         return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
 
-    def _fragments_bytes(self, found: PeakMemory, blocks: tuple[Block, ...], flying: int, step: float) -> float:
-        """What stays reserved beside what tensors hold.
+    def _waiting_bytes(self, blocks: tuple[Block, ...], flying: int, fragments: float) -> float:
+        """Buffers of collectives that the device has not run yet, of as many layers as the host is ahead.
 
-        Buffers of collectives that the device has not run yet, of as many layers as the host is ahead; with several micro-batches
-        in turn those of a backward pass as well, or the largest block, which the second forward pass finds cut up. The
-        temporaries of the optimizer's step do not fit into blocks that are smaller than they are.
+        With several micro-batches in turn a forward pass starts while those of the backward pass before it wait; what they displace
+        is among the fragments.
         """
         layers = [self._of(block) for block in blocks if block.name.startswith("layer")]
-        ahead = self._rules.layers_ahead
+        ahead = self._layers_ahead(blocks)
         forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * min(ahead, flying)
         backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * min(ahead, len(layers))
-        largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
-        logits = max((self._of(block).logits_bytes for block in blocks), default=0.0)
-        again = max(backward, largest if logits else 0.0) if self._plan.micro_batches > 1 and ahead else 0.0
-        if found.gathered_bytes >= step > 0:
-            return forward + again
+        return forward + (max(backward - fragments, 0.0) if self._plan.micro_batches > 1 else 0.0)
+
+    def _layers_ahead(self, blocks: tuple[Block, ...]) -> float:
+        """Layers that the host is ahead of the device.
+
+        Empirical (nanotron on H100, 1 to 32 stages): between two stages, which answer each micro-batch, the host is ahead only by
+        what the device takes longer; with one stage, or with several micro-batches to start with, it is always.
+        """
+        ahead, host_us = self._rules.layers_ahead, self._rules.layer_host_us
+        peak = self._workload.cluster.groups[0].host.device.peak_flops_per_s(self._workload.precision)
+        if self._plan.pp != 2 or not host_us or peak is None:
+            return ahead
+        layers = [self._pricer.program(block) for block in blocks if block.name.startswith("layer")]
+        flops = sum(step.op.forward_flops(step.sizes) for step in layers[0].forward if isinstance(step, LocalOp)) if layers else 0.0
+        device_us = flops / peak * 1e6
+        return ahead * max(1 - host_us / device_us, 0.0) if device_us else 0.0
+
+    def _unfit_bytes(self, step: float, largest: float) -> float:
+        """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""
         ways = self._plan.dp * self._plan.cp
-        unfit = step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0
-        return forward + again + unfit
+        return step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0

@@ -9,7 +9,7 @@ from dpro_search.cluster import Device
 
 MIB = 2**20
 DROPOUT_SCORE_BYTES = 3.0
-"""Of each score of an attention with dropout, beside the softmax: a mask and what it leaves (Korthikanti et al. 2022, section 4)."""
+"""Of each score of an attention with dropout, beside the softmax: a mask and its product (Korthikanti et al. 2022, section 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class MemoryRules:
     # Collectives hold their buffers until the device has run them (`record_stream`): the host is ahead by as many launches as CUDA
     # queues (1,024), which are so many layers.
     layers_ahead: float = 0.0
+    layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
 
     def workspace_bytes(self, device: Device) -> float:
         """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).

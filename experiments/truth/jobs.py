@@ -5,30 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
+from dpro_search.graph.model import Network
 from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
+from experiments.truth.machines import cluster_of, devices_of
 from experiments.truth.memory import rules_of, stores_scores
-from experiments.truth.models import model_of
+from experiments.truth.models import is_network, model_of, sequence_of
 from experiments.truth.rows import Row
 
-# Name of a GPU in a row -> bundled machine; the first that is found in the row's name counts.
-MACHINES = (
-    (r"gb300", "gb300-nvl72"),
-    (r"gb200", "gb200-nvl72"),
-    (r"b300", "hgx-b300"),
-    (r"b200", "hgx-b200"),
-    (r"h200", "hgx-h200"),
-    (r"h100", "hgx-h100"),
-    (r"a100.*40", "dgx-a100-40"),
-    (r"a100", "dgx-a100-80"),
-    (r"v100.*16", "dgx-1-v100"),
-    (r"v100", "jean-zay-v100"),
-    (r"mi300x", "mi300x-platform"),
-    (r"l40s", "l40s-pcie-8"),
-)
 PRECISIONS = (
-    (r"nvfp4|fp4", None),
+    (r"fp4", "fp4"),
     (r"fp8", "fp8"),
     (r"bf16", "bf16"),
     (r"fp16|amp|mixed", "fp16"),
@@ -55,10 +41,12 @@ RUNTIMES = (  # name of a framework in a row -> how it runs a step
 
 def workload_of(row: Row) -> Workload:
     """The job of a row; raises `InputError` with the reason where it is not one that can be predicted."""
-    strategy, sequence = _strategy(row), row.whole("seq_len", 0)
-    model = model_of(row)
+    strategy, model = _strategy(row), model_of(row)
+    sequence = 1 if isinstance(model, Network) else sequence_of(row)
     if not sequence:
         raise InputError("the sequence's length is not given")
+    if isinstance(model, Network) and model.tables:
+        strategy = replace(strategy, ep=strategy.dp)  # The ranks share the tables (hybrid parallel).
     _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
     if "bert" in row.text("model") and row.text("source").startswith("mlperf"):
         sequence = round(sequence * BERT_FILLED)
@@ -66,24 +54,11 @@ def workload_of(row: Row) -> Workload:
         model=model,
         sequence=sequence,
         strategy=strategy,
-        cluster=_cluster(row),
+        cluster=cluster_of(row),
         precision=_precision(row),
         runtime=replace(runtime, memory=rules_of(row), flash_attention=runtime.flash_attention and not stores_scores(row)),
         frozen="lora" in row.text("model") or "task lora" in row.text("notes"),
     )
-
-
-def _cluster(row: Row) -> Cluster:
-    name = next((machine for pattern, machine in MACHINES if re.search(pattern, row.text("gpu"))), None)
-    if name is None:
-        raise InputError(f"no bundled machine has the GPU {row.values['gpu'] or '(none)'}")
-    if "efa" in row.text("inter_net") and name == "hgx-h100":
-        name = "p5.48xlarge"
-    if re.search(r"pcie", row.text("gpu")) and name != "l40s-pcie-8":
-        raise InputError(f"no bundled machine has the GPU {row.values['gpu']}")
-    ranks = _devices(row)
-    hosts = max(-(-ranks // row.whole("gpus_per_node", 8)), 1)
-    return parse_cluster(f"{hosts}x{name}")
 
 
 def _precision(row: Row) -> str:
@@ -94,13 +69,6 @@ def _precision(row: Row) -> str:
     if found is None or found[1] is None:
         raise InputError(f"precision {row.values['precision']}")
     return found[1]
-
-
-def _devices(row: Row) -> int:
-    """Megatron-LM's tests run on one host of 8 where they do not say it, of 4 where their name says so."""
-    named = re.search(r"1n(\d)g", row.text("model"))
-    host = int(named.group(1)) if named else 4 if "1node" in row.text("model") and "gb200" in row.text("gpu") else 8
-    return row.whole("n_gpus", host if "golden" in row.text("source") else 1)
 
 
 def _expert_width(row: Row, tp: int) -> int:
@@ -127,15 +95,20 @@ def _strategy(row: Row) -> Strategy:
     stages, tp = row.whole("vpp", 1), row.whole("tp", 1)
     given = row.number("sequence_parallel")
     sequence_parallel = tp > 1 and (bool(given) if given is not None else "deepspeed" not in row.text("framework"))
-    micro_batch = row.number("micro_batch")
+    pp, cp = row.whole("pp", 1), row.whole("cp", 1)
+    dp = row.whole("dp", max(devices_of(row) // (tp * pp * cp), 1))
     global_batch = row.number("global_batch")
-    if not micro_batch or not global_batch:
+    if not global_batch:
         raise InputError("the batch is not given")
+    # A pipeline's micro-batches are of one sample where a row does not say how many there are.
+    micro_batch = row.number("micro_batch") or (1 if pp > 1 else max(global_batch // (dp * row.whole("grad_accum", 1)), 1))
+    if is_network(row):  # of batches that are not divided evenly, the mean
+        micro_batch = max(round(global_batch / (dp * row.whole("grad_accum", 1))), 1)
+        global_batch = micro_batch * dp * row.whole("grad_accum", 1)
     if not float(micro_batch).is_integer():
         raise InputError(f"micro-batch {micro_batch:g}")
-    pp, cp = row.whole("pp", 1), row.whole("cp", 1)
     return Strategy(
-        dp=row.whole("dp", max(_devices(row) // (tp * pp * cp), 1)),
+        dp=dp,
         etp=_expert_width(row, tp),
         tp=tp,
         pp=row.whole("pp", 1),

@@ -63,7 +63,7 @@ def stores_scores(row: Row) -> bool:
     """Whether a test of Megatron-LM computes attention unfused.
 
     Without Transformer Engine ("te" in a test's name) there is no other. Those with it say ``--attention-backend: unfused`` in
-    their model_config.yaml, but for the ones that resume from a checkpoint, or that split the sequence, which only fused attention can.
+    their model_config.yaml, but for the ones that resume from a checkpoint, or that split the sequence (only fused attention can).
     """
     words = words_of(row)
     if row.text("source") != "megatron-golden-values" or "mcore" not in words or row.whole("cp", 1) > 1:

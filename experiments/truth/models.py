@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Attention, Experts, FeedForward, Layer, Positions, published
+from dpro_search.graph.model import (
+    Architecture,
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Model,
+    Positions,
+    model,
+    published,
+)
 from experiments.truth.rows import Row
 
 MODELS = (  # name in a row -> bundled architecture
@@ -20,14 +30,60 @@ MODELS = (  # name in a row -> bundled architecture
     (r"gpt[_ -]oss[_ -]20b", "gpt-oss-20b"),
     (r"mixtral[_ -]8x7b", "mixtral-8x7b"),
     (r"mixtral[_ -]8x22b", "mixtral-8x22b"),
+    (r"nemotron-8b", "nemotron-8b"),
+    (r"nemotron-22b", "nemotron-22b"),
+    (r"nemotron-15b", "nemotron-15b"),
+    (r"qwen3[_ -]next", "qwen3-next-80b-a3b"),
+    (r"biobert|electra|bert-?base", "bert-base"),
+    (r"bert", "bert-large"),
 )
+NETWORKS = (  # name in a row -> network, if the batch of a device is at least so many
+    (r"se-?resnext.?101", "se-resnext101-32x4d"),
+    (r"resnext.?101", "resnext101-32x4d"),
+    (r"resnext.?50", "resnext50-32x4d"),
+    (r"resnet.?101", "resnet101"),
+    (r"resnet.?152", "resnet152"),
+    (r"resnet.?50|rn50", "resnet50"),
+    (r"retinanet", "retinanet-mlperf"),
+    (r"mask.?r-?cnn", "mask-rcnn"),
+    (r"^ssd", "ssd300"),
+    (r"vgg.?16", "vgg16"),
+    (r"vgg.?19", "vgg19"),
+    (r"alexnet", "alexnet"),
+    (r"inception", "inception-v3"),
+    (r"efficientnet", "efficientnet-b0"),
+    (r"unet_?industrial", "unet-industrial"),
+    (r"nnunet", "nnunet"),
+    (r"unet_?3d|3d u-?net", "unet3d"),
+    (r"v-?net", "vnet"),
+    (r"dcn", "dlrm-dcnv2"),
+    (r"dlrm", "dlrm"),
+    (r"\bncf\b", "ncf"),
+)
+NNUNET_2D_BATCH = 16  # Batches of nnU-Net's examples: 32 and more of slices, at most 4 of volumes.
 DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
 
 
-def model_of(row: Row) -> Architecture:
-    """The architecture of a row; raises `InputError` where it is not known."""
+def is_network(row: Row) -> bool:
+    """Whether the model is no transformer."""
+    return not row.number("hidden") and any(re.search(pattern, row.text("model")) for pattern, _ in NETWORKS)
+
+
+def sequence_of(row: Row) -> int:
+    """Tokens of a sequence; of fine-tuned BERTs those of the task's usual configuration."""
+    default = 384 if "squad" in row.text("notes") else 128 if "ner" in row.text("notes").split() else 0
+    return row.whole("seq_len", default)
+
+
+def model_of(row: Row) -> Model:
+    """The model of a row; raises `InputError` where it is not known."""
+    if is_network(row):
+        name = next(name for pattern, name in NETWORKS if re.search(pattern, row.text("model")))
+        if name == "nnunet":
+            name = "nnunet-2d" if row.whole("micro_batch", 1) >= NNUNET_2D_BATCH else "nnunet-3d"
+        return model(name)
     if row.number("layers") and row.number("hidden"):
         return _described(row)
     name = next((name for pattern, name in MODELS if re.search(pattern, row.text("model"))), None)

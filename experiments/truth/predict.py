@@ -14,10 +14,11 @@ from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
 from dpro_search.replay.replayer import replay
 from dpro_search.space.mesh import PeakMemory, Recompute, Workload, pipeline_orders, rank_memories, step_costs, step_graph
-from experiments.truth.jobs import MACHINES, RUNTIMES, workload_of
+from experiments.truth.jobs import RUNTIMES, workload_of
+from experiments.truth.machines import kind_of
 from experiments.truth.memory import reported_bytes
 from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, Scored, WillNotRun, group_of
+from experiments.truth.score import Predicted, RefusedError, Scored, group_of
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
@@ -29,7 +30,7 @@ def cold(row: Row) -> Predicted:
     try:
         workload.strategy.check(workload.model, workload.sequence)
     except InputError as error:
-        raise WillNotRun(str(error)) from None
+        raise RefusedError(str(error)) from None
     limit_bytes = workload.cluster.groups[0].host.device.memory_bytes or math.inf
     memories = rank_memories(workload)
     fits = peak_bytes(memories) <= limit_bytes
@@ -80,8 +81,7 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
 def _kind(row: Row) -> tuple[str, str]:
     """GPU and framework, without their versions and variants."""
     _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
-    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
-    return machine, runtime.name
+    return kind_of(row), runtime.name
 
 
 def constant_mfu(row: Row) -> Predicted:

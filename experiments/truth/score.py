@@ -24,7 +24,7 @@ class Predicted(NamedTuple):
     fits: bool = True  # Whether the job is predicted to run.
 
 
-class WillNotRun(InputError):
+class RefusedError(InputError):
     """A strategy that the framework of the row refuses, or that leaves a rank without work."""
 
 
@@ -57,7 +57,7 @@ def predicted(rows: Iterable[Row], predict: Predict) -> tuple[list[Scored], Coun
             count += 1
             try:
                 scored.append(Scored(row, predict(row)))
-            except WillNotRun as error:
+            except RefusedError as error:
                 scored.append(Scored(row, Predicted(math.nan, fits=False)))
                 left_out[row.values["source"], str(error)] += row.measured
             except DproSearchError as error:

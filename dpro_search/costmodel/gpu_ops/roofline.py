@@ -49,6 +49,8 @@ class OpCosts:
         """Of an op whose dims have the given local sizes."""
         if op.type is OpType.MATMUL:
             return self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, 1.0, 1.0)
         if op.type is OpType.LOSS:  # the largest logit, the sum, and what is left: three times over the logits
@@ -60,6 +62,9 @@ class OpCosts:
         if op.type is OpType.MATMUL:
             inputs = self._matmul(op, sizes, op.rows, op.columns, op.reduction)
             return inputs if frozen else inputs + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+        if op.type is OpType.CONVOLUTION:
+            inputs = self._convolution(op, sizes, op.rows, op.columns, op.reduction)
+            return inputs if frozen else inputs + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, BACKWARD_ATTENTION, BACKWARD_ATTENTION_SHARE)
         if op.type is OpType.LOSS:
@@ -79,8 +84,15 @@ class OpCosts:
             n = n / batch if columns is op.rows else n
         return self.matmul_us(m, k, n, batch)
 
-    def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0) -> float:
-        """Of `batch` products of m x k with k x n matrices."""
+    def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
+        """An implicit matrix product for each group, which moves the input, the output and the weight once."""
+        groups = sizes.get(f"{op.name}.groups", 1.0)
+        m, k, n = (elements(shape, sizes) / (groups if shape is op.columns else 1.0) for shape in (rows, reduction, columns))
+        weight = elements(op.reduction, sizes) * elements(op.columns, sizes)
+        return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
+
+    def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0, *, moved: float | None = None) -> float:
+        """Of `batch` products of m x k with k x n matrices; `moved` elements, where it is not all three matrices once."""
         achieved = achieved_by(self.device)
         peak, rate, cores = self.device.peak_flops_per_s(self.precision), self.device.memory_bytes_per_s, self.device.cores
         assert peak is not None
@@ -91,7 +103,8 @@ class OpCosts:
             tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
             flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k + achieved.reduction)
             compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6)
-        memory_us = self.bytes_per_element * batch * (m * k + k * n + m * n) / (rate * achieved.memory) * 1e6
+        count = batch * (m * k + k * n + m * n) if moved is None else moved
+        memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
 

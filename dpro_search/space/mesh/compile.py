@@ -46,6 +46,7 @@ class Weight(NamedTuple):
     elements: float
     shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
     expert: bool
+    sparse: bool = False  # Of a table of which each step updates some rows only.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ class _Compiler:
                 splits = self._splits[op.name]
                 shared = axes_of(splits, op.dims - dims_of(op.weight) - {"experts", "capacity"}) - {EXPERTS, EXPERT_WIDTH}
                 local = elements(op.weight, self._layout.local(self._sizes, restricted(splits, op.weight)))
-                yield Weight(op.name, local, shared, "experts" in dims_of(op.weight) and "capacity" in op.dims)
+                yield Weight(op.name, local, shared, "experts" in dims_of(op.weight) and "capacity" in op.dims, op.sparse)
 
     def _shape(self, name: str) -> Shape:
         return self._ops[name].output if name else (("batch", "sequence", "hidden"),)

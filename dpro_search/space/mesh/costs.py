@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of, elements
+from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.groups import Groups
 from dpro_search.space.mesh.runtime import Runtime
@@ -23,7 +23,7 @@ ADAM_PASSES_BYTES = 30.0
 class Workload:
     """A model, how it is trained, and on what."""
 
-    model: Architecture
+    model: Model
     sequence: int
     strategy: Strategy
     cluster: Cluster
@@ -126,7 +126,8 @@ class Pricer:
         if self._workload.frozen and strategy.zero_stage < 3:
             return 0.0, 0.0
         for expert in (False, True):
-            elements = sum(weight.elements for weight in program.weights if weight.expert == expert)
+            reduced = (weight for weight in program.weights if weight.expert == expert and not weight.sparse)
+            elements = sum(weight.elements for weight in reduced)
             axis = "expert replicas" if expert else "replicas"
             gradients = elements * runtime.gradient_bytes
             if not elements:
@@ -148,6 +149,8 @@ class Pricer:
         held = 0.0
         for block in blocks:
             for weight in self.program(block).weights:
+                if weight.sparse:
+                    continue
                 ways = (strategy.expert_dp if weight.expert else strategy.dp * strategy.cp) if strategy.zero_stage else 1
                 held += weight.elements / ways
         return self._ops.moved_us(held * ADAM_PASSES_BYTES)

@@ -129,7 +129,7 @@ class _Ledger:
         for weight in (*(weight for block in blocks for weight in self._pricer.program(block).weights), *self._copied_head(blocks)):
             ways = plan.expert_dp if weight.expert else plan.dp * plan.cp
             weights += weight.elements * element / (ways if plan.zero_stage == 3 else 1)
-            if self._workload.frozen:
+            if self._workload.frozen or weight.sparse:
                 continue
             whole += weight.elements
             gradients += weight.elements * runtime.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)

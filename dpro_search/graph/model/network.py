@@ -81,7 +81,8 @@ class NetworkBuilder:
 
     def _close(self) -> None:
         if self._ops:
-            self._blocks.append(Block(name=self._block, count=1, ops=tuple(self._ops), sizes=dict(self._sizes)))
+            tables = round(self._sizes.get("experts", 0))  # each sample reads all of them
+            self._blocks.append(Block(name=self._block, count=1, ops=tuple(self._ops), sizes=dict(self._sizes), top_k=tables))
         self._ops = []
 
     def conv(

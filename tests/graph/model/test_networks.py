@@ -22,12 +22,8 @@ PUBLIC = {  # parameters, and billions of multiply-adds of an image: torchvision
 }
 
 
-def sizes_of(block, batch=1):
-    return {"capacity": batch, **block.sizes_at(batch, 1)}
-
-
 def multiply_adds(network, batch=1):
-    return sum(op.forward_flops(sizes_of(block, batch)) for block in network.blocks for op in block.ops) / 2
+    return sum(op.forward_flops(block.sizes_at(batch, 1)) for block in network.blocks for op in block.ops) / 2
 
 
 @pytest.mark.parametrize(("name", "parameters", "billions"), [(name, *figures) for name, figures in PUBLIC.items()])
@@ -48,7 +44,7 @@ def test_ops_read_what_ops_before_them_made_and_work_grows_with_the_batch(name):
             assert op.name not in made
             made.add(op.name)
             assert made.issuperset(op.saves), op.name
-        assert set(sizes_of(block)) >= {dim for op in block.ops for dim in op.dims}
+        assert set(block.sizes_at(1, 1)) >= {dim for op in block.ops for dim in op.dims}
     assert multiply_adds(network, 8) == pytest.approx(8 * multiply_adds(network))
 
 

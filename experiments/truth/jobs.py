@@ -8,7 +8,7 @@ from dataclasses import replace
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Network
 from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
-from experiments.truth.machines import cluster_of, devices_of
+from experiments.truth.machines import cluster_of, devices_of, gpu_of
 from experiments.truth.memory import rules_of, stores_scores
 from experiments.truth.models import is_network, model_of, sequence_of
 from experiments.truth.rows import Row
@@ -65,10 +65,12 @@ def _precision(row: Row) -> str:
     text = row.text("precision")
     if not text:
         return "fp16" if "v100" in row.text("gpu") else "bf16"
-    found = next(((pattern, name) for pattern, name in PRECISIONS if re.search(pattern, text)), None)
-    if found is None or found[1] is None:
+    found = next((name for pattern, name in PRECISIONS if re.search(pattern, text)), None)
+    if found is None:
         raise InputError(f"precision {row.values['precision']}")
-    return found[1]
+    if found == "fp32" and "deeplearningexamples" in row.text("source") and "a100" in gpu_of(row):
+        return "tf32"  # NVIDIA's containers compute fp32 like that from Ampere on
+    return found
 
 
 def _expert_width(row: Row, tp: int) -> int:

@@ -89,6 +89,8 @@ class OpCosts:
         groups = sizes.get(f"{op.name}.groups", 1.0)
         m, k, n = (elements(shape, sizes) / (groups if shape is op.columns else 1.0) for shape in (rows, reduction, columns))
         weight = elements(op.reduction, sizes) * elements(op.columns, sizes)
+        if self.precision == "fp32":  # not on matrix units
+            k *= op.winograd_share
         return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
 
     def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0, *, moved: float | None = None) -> float:

@@ -14,6 +14,9 @@ from dpro_search.errors import InputError
 from dpro_search.graph.model.block import Block
 from dpro_search.graph.model.op import Op, OpType, Role, Shape
 
+WINOGRAD = 1 / 2.25
+"""Of the multiply-adds of a 3 x 3 convolution, those of F(2 x 2, 3 x 3): 16 of 36 (Lavin and Gray 2016)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -103,7 +106,8 @@ class NetworkBuilder:
         extent = tuple(
             (size + 2 * pad - width) // stride + 1 for size, width, pad in zip(source.extent, windows, paddings, strict=True)
         )
-        return self._convolution(source, Tensor("", channels, extent), math.prod(windows), extent, groups, bias, shared)
+        share = WINOGRAD if windows == (3, 3) and stride == 1 and groups == 1 else 1.0
+        return self._convolution(source, Tensor("", channels, extent), math.prod(windows), extent, groups, bias, shared, share)
 
     def transposed(self, source: Tensor, channels: int, window: int = 2, *, bias: bool = False) -> Tensor:
         """A transposed convolution whose stride is its window: each position of the input makes a window of the output."""
@@ -121,6 +125,7 @@ class NetworkBuilder:
         groups: int,
         bias: bool,
         shared: bool,
+        winograd_share: float = 1.0,
         *,
         transposed: bool = False,
     ) -> Tensor:
@@ -143,24 +148,32 @@ class NetworkBuilder:
                 reduction=((inside,),) if transposed else ((inside, window),),
                 columns=((columns, window),) if transposed else ((columns,),),
                 weight=weight,
+                winograd_share=winograd_share,
                 saves=(self._input(source),),
             ),
             made,
         )
 
-    def norm(self, source: Tensor) -> Tensor:
-        """Batch, instance or group norm: two parameters a channel."""
+    def norm(self, source: Tensor, added: Tensor | None = None) -> Tensor:
+        """Batch, instance or group norm: two parameters a channel.
+
+        What follows it element by element is fused with it: a sum with another tensor, ReLU (cuDNN's
+        CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION, and compilers).
+        """
         channels = self._size(self._named("norm"), "channels", source.channels)
         weight: Shape = ((channels,), (channels,)) if self.norm_weight else ()
-        return self._pointwise("norm", source, role=Role.NORM, weight=weight, saves=True)
+        found = self._pointwise(
+            "norm", source, *(() if added is None else (added,)), role=Role.NORM, weight=weight, saves=(source,)
+        )
+        return Tensor(found.op, source.channels, source.extent)
 
     def activation(self, source: Tensor) -> Tensor:
-        """ReLU, in place: the next op keeps its output."""
+        """ReLU that nothing is fused with, in place: the next op keeps its output."""
         return self._pointwise("activation", source, role=Role.ACTIVATION)
 
     def conv_norm(self, source: Tensor, channels: int, window: int | tuple[int, ...] = 3, **more: object) -> Tensor:
         """A convolution with norm and ReLU."""
-        return self.activation(self.norm(self.conv(source, channels, window, **more)))  # type: ignore[arg-type]
+        return self.norm(self.conv(source, channels, window, **more))  # type: ignore[arg-type]
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         """The sum of two tensors."""
@@ -176,7 +189,7 @@ class NetworkBuilder:
         step = window if stride is None else stride
         rounded = step - 1 if up else 0
         extent = tuple((size + 2 * padding - window + rounded) // step + 1 for size in source.extent)
-        return self._pointwise("pool", source, made=Tensor("", source.channels, extent), saves=True)
+        return self._pointwise("pool", source, made=Tensor("", source.channels, extent), saves=(source,))
 
     def pooled(self, source: Tensor, extent: int = 1) -> Tensor:
         """Means over all positions, or over a grid of `extent` on each side."""
@@ -191,7 +204,7 @@ class NetworkBuilder:
         gate = self.pooled(source)
         for channels in (squeezed, source.channels):
             gate = self.conv(gate, channels, 1, bias=True)
-        return self._pointwise("scale", source, gate, made=Tensor("", source.channels, source.extent), saves=True)
+        return self._pointwise("scale", source, gate, made=Tensor("", source.channels, source.extent), saves=(source, gate))
 
     def linear(self, source: Tensor, columns: int, *, bias: bool = True, rows: int = 1, name: str | None = None) -> Tensor:
         """A fully connected layer over all that a sample, or each of its `rows`, has."""
@@ -293,7 +306,7 @@ class NetworkBuilder:
         made: Tensor | None = None,
         role: Role = Role.OTHER,
         weight: Shape = (),
-        saves: bool = False,
+        saves: tuple[Tensor, ...] = (),
     ) -> Tensor:
         name = self._named(kind)
         made = made or sources[0]
@@ -311,7 +324,7 @@ class NetworkBuilder:
                 output=(("batch", wide),),
                 reads=read,
                 weight=weight,
-                saves=names if saves else (),
+                saves=tuple(self._input(each) for each in saves),
             ),
             Tensor("", made.channels, made.extent),
         )

@@ -42,7 +42,7 @@ NETWORKS: Mapping[str, Callable[[], Network]] = {
     "nnunet-2d": lambda: unet("nnunet-2d", (192, 160), (32, 64, 128, 256, 512, 512), inputs=4, classes=4, supervised=2),
     "nnunet-3d": lambda: unet("nnunet-3d", (128, 128, 128), (32, 64, 128, 256, 320, 320), inputs=4, classes=4, supervised=2),
     "vnet": lambda: unet("vnet", (32, 32, 32), (32, 64, 128, 256), classes=3),
-    "unet-industrial": lambda: unet("unet-industrial", (512, 512), (32, 64, 128, 256, 512), classes=1, normed=False),
+    "unet-industrial": lambda: unet("unet-industrial", (512, 512), (16, 32, 64, 128, 256), classes=1, normed=False),
     "dlrm": dlrm,
     "dlrm-dcnv2": lambda: dlrm("dlrm-dcnv2", lookups=214 / 26, cross_rank=512),
     "ncf": neural_collaborative_filtering,

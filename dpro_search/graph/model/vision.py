@@ -56,12 +56,12 @@ def _bottleneck(net: NetworkBuilder, x: Tensor, planes: int, groups: int, width:
     inner, outer = planes * width // 64 * groups, 4 * planes
     y = net.conv_norm(x, inner, 1)
     y = net.conv_norm(y, inner, 3, stride=stride, groups=groups)
-    y = net.norm(net.conv(y, outer, 1))
-    if squeezed:
-        y = net.scaled(y, outer // 16)
     if stride > 1 or x.channels != outer:
         x = net.norm(net.conv(x, outer, 1, stride=stride))
-    return net.activation(net.add(x, y))
+    y = net.conv(y, outer, 1)
+    if squeezed:
+        return net.add(x, net.scaled(net.norm(y), outer // 16))
+    return net.norm(y, x)
 
 
 def vgg(name: str, depths: Sequence[int], *, classes: int = 1000, image: int = IMAGE) -> Network:
@@ -253,7 +253,7 @@ def unet(
     def double(x: Tensor, wide: int, stride: int) -> Tensor:
         for step in (stride, 1):
             x = net.conv(x, wide, stride=step, bias=not normed)
-            x = net.activation(net.norm(x) if normed else x)
+            x = net.norm(x) if normed else net.activation(x)
         return x
 
     x = Tensor("", inputs, tuple(extent))

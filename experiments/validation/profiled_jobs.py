@@ -28,7 +28,9 @@ TRAIN = Path(__file__).parents[1] / "workloads" / "torch_train.py"
 JOBS = {
     "ddp-bert": ("--model", "bert", "--bucket-cap-mb", "4"),
     "ddp-resnet50": ("--model", "resnet50", "--batch", "4"),
+    "ddp-gpt": ("--model", "gpt", "--bucket-cap-mb", "4"),
     "fsdp-bert": ("--model", "bert", "--fsdp"),
+    "fsdp-gpt": ("--model", "gpt", "--fsdp"),
 }
 PLANS = {
     "ddp": (Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),

@@ -56,7 +56,7 @@ def kept_of(program: BlockProgram, rules: MemoryRules, element_bytes: float, *, 
 
 def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:
     """What an op keeps beside the tensors that its backward pass needs."""
-    op, sizes = step
+    op, sizes = step.op, step.sizes
     if op.role is Role.NORM and "hidden" in op.dims:
         rows = elements(op.output, sizes) / max(sizes.get("hidden", 1.0), 1.0)
         return elements(op.output, sizes) * rules.norm_bytes + rows * STATISTIC_BYTES

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpro_search.graph.model import Block
-from dpro_search.space.mesh.compile import LocalOp, Weight
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.compile import LocalOp
+from dpro_search.space.mesh.costs import Pricer, Workload, ranks_of, stages_of
 from dpro_search.space.mesh.kept import Kept, kept_of
 from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
@@ -86,7 +86,7 @@ class _Ledger:
     def __init__(self, workload: Workload) -> None:
         self._workload, self._pricer = workload, Pricer(workload)
         self._plan, self._rules = workload.strategy, workload.runtime.memory
-        self._stages = stages_of(workload)
+        self._stages, self._on_ranks = stages_of(workload), ranks_of(workload)
         self._kept: dict[str, Kept] = {}
 
     def memories(self) -> tuple[PeakMemory, ...]:
@@ -107,7 +107,7 @@ class _Ledger:
         return self._kept[block.name]
 
     def _of_rank(self, rank: int, order: tuple[Pass, ...]) -> PeakMemory:
-        blocks = tuple(block for stage in self._stages[rank :: self._plan.pp] for block in stage)
+        blocks = self._on_ranks[rank]
         states = self._states(blocks)
         activations, logits, in_flight = self._passes(order)
         gathered = self._gathered_bytes(blocks)
@@ -126,8 +126,8 @@ class _Ledger:
         """What lives as long as the job."""
         plan, runtime, rules, element = self._plan, self._workload.runtime, self._rules, self._workload.element_bytes
         weights = gradients = optimizer = whole = 0.0
-        for weight in (*(weight for block in blocks for weight in self._pricer.program(block).weights), *self._copied_head(blocks)):
-            ways = plan.expert_dp if weight.expert else plan.dp * plan.cp
+        for weight in (weight for block in blocks for weight in self._pricer.program(block).weights):
+            ways = plan.expert_zero_ways if weight.expert else plan.zero_ways
             weights += weight.elements * element / (ways if plan.zero_stage == 3 else 1)
             if self._workload.frozen or weight.sparse:
                 continue
@@ -147,13 +147,6 @@ class _Ledger:
             context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
         )
 
-    def _copied_head(self, blocks: tuple[Block, ...]) -> tuple[Weight, ...]:
-        """The embedding's matrix on the last stage, where the head is tied to an embedding that another stage has."""
-        first, last = self._stages[0][0], self._stages[-1][-1]
-        if not self._workload.model.tied or last not in blocks or first in blocks:
-            return ()
-        return self._pricer.program(first).weights[:1]
-
     def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:
         """Activations and logits when a rank holds most of both, and the layers then in flight."""
         held, flying, best = 0.0, 0, (0.0, 0.0, 0)
@@ -161,8 +154,9 @@ class _Ledger:
             stage = self._stages[done.stage]
             size = sum(self._held_bytes(block) for block in stage)
             layers = sum(block.name.startswith("layer") for block in stage)
-            if done.direction == "B":
-                held, flying = held - size, flying - layers
+            if done.direction != "F":
+                if done.direction != "I":  # gradients of weights need all that the input's needs
+                    held, flying = held - size, flying - layers
                 continue
             held, flying = held + size, flying + layers
             logits = sum(self._of(block).logits_bytes for block in stage)
@@ -198,7 +192,7 @@ class _Ledger:
 
     def _step_bytes(self, states: PeakMemory) -> float:
         """Temporaries of the optimizer's step."""
-        if self._plan.zero_stage not in (1, 2) or self._plan.dp * self._plan.cp == 1:
+        if self._plan.zero_stage not in (1, 2) or self._plan.zero_ways == 1:
             return 0.0
         return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
 
@@ -231,5 +225,5 @@ class _Ledger:
 
     def _unfit_bytes(self, step: float, largest: float) -> float:
         """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""
-        ways = self._plan.dp * self._plan.cp
+        ways = self._plan.zero_ways
         return step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels
 from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
 from dpro_search.space.mesh import MemoryRules, Recompute, Runtime, Strategy, Workload, peak_memory, rank_memories
 
@@ -31,7 +32,8 @@ def gpt(layers=12, gated=False, dropout=0.1):
 
 
 def workload(model=None, cluster="8xhgx-h100", flash=True, rules=None, **degrees):
-    runtime = Runtime(flash_attention=flash, memory=rules or MemoryRules())
+    attention = AttentionKernels.NEWEST if flash else AttentionKernels.SCORES
+    runtime = Runtime(kernels=Kernels(attention=attention), memory=rules or MemoryRules())
     strategy = Strategy(**{"global_batch": 64, **degrees})
     return Workload(model=model or gpt(), sequence=SEQUENCE, strategy=strategy, cluster=parse_cluster(cluster), runtime=runtime)
 

@@ -1,7 +1,8 @@
 """Errors of predictors on published runs.
 
 ``score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]`` scores one predictor;
-``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support.
+``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
+``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
+from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.calibrate import calibrated
 from experiments.truth.compare import compared
 from experiments.truth.predict import PREDICTORS, one_factor
@@ -22,7 +24,7 @@ from experiments.truth.score import Predict, predicted, table
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -47,6 +49,9 @@ def main() -> int:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return error.exit_code
     scored, left_out, seconds = predicted(rows, predict)
+    if options.verb == "accuracy":
+        print(accuracy_toml(scored), end="")
+        return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
         rows = [found.row for found in scored]

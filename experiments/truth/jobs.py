@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
+from dpro_search.costmodel.gpu_ops import AttentionKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Network
-from dpro_search.space.mesh import Host, Recompute, Runtime, Schedule, Strategy, Workload, stage_layers_by_cost
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
 from experiments.truth.memory import rules_of, stores_scores
 from experiments.truth.models import is_network, model_of, sequence_of
@@ -22,50 +23,15 @@ PRECISIONS = (
     (r"tf32", "tf32"),
     (r"fp32", "fp32"),
 )
-DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
-# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
-# gradients added to fp32 copies by a hook, parameters gathered after the update.
-NANOTRON = Runtime(
-    name="nanotron",
-    # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
-    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
-    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
-    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
-    overlap_gathers=False,
-    overlap_sends=False,
-    accumulate_bytes=10.0,
-)
-FSDP = Runtime(
-    name="PyTorch FSDP",
-    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(attention=AttentionKernels.FLASH_TRITON, loss=LossKernels.LOG_SOFTMAX),
-    gradient_bytes=2.0,
-    accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
-)
-# Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
-MEGATRON_DEEPSPEED = Runtime(
-    name="Megatron-DeepSpeed",
-    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
-    overlap_gradients=False,
-    overlap_gathers=False,
-    overlap_sends=False,
-    overlap_tensor=False,
-)
-TRANSFORMERS = Runtime(
-    name="PyTorch, eager",
-    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
-)
-# Submissions to MLPerf training capture layers as CUDA graphs, which start a kernel in 1 to 2 us.
-MLPERF = Runtime(name="MLPerf", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0))
-RUNTIMES = (  # name of a framework in a row -> how it runs a step
-    (r"nanotron", NANOTRON),
-    (r"fsdp", FSDP),
-    (r"megatron-deepspeed", MEGATRON_DEEPSPEED),
-    (r"hf transformers", TRANSFORMERS),
-    (r"", Runtime()),
+FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
+    (r"nanotron", "nanotron"),
+    (r"fsdp", "fsdp"),
+    (r"megatron-deepspeed", "megatron-deepspeed"),
+    (r"hf transformers", "pytorch"),
+    (r"", "megatron-core"),
 )
 
 
@@ -77,8 +43,6 @@ def workload_of(row: Row) -> Workload:
         raise InputError("the sequence's length is not given")
     if isinstance(model, Network) and model.tables:
         strategy = replace(strategy, ep=strategy.dp)  # The ranks share the tables (hybrid parallel).
-    if "nanotron" in row.text("framework"):
-        strategy = replace(strategy, stage_layers=stage_layers_by_cost(model, strategy.pp))
     if "bert" in row.text("model") and row.text("source").startswith("mlperf"):
         sequence = round(sequence * BERT_FILLED)
     return Workload(
@@ -94,15 +58,15 @@ def workload_of(row: Row) -> Workload:
 
 def runtime_of(row: Row) -> Runtime:
     """How the framework of a row runs a step."""
+    name = next(name for pattern, name in FRAMEWORK_NAMES if re.search(pattern, row.text("framework")))
     if row.text("source").startswith("mlperf"):
-        return MLPERF
-    found = next(runtime for pattern, runtime in RUNTIMES if re.search(pattern, row.text("framework")))
-    if stores_scores(row):
-        found = replace(found, kernels=replace(found.kernels, attention=AttentionKernels.SCORES))
-    return replace(found, memory=rules_of(row))
+        name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
+    runtime = FRAMEWORKS[name].runtime
+    kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
 
 
-Kind = tuple[str, str]  # machine and framework
+Kind = tuple[str, str]  # machine or card, and framework
 
 
 def kind_of(row: Row) -> Kind:
@@ -115,7 +79,7 @@ def _precision(row: Row) -> str:
     if not text:
         # Megatron-Bridge's tables without a precision are those in fp8: Llama 3 8B takes as long as in rows that say so.
         bridge = "bridge" in row.text("source")
-        return "fp8" if bridge else "fp16" if "v100" in gpu_of(row) else "bf16"
+        return "fp8" if bridge else "fp16" if "v100" in row.text("gpu") else "bf16"
     found = next((name for pattern, name in PRECISIONS if re.search(pattern, text)), None)
     if found is None:
         raise InputError(f"precision {row.values['precision']}")
@@ -142,7 +106,7 @@ def _default_stage(row: Row) -> int:
 def _usual_virtual_stages(row: Row, pp: int) -> int:
     """Of submissions to MLPerf that do not give them: as those that do, a layer each."""
     per_stage, left = divmod(row.whole("layers", 1), pp)
-    return 1 if left or not row.text("source").startswith("mlperf") else per_stage
+    return 1 if left or not row.text("source").startswith("mlperf") else max(per_stage, 1)
 
 
 def _strategy(row: Row) -> Strategy:
@@ -151,11 +115,10 @@ def _strategy(row: Row) -> Strategy:
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
-    tp, pp = row.whole("tp", 1), row.whole("pp", 1)
+    tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
     stages = row.whole("vpp", _usual_virtual_stages(row, pp))
     given = row.number("sequence_parallel")
     sequence_parallel = tp > 1 and (bool(given) if given is not None else "deepspeed" not in row.text("framework"))
-    cp = row.whole("cp", 1)
     dp = row.whole("dp", max(devices_of(row) // (tp * pp * cp), 1))
     global_batch = row.number("global_batch")
     if not global_batch:
@@ -172,7 +135,7 @@ def _strategy(row: Row) -> Strategy:
         etp=_expert_width(row, tp),
         tp=tp,
         pp=pp,
-        cp=row.whole("cp", 1),
+        cp=cp,
         ep=row.whole("ep", 1),
         virtual_stages=stages if pp > 1 else 1,
         zero_stage=stage,

@@ -117,7 +117,7 @@ def _described(row: Row) -> Architecture:
         tied=(old and "untie" not in kind) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
-        dropout=DROPOUT if old and "neusight" not in row.text("source") else 0.0,
+        dropout=DROPOUT if old and re.search("megatron-deepspeed|transformers", row.text("framework")) else 0.0,
     )
 
 

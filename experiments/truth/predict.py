@@ -11,8 +11,8 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
-from dpro_search.replay.replayer import replay
-from dpro_search.space.mesh import PeakMemory, Recompute, Workload, pipeline_orders, rank_memories, step_costs, step_graph
+from dpro_search.replay.parallel_step import step_us
+from dpro_search.space.mesh import PeakMemory, Recompute, rank_memories
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.memory import reported_bytes
 from experiments.truth.rows import Row
@@ -37,21 +37,13 @@ def cold(row: Row) -> Predicted:
         again = replace(workload, strategy=replace(workload.strategy, recompute=Recompute.FULL))
         memories = rank_memories(again)
         fits = peak_bytes(memories) <= limit_bytes
-    seconds = math.nan if row.memory_alone else step_seconds(workload)
+    seconds = math.nan if row.memory_alone else step_us(workload) / 1e6
     return Predicted(seconds, reported_bytes(row, memories, limit_bytes), fits)
 
 
 def peak_bytes(memories: Sequence[PeakMemory]) -> float:
     """Of the rank that needs most."""
     return max(memory.total_bytes for memory in memories)
-
-
-def step_seconds(workload: Workload) -> float:
-    """The makespan of a step."""
-    strategy = workload.strategy
-    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
-    graph = step_graph(step_costs(workload), orders)
-    return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
 
 
 def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:

@@ -65,11 +65,8 @@ class OpCosts:
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
-        if op.type is OpType.MATMUL:
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
-        if op.type is OpType.CONVOLUTION:
-            inputs = self._convolution(op, sizes, op.rows, op.columns, op.reduction)
-            return inputs if frozen else inputs + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, backward=True)
         if op.type is OpType.LOSS:
@@ -77,12 +74,16 @@ class OpCosts:
         return self._memory_bound(op, sizes, backward=True)
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of a matmul's input."""
+        """Of the gradient of the input of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
         quantized_us = self._quantized_us(op, elements(op.output, sizes))
         return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
 
     def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of a matmul's weight."""
+        """Of the gradient of the weight of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.reduction, op.rows, op.columns)
         return self._matmul(op, sizes, op.reduction, op.rows, op.columns)
 
     def launches(self, op: Op, *, backward: bool) -> int:
@@ -111,6 +112,14 @@ class OpCosts:
         floor_us = achieved_by(self.device).floor_us
         return batch * (self.matmul_us(m, k, n, 1.0, precision) - floor_us) + floor_us
 
+    def _in_16_bits(self, op: Op) -> bool:
+        """Whether a matmul is, though others are in 8 bits: the head and routers."""
+        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
+
+    def _quantized_us(self, op: Op, count: float) -> float:
+        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
+        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
+
     def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         """An implicit matrix product for each group, which moves the input, the output and the weight once."""
         groups = sizes.get(f"{op.name}.groups", 1.0)
@@ -120,20 +129,12 @@ class OpCosts:
             k *= op.winograd_share
         return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
 
-    def _in_16_bits(self, op: Op) -> bool:
-        """Whether a matmul is, though others are in 8 bits: the head and routers."""
-        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
-
-    def _quantized_us(self, op: Op, count: float) -> float:
-        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
-        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
-
     def matmul_us(
         self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None, *, moved: float | None = None
     ) -> float:
         """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
 
-        `moved` are the elements that are read and written, where they are not those of all three matrices.
+        `moved`: elements, where it is not all three matrices once.
         """
         achieved, precision = achieved_by(self.device), precision or self.precision
         peak, rate, cores = self.device.peak_flops_per_s(precision), self.device.memory_bytes_per_s, self.device.cores

@@ -9,7 +9,7 @@ from dpro_search.graph.model.architecture import Architecture, Attention, Expert
 from dpro_search.graph.model.config import Config, gated, head_dim, joined, llama_attention, llama_like
 
 LINEAR_CHUNK = 64
-"""Tokens in which linear attention is computed at a time (fla's `chunk_gated_delta_rule`): it costs what such a window does."""
+"""Tokens that linear attention computes at a time (fla's `chunk_gated_delta_rule`): it costs what so narrow a window does."""
 
 
 def _nemotron(config: Config, name: str) -> Architecture:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dpro_search.graph.model import Block
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Pricer, Workload, ranks_of, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, stages_of
 from dpro_search.space.mesh.kept import Kept, kept_of
 from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
@@ -72,21 +72,21 @@ class PeakMemory:
         return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
 
 
-def peak_memory(workload: Workload) -> PeakMemory:
+def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
     """Of the pipeline rank that needs most."""
-    return max(rank_memories(workload), key=lambda memory: memory.total_bytes)
+    return max(rank_memories(workload, known), key=lambda memory: memory.total_bytes)
 
 
-def rank_memories(workload: Workload) -> tuple[PeakMemory, ...]:
+def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakMemory, ...]:
     """Of each pipeline rank, from the first stage's on."""
-    return _Ledger(workload).memories()
+    return _Ledger(workload, known).memories()
 
 
 class _Ledger:
-    def __init__(self, workload: Workload) -> None:
-        self._workload, self._pricer = workload, Pricer(workload)
+    def __init__(self, workload: Workload, known: Known | None) -> None:
+        self._workload, self._pricer = workload, Pricer(workload, known)
         self._plan, self._rules = workload.strategy, workload.runtime.memory
-        self._stages, self._on_ranks = stages_of(workload), ranks_of(workload)
+        self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)
         self._kept: dict[str, Kept] = {}
 
     def memories(self) -> tuple[PeakMemory, ...]:
@@ -154,9 +154,10 @@ class _Ledger:
             stage = self._stages[done.stage]
             size = sum(self._held_bytes(block) for block in stage)
             layers = sum(block.name.startswith("layer") for block in stage)
+            if done.direction == "I":  # gradients of weights need all that the input's needs
+                continue
             if done.direction != "F":
-                if done.direction != "I":  # gradients of weights need all that the input's needs
-                    held, flying = held - size, flying - layers
+                held, flying = held - size, flying - layers
                 continue
             held, flying = held + size, flying + layers
             logits = sum(self._of(block).logits_bytes for block in stage)
@@ -192,7 +193,7 @@ class _Ledger:
 
     def _step_bytes(self, states: PeakMemory) -> float:
         """Temporaries of the optimizer's step."""
-        if self._plan.zero_stage not in (1, 2) or self._plan.zero_ways == 1:
+        if self._plan.zero_stage not in (1, 2) or self._plan.dp * self._plan.cp == 1:
             return 0.0
         return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
 
@@ -225,5 +226,5 @@ class _Ledger:
 
     def _unfit_bytes(self, step: float, largest: float) -> float:
         """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""
-        ways = self._plan.zero_ways
+        ways = self._plan.dp * self._plan.cp
         return step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0

@@ -127,7 +127,8 @@ class Strategy:
             if sum(self.stage_layers) != model.layer_count:
                 raise InputError(f"stage_layers sum to {sum(self.stage_layers)}, and {model.name} has {model.layer_count} layers")
         elif stages > model.layer_count:
-            raise InputError(f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers")
+            said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers"
+            raise InputError(f"{said}: use pp {max(model.layer_count // self.virtual_stages, 1)}")
         if self.virtual_stages > 1 and self.pp == 1:
             raise InputError("virtual_stages needs pp above 1")
         check_schedule(self.schedule, self.pp, self.virtual_stages, self.micro_batches)

@@ -32,8 +32,8 @@ def gpt(layers=12, gated=False, dropout=0.1):
 
 
 def workload(model=None, cluster="8xhgx-h100", flash=True, rules=None, **degrees):
-    attention = AttentionKernels.NEWEST if flash else AttentionKernels.SCORES
-    runtime = Runtime(kernels=Kernels(attention=attention), memory=rules or MemoryRules())
+    kernels = Kernels(attention=AttentionKernels.NEWEST if flash else AttentionKernels.SCORES)
+    runtime = Runtime(kernels=kernels, memory=rules or MemoryRules())
     strategy = Strategy(**{"global_batch": 64, **degrees})
     return Workload(model=model or gpt(), sequence=SEQUENCE, strategy=strategy, cluster=parse_cluster(cluster), runtime=runtime)
 

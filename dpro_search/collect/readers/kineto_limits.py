@@ -51,7 +51,7 @@ def other_job(first: RankRecords, other: RankRecords) -> str:
 
 
 def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Sequence[int]) -> str:
-    """Why ranks cannot be of one job: most collectives that all of them would have taken part in differ in bytes; empty: they can."""
+    """Why ranks cannot be of one job: most collectives that they would have taken part in differ in bytes; empty: they can."""
     sized = [
         [int(ranks[position].size_bytes[event]) for position, event in match.event.items()]
         for match in matches

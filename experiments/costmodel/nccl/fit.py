@@ -42,7 +42,7 @@ DEVICES = {
     "other": "",
 }
 TREE_CHANNELS = {"ampere": [23.6e3, 17.8e3], "hopper": [41.4e3, 36e3], "blackwell": [82.8e3, 72e3], "other": [18.5e3, 10e3]}
-"""What a channel of a tree moves at most between two nodes and more: perChMaxTreeBws of NCCL's src/graph/tuning.cc; others as Volta."""
+"""What a channel of a tree moves at most between two nodes and more: perChMaxTreeBws of NCCL's src/graph/tuning.cc."""
 
 
 def constants(values: dict[str, float], intervals: dict[str, float] | None = None, source: str = "-") -> NcclConstants:

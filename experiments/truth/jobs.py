@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
-from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
+from dpro_search.space.mesh import Host, Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.rows import Row
 
 # Name of a GPU in a row -> bundled machine; the first that is found in the row's name counts.
@@ -46,20 +47,49 @@ PRECISIONS = (
     (r"tf32", "tf32"),
     (r"fp32", "fp32"),
 )
-EAGER_US = 800.0  # Of the host, to start a layer's forward pass in a framework without fused kernels or CUDA graphs (estimated).
+DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
+# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
+# gradients added to fp32 copies by a hook, parameters gathered after the update.
+NANOTRON = Runtime(
+    name="nanotron",
+    # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
+    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
+    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_gathers=False,
+    overlap_sends=False,
+    accumulate_bytes=10.0,
+)
+FSDP = Runtime(
+    name="PyTorch FSDP",
+    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
+    kernels=Kernels(attention=AttentionKernels.FLASH_TRITON, loss=LossKernels.LOG_SOFTMAX),
+    gradient_bytes=2.0,
+    accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
+)
+# Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
+MEGATRON_DEEPSPEED = Runtime(
+    name="Megatron-DeepSpeed",
+    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_gradients=False,
+    overlap_gathers=False,
+    overlap_sends=False,
+    overlap_tensor=False,
+)
+TRANSFORMERS = Runtime(
+    name="PyTorch, eager",
+    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+)
+# Submissions to MLPerf training capture layers as CUDA graphs, which start a kernel in 1 to 2 us.
+MLPERF = Runtime(name="MLPerf", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0))
 RUNTIMES = (  # name of a framework in a row -> how it runs a step
-    (r"nanotron", Runtime(name="nanotron", layer_host_us=EAGER_US, overlap_sends=False)),
-    (r"fsdp", Runtime(name="PyTorch FSDP", layer_host_us=EAGER_US, gradient_bytes=2.0)),
-    (
-        r"megatron-deepspeed",
-        Runtime(
-            name="Megatron-DeepSpeed", layer_host_us=EAGER_US, overlap_gradients=False, flash_attention=False, overlap_sends=False
-        ),
-    ),
-    (r"hf transformers", Runtime(name="PyTorch, eager", layer_host_us=EAGER_US, flash_attention=False)),
+    (r"nanotron", NANOTRON),
+    (r"fsdp", FSDP),
+    (r"megatron-deepspeed", MEGATRON_DEEPSPEED),
+    (r"hf transformers", TRANSFORMERS),
     (r"", Runtime()),
 )
 
@@ -70,7 +100,6 @@ def workload_of(row: Row) -> Workload:
     model = _model(row)
     if not sequence:
         raise InputError("the sequence's length is not given")
-    _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
     if "bert" in row.text("model") and row.text("source").startswith("mlperf"):
         sequence = round(sequence * BERT_FILLED)
     return Workload(
@@ -79,9 +108,25 @@ def workload_of(row: Row) -> Workload:
         strategy=strategy,
         cluster=_cluster(row),
         precision=_precision(row),
-        runtime=runtime,
-        frozen="lora" in row.text("model"),
+        runtime=runtime_of(row),
+        frozen="lora" in row.text("model") or "task lora" in row.text("notes"),
     )
+
+
+def runtime_of(row: Row) -> Runtime:
+    """How the framework of a row runs a step."""
+    if row.text("source").startswith("mlperf"):
+        return MLPERF
+    return next(runtime for pattern, runtime in RUNTIMES if re.search(pattern, row.text("framework")))
+
+
+Kind = tuple[str, str]  # machine and framework
+
+
+def kind_of(row: Row) -> Kind:
+    """GPU and framework of a row, without their versions and variants."""
+    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
+    return machine, runtime_of(row).name
 
 
 def _cluster(row: Row) -> Cluster:
@@ -100,7 +145,9 @@ def _cluster(row: Row) -> Cluster:
 def _precision(row: Row) -> str:
     text = row.text("precision")
     if not text:
-        return "fp16" if "v100" in row.text("gpu") else "bf16"
+        # Megatron-Bridge's tables without a precision are those in fp8: Llama 3 8B takes as long as in rows that say so.
+        bridge = "bridge" in row.text("source")
+        return "fp8" if bridge else "fp16" if "v100" in row.text("gpu") else "bf16"
     found = next(((pattern, name) for pattern, name in PRECISIONS if re.search(pattern, text)), None)
     if found is None or found[1] is None:
         raise InputError(f"precision {row.values['precision']}")
@@ -139,7 +186,14 @@ def _described(row: Row) -> Architecture:
         max_positions=row.whole("seq_len", 0),
         tied=old if tied is None else bool(tied),
         norm_bias=old,
+        dropout=DROPOUT if old and re.search("megatron-deepspeed|transformers", row.text("framework")) else 0.0,
     )
+
+
+def _usual_virtual_stages(row: Row, pp: int) -> int:
+    """Of submissions to MLPerf that do not give them: as those that do, a layer each."""
+    per_stage, left = divmod(row.whole("layers", 1), pp)
+    return 1 if left or not row.text("source").startswith("mlperf") else per_stage
 
 
 def _strategy(row: Row) -> Strategy:
@@ -148,7 +202,8 @@ def _strategy(row: Row) -> Strategy:
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else 1 if re.search(r"nemo|megatron-core", row.text("framework")) else 0
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
-    stages, tp = row.whole("vpp", 1), row.whole("tp", 1)
+    tp, pp = row.whole("tp", 1), row.whole("pp", 1)
+    stages = row.whole("vpp", _usual_virtual_stages(row, pp))
     given = row.number("sequence_parallel")
     sequence_parallel = tp > 1 and (bool(given) if given is not None else "deepspeed" not in row.text("framework"))
     micro_batch = row.number("micro_batch")
@@ -160,14 +215,14 @@ def _strategy(row: Row) -> Strategy:
     return Strategy(
         dp=row.whole("dp", 1),
         tp=tp,
-        pp=row.whole("pp", 1),
+        pp=pp,
         cp=row.whole("cp", 1),
         ep=row.whole("ep", 1),
-        virtual_stages=stages if row.whole("pp", 1) > 1 else 1,
+        virtual_stages=stages if pp > 1 else 1,
         zero_stage=stage,
         sequence_parallel=sequence_parallel,
         micro_batch=int(micro_batch),
         global_batch=round(global_batch),
         recompute=recompute,
-        schedule=Schedule.INTERLEAVED if stages > 1 and row.whole("pp", 1) > 1 else Schedule.ONE_F_ONE_B,
+        schedule=Schedule.INTERLEAVED if stages > 1 and pp > 1 else Schedule.ONE_F_ONE_B,
     )

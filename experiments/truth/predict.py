@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,9 +11,9 @@ from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
 from dpro_search.replay.replayer import replay
 from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
-from experiments.truth.jobs import MACHINES, RUNTIMES, workload_of
+from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, Scored, group_of
+from experiments.truth.score import Predicted, Scored, fifth, group_of
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
@@ -42,27 +41,18 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
     A group is what differs in the strategy only, so that no row is predicted from its neighbours. GPUs and frameworks of which the
     fifth has no row take the factor of all.
     """
-    groups = sorted({group_of(found.row) for found in scored})
-    chosen = np.random.default_rng(seed).permutation(len(groups))[: max(len(groups) // 5, 1)]
-    fitted = {groups[place] for place in chosen}
-    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    fitted = fifth((found.row for found in scored), seed)
+    ratios: dict[Kind, list[float]] = defaultdict(list)
     for found in scored:
         if group_of(found.row) in fitted and found.row.measured:
-            ratios[_kind(found.row)].append(1 / (1 + found.error))
+            ratios[kind_of(found.row)].append(1 / (1 + found.error))
     everything = float(np.median([ratio for each in ratios.values() for ratio in each] or [1.0]))
     factors = {kind: float(np.median(each)) for kind, each in ratios.items()}
     return [
-        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(_kind(found.row), everything)))
+        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(kind_of(found.row), everything)))
         for found in scored
         if group_of(found.row) not in fitted
     ]
-
-
-def _kind(row: Row) -> tuple[str, str]:
-    """GPU and framework, without their versions and variants."""
-    _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
-    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
-    return machine, runtime.name
 
 
 def constant_mfu(row: Row) -> Predicted:

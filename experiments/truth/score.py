@@ -104,6 +104,13 @@ def group_of(row: Row) -> tuple[str, ...]:
     return tuple(row.text(name) for name in ("source", "model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"))
 
 
+def fifth(rows: Iterable[Row], seed: int) -> set[tuple[str, ...]]:
+    """A random fifth of the groups of rows, so that no row is predicted from its neighbours."""
+    groups = sorted({group_of(row) for row in rows})
+    chosen = np.random.default_rng(seed).permutation(len(groups))[: max(len(groups) // 5, 1)]
+    return {groups[place] for place in chosen}
+
+
 def _tau(scored: Sequence[Scored]) -> float | None:
     """Mean agreement of order within groups that differ in the strategy only; 1 is the same order."""
     groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import dpro_search
-from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
@@ -93,12 +93,7 @@ def _recomputed(job: Job) -> Iterator[Plan]:
 def _profiled(folder: Path, command: tuple[str, ...]) -> Trace:
     if not (folder / "trace").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        spec = JobSpec(
-            command=(*command, "--steps", "11", "--profile", str(folder / "profile")),
-            ranks=RANKS,
-            cores=default_cores(RANKS),
-            env={},
-        )
+        spec = JobSpec(command=(*command, "--steps", "11", "--profile", str(folder / "profile")), ranks=RANKS, env={})
         run_torch_ranks(spec, folder / "profiling")
         import_trace([folder / "profile"]).save(folder / "trace")
     return Trace.load(folder / "trace")

@@ -5,6 +5,7 @@ over which axes of the mesh; `compile_block` compares the layouts that ops need 
 mismatch a collective (Duan et al., "Proteus", TPDS 2024, section 4).
 """
 
+from dpro_search.space.mesh.calibration import Calibration as Calibration
 from dpro_search.space.mesh.compile import BlockProgram as BlockProgram
 from dpro_search.space.mesh.compile import Collective as Collective
 from dpro_search.space.mesh.compile import LocalOp as LocalOp
@@ -15,9 +16,10 @@ from dpro_search.space.mesh.layout import Layout as Layout
 from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
 from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
+from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
+from dpro_search.space.mesh.schedule import Schedule as Schedule
 from dpro_search.space.mesh.step_graph import step_graph as step_graph
 from dpro_search.space.mesh.strategy import Recompute as Recompute
-from dpro_search.space.mesh.strategy import Schedule as Schedule
 from dpro_search.space.mesh.strategy import Strategy as Strategy
 from dpro_search.space.mesh.strategy import layout_of as layout_of

@@ -21,8 +21,9 @@ _NAMES = {
 class Groups:
     """Groups of a strategy on the first devices of a cluster.
 
-    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); "ep", "etp"
-    and "expert replicas" of experts.
+    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); of these
+    "shard", over which ZeRO splits, and "shard replicas"; "ep", "etp", "expert replicas", "expert shard" and "expert shard
+    replicas" of experts; "first and last stage"; and "world".
 
     Raises
     ------
@@ -38,19 +39,34 @@ class Groups:
     @cached_property
     def placements(self) -> dict[str, Placement]:
         """Where the group of the first rank is, by axis."""
+        return {axis: self._placement(stride, size) for axis, (stride, size) in self._strides.items()}
+
+    def ranks(self, axis: str) -> range:
+        """The group of the first rank along an axis."""
+        stride, size = self._strides[axis]
+        return range(0, stride * size, stride)
+
+    @cached_property
+    def _strides(self) -> dict[str, tuple[int, int]]:
+        """Distance of neighbours, and number of ranks, by axis."""
         plan = self._strategy
         dense, experts = plan.tp * plan.cp, plan.ep * plan.etp
-        strides = {
+        return {
             "tp": (1, plan.tp),
             "cp": (plan.tp, plan.cp),
             "dp": (dense, plan.dp),
             "replicas": (plan.tp, plan.cp * plan.dp),
+            "shard": (plan.tp, plan.zero_ways),
+            "shard replicas": (plan.tp * plan.zero_ways, plan.dp_replicate),
             "pp": (dense * plan.dp, plan.pp),
+            "first and last stage": (dense * plan.dp * max(plan.pp - 1, 1), min(plan.pp, 2)),
+            "world": (1, plan.devices),
             "etp": (1, plan.etp),
             "ep": (plan.etp, plan.ep),
             "expert replicas": (experts, plan.expert_dp),
+            "expert shard": (experts, plan.expert_zero_ways),
+            "expert shard replicas": (experts * plan.expert_zero_ways, plan.dp_replicate),
         }
-        return {axis: self._placement(stride, size) for axis, (stride, size) in strides.items()}
 
     def _placement(self, stride: int, size: int) -> Placement:
         per_host = min(self._cluster.ranks_per_host or self._cluster.ranks, self._strategy.devices)
@@ -65,15 +81,17 @@ class Groups:
         )
 
     def us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
-        """What a collective over an axis takes; 0 for one rank."""
+        """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank."""
+        if kind is CollectiveKind.SEND:
+            return self.send_us(size_bytes, axis)
         placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
         return float(collective_us(_NAMES[kind], size_bytes, self._cluster, placement))
 
-    def send_us(self, size_bytes: float) -> float:
-        """What it takes to send to the next pipeline stage; every rank does at the same time."""
-        placement = self.placements["pp"]
+    def send_us(self, size_bytes: float, axis: str = "pp") -> float:
+        """What it takes to send to the next rank along an axis; every rank does at the same time."""
+        placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
         pair = Placement(

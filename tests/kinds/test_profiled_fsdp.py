@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpro_search.cluster import parse_cluster
@@ -313,6 +314,18 @@ def test_memory_is_what_was_counted_and_what_a_plan_changes_of_it(job: Any) -> N
 def test_fewer_shards_take_more_memory(four: Any) -> None:
     total = sum(map(bytes_of, UNITS))
     assert peak(four, shard_ranks=2) - peak(four) == pytest.approx(3 * total // 4, rel=0.2)
+
+
+def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -> None:
+    trace = trace_of(world=4, gpu=A100)
+    job: Any = job_of(replace(trace, memory=type(trace.memory).none()))
+    total = sum(map(bytes_of, UNITS))
+    assert job.predict(Plan.of(kept_last_units=1)).peak_memory_bytes is None
+    assert any("take 14.5 MiB at least" in text for text in job.assumed())
+    assert job._least_bytes(Plan()) == 2 * total // 4 + 2 * BYTES
+    job.units = replace(job.units, tensors=tuple(msgspec.structs.replace(t, size_bytes=2**35) for t in job.units.tensors))
+    job.tensors = job.units.tensors
+    assert job.predict(Plan.of(kept_last_units=1)).infeasible.startswith("needs at least 128.0 GiB, and NVIDIA A100")
 
 
 def test_a_plan_that_needs_more_than_the_device_has_is_infeasible() -> None:

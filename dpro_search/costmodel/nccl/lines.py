@@ -16,6 +16,9 @@ all-to-all                one, a peer each         S (n - 1) / n                
 send/recv                 one                      S                                          S
 ========================  =======================  =========================================  ==============================
 
+Two facts of NCCL's model bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that
+rings are faster over fast NICs, and messages of a few MiB do not fill a tree (``treeCorrectionFactor``).
+
 n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
 """
 

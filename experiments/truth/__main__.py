@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpro_search.errors import DproSearchError
 from experiments.truth.calibrate import calibrated
+from experiments.truth.intervals import intervals
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import read
 from experiments.truth.score import predicted, table
@@ -29,6 +30,7 @@ def main() -> int:
         metavar="SEED",
         help="fit efficiencies for each GPU and framework to a fifth of the rows (minutes)",
     )
+    parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -40,6 +42,9 @@ def main() -> int:
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
         rows = [found.row for found in scored]
+    if options.intervals:
+        print(json.dumps(intervals(scored), indent=2))
+        return 0
     if options.calibrated is not None:
         scored = calibrated(scored, options.calibrated)
         rows = [found.row for found in scored]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
-from dpro_search.space.mesh import Host, Recompute, Runtime, Schedule, Strategy, Workload
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.rows import Row
 
 # Name of a GPU in a row -> bundled machine; the first that is found in the row's name counts.
@@ -51,46 +51,12 @@ DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging F
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
-# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
-# gradients added to fp32 copies by a hook, parameters gathered after the update.
-NANOTRON = Runtime(
-    name="nanotron",
-    # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
-    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
-    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
-    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
-    overlap_gathers=False,
-    overlap_sends=False,
-    accumulate_bytes=10.0,
-)
-FSDP = Runtime(
-    name="PyTorch FSDP",
-    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(attention=AttentionKernels.FLASH_TRITON, loss=LossKernels.LOG_SOFTMAX),
-    gradient_bytes=2.0,
-    accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
-)
-# Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
-MEGATRON_DEEPSPEED = Runtime(
-    name="Megatron-DeepSpeed",
-    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
-    overlap_gradients=False,
-    overlap_gathers=False,
-    overlap_sends=False,
-    overlap_tensor=False,
-)
-TRANSFORMERS = Runtime(
-    name="PyTorch, eager",
-    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
-)
-# Submissions to MLPerf training capture layers as CUDA graphs, which start a kernel in 1 to 2 us.
-MLPERF = Runtime(name="MLPerf", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0))
-RUNTIMES = (  # name of a framework in a row -> how it runs a step
-    (r"nanotron", NANOTRON),
-    (r"fsdp", FSDP),
-    (r"megatron-deepspeed", MEGATRON_DEEPSPEED),
-    (r"hf transformers", TRANSFORMERS),
-    (r"", Runtime()),
+FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
+    (r"nanotron", "nanotron"),
+    (r"fsdp", "fsdp"),
+    (r"megatron-deepspeed", "megatron-deepspeed"),
+    (r"hf transformers", "pytorch"),
+    (r"", "megatron-core"),
 )
 
 
@@ -115,9 +81,10 @@ def workload_of(row: Row) -> Workload:
 
 def runtime_of(row: Row) -> Runtime:
     """How the framework of a row runs a step."""
+    name = next(name for pattern, name in FRAMEWORK_NAMES if re.search(pattern, row.text("framework")))
     if row.text("source").startswith("mlperf"):
-        return MLPERF
-    return next(runtime for pattern, runtime in RUNTIMES if re.search(pattern, row.text("framework")))
+        name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
+    return FRAMEWORKS[name].runtime
 
 
 Kind = tuple[str, str]  # machine and framework

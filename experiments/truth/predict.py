@@ -9,8 +9,8 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
-from dpro_search.replay.replayer import replay
-from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
+from dpro_search.replay.parallel_step import step_us
+from dpro_search.space.mesh import peak_memory
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, Scored, fifth, group_of
@@ -22,17 +22,8 @@ MODEL_FLOPS_UTILISATION = 0.4
 def cold(row: Row) -> Predicted:
     """From public specifications and shipped tables only."""
     workload = workload_of(row)
-    seconds = step_seconds(workload)
+    seconds = step_us(workload) / 1e6
     return Predicted(seconds, peak_memory(workload).total_bytes, workload.cluster.groups[0].host.device.memory_bytes)
-
-
-def step_seconds(workload: Workload) -> float:
-    """The makespan of a step."""
-    strategy = workload.strategy
-    strategy.check(workload.model, workload.sequence)
-    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
-    graph = step_graph(step_costs(workload), orders)
-    return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
 
 
 def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:

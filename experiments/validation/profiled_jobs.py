@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import dpro_search
-from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
@@ -28,7 +28,9 @@ TRAIN = Path(__file__).parents[1] / "workloads" / "torch_train.py"
 JOBS = {
     "ddp-bert": ("--model", "bert", "--bucket-cap-mb", "4"),
     "ddp-resnet50": ("--model", "resnet50", "--batch", "4"),
+    "ddp-gpt": ("--model", "gpt", "--bucket-cap-mb", "4"),
     "fsdp-bert": ("--model", "bert", "--fsdp"),
+    "fsdp-gpt": ("--model", "gpt", "--fsdp"),
 }
 PLANS = {
     "ddp": (Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),
@@ -82,12 +84,7 @@ def rows(name: str, folder: Path, command: tuple[str, ...], steps: int, rounds: 
 def _profiled(folder: Path, command: tuple[str, ...]) -> Trace:
     if not (folder / "trace").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        spec = JobSpec(
-            command=(*command, "--steps", "11", "--profile", str(folder / "profile")),
-            ranks=RANKS,
-            cores=default_cores(RANKS),
-            env={},
-        )
+        spec = JobSpec(command=(*command, "--steps", "11", "--profile", str(folder / "profile")), ranks=RANKS, env={})
         run_torch_ranks(spec, folder / "profiling")
         import_trace([folder / "profile"]).save(folder / "trace")
     return Trace.load(folder / "trace")

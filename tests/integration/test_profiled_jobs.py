@@ -43,13 +43,13 @@ def made(python, how, folder, plan):
 
 
 def test_every_step_of_the_profile_is_replayed(recorded):
-    """How well is reported by ``experiments.validation.profiled_jobs``: it depends on what else runs on the machine."""
+    """Whatever else runs on the machine: a step's own durations add up to its own time."""
     how, trace, _ = recorded
     assert kind_of(trace) is {"ddp": profiled_ddp, "fsdp": profiled_fsdp}[how].KIND
     replayed = job_of(trace).own_durations()
     assert replayed.more["steps"]
     assert replayed.measured_us > 0
-    assert all(abs(step["error_pct"]) < 100 for step in replayed.more["steps"])
+    assert all(abs(step["error_pct"]) < 10 for step in replayed.more["steps"])
 
 
 def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path):

@@ -305,13 +305,11 @@ def _joined(
             setattr(r, name, _renumbered(getattr(r, name), r.names, table))
         r.start_us = r.start_us - offsets[position]
         r.end_us = r.end_us - offsets[position]
-    for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes"):
-        events[name] = np.empty(first[-1], np.float64 if name.endswith("_us") else np.int64)
+    for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes", *_ORIGINS):
+        events[name] = np.empty(first[-1], np.float64 if name.endswith("_us") else np.int32 if name in _ORIGINS else np.int64)
         for position, (r, _) in enumerate(ranks):
             events[name][first[position] : first[position + 1]] = getattr(r, name)
             setattr(r, name, None)
-    for name in _ORIGINS:
-        events[name] = np.concatenate([getattr(r, name) for r, _ in ranks])
     needs = [needs for _, needs in ranks]
     moved = [np.int64(first[position]) for position in range(len(ranks))]
     dependencies = Dependencies(

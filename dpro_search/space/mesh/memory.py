@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dpro_search.graph.model import Block, OpType
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, stages_of
 from dpro_search.space.mesh.pipeline import pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
 
@@ -38,20 +38,19 @@ class PeakMemory:
         )
 
 
-def peak_memory(workload: Workload) -> PeakMemory:
+def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
     """Of the pipeline rank that needs most."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages = stages_of(workload)
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages, on_ranks = stages_of(workload, known), ranks_of(workload, known)
     orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
     found = []
     for rank, order in enumerate(orders):
         held = peak = 0.0
         for done in order:
             size = sum(_saved_bytes(workload, pricer, block) for block in stages[done.stage])
-            held += size if done.direction == "F" else -size
+            held += {"F": size, "I": 0.0}.get(done.direction, -size)  # gradients of weights need all that the input's needs
             peak = max(peak, held)
-        blocks = tuple(block for stage in stages[rank :: strategy.pp] for block in stage)
-        found.append(_of_rank(workload, pricer, blocks, peak))
+        found.append(_of_rank(workload, pricer, on_ranks[rank], peak))
     return max(found, key=lambda memory: memory.total_bytes)
 
 
@@ -82,7 +81,7 @@ def _of_rank(workload: Workload, pricer: Pricer, blocks: tuple[Block, ...], acti
     for block in blocks:
         mine = 0.0
         for weight in pricer.program(block).weights:
-            ways = strategy.expert_dp if weight.expert else strategy.dp * strategy.cp
+            ways = strategy.expert_zero_ways if weight.expert else strategy.zero_ways
             weights += weight.elements * element / (ways if strategy.zero_stage == 3 else 1)
             mine += weight.elements
             if workload.frozen:
@@ -93,7 +92,7 @@ def _of_rank(workload: Workload, pricer: Pricer, blocks: tuple[Block, ...], acti
     if any(block.name.startswith("layer") for block in blocks) and strategy.recompute is Recompute.FULL:
         whole = [_recomputed_bytes(workload, pricer, block) for block in blocks if block.name.startswith("layer")]
         activations_bytes += max(whole)
-    logits = pricer.program(blocks[-1]).saved.get("head", 0.0)
+    logits = sum(pricer.program(block).saved.get("head", 0.0) for block in blocks)
     gathered = largest * (2 * element + runtime.gradient_bytes) if strategy.zero_stage == 3 else 0.0
     return PeakMemory(
         weights_bytes=weights,

@@ -34,6 +34,11 @@ class Runtime:
     overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
     overlap_gathers: bool = True  # Parameters that ZeRO splits are gathered beside the first forward pass.
     overlap_sends: bool = True
+    # Gradients that ZeRO does not split are summed in buckets of so many bytes (PyTorch's DistributedDataParallel: 25 MiB, the
+    # first one 1 MiB); 0: one for each layer.
+    bucket_bytes: float = 0.0
+    first_bucket_bytes: float = 2.0**20
+    clip_gradients: bool = True  # By their norm over all ranks, which every rank waits for before it updates.
     # Collectives of tensor parallel inputs and of their gradients run beside the matmuls that need neither.
     overlap_tensor: bool = True
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.

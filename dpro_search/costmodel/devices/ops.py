@@ -1,0 +1,274 @@
+"""`Ops`: n library ops as columns, each with what it computes, what it moves and how often it is launched.
+
+One op is one leaf: a product of matrices (which may be absent), bytes streamed beside it, and kernels. Functions make the ops of a
+kind; each takes numbers or arrays, which broadcast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.cluster.device import PRECISIONS
+from dpro_search.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Numbers = float | npt.ArrayLike
+
+ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+
+
+class OpKind(StrEnum):
+    """How an op computes."""
+
+    GEMM = "gemm"  # one product, or a batch of them
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"  # fused: scores are never stored
+    SOFTMAX = "softmax"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"  # also dropout and sums with a residual
+    EMBEDDING = "embedding"
+    LOSS = "loss"  # with the product that makes the logits
+    OPTIMIZER = "optimizer"
+
+
+class Stack(StrEnum):
+    """What runs the op, which decides what is launched beside it and which library computes it."""
+
+    PYTORCH = "pytorch"  # one op at a time, CUDA events around it
+    MEGATRON = "megatron"  # one module at a time, host synchronised
+    LIBRARY = "library"  # the library's own benchmark
+    SERVING = "serving"  # an inference engine's op, in a CUDA graph
+
+
+KINDS = tuple(OpKind)
+STACKS = tuple(Stack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops:
+    """n ops.
+
+    Attributes
+    ----------
+    kind, precision, stack : arrays [n]
+        Places in `KINDS`, `PRECISIONS` and `STACKS`.
+    backward : array [n]
+        1 of a backward pass, else 0.
+    batch, m, n, k : arrays [n]
+        Of products, `batch` times m x k by k x n; of a convolution those of its implicit product. Of other ops rows (m) and their
+        length (n); k is 1.
+    products : array [n]
+        Products of that size, one after the other: 2 for both gradients of a batched product.
+    flops : array [n]
+        Of all products; a multiply-add counts twice.
+    matrix_bytes, stream_bytes : arrays [n]
+        Read and written by the products, and by everything else.
+    kernels : array [n]
+        Least number of kernels.
+    special : array [n]
+        Transcendental functions or divisions for each element streamed.
+    window : array [n]
+        Length of a convolution's filter along one side; 0 of other ops. Negative: with stride.
+    transposes : array [n]
+        Of a product: 0 neither operand, 1 the right one, 2 the left one, 3 both.
+    """
+
+    kind: Floats
+    precision: Floats
+    stack: Floats
+    backward: Floats
+    batch: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+    products: Floats
+    flops: Floats
+    matrix_bytes: Floats
+    stream_bytes: Floats
+    kernels: Floats
+    special: Floats
+    window: Floats
+    transposes: Floats
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, chosen: npt.NDArray[Any] | slice) -> Ops:
+        return Ops(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+
+    @property
+    def matrix(self) -> Floats:
+        """The columns side by side, [n, columns]."""
+        return np.stack([getattr(self, field.name) for field in dataclasses.fields(self)], axis=1)
+
+    @staticmethod
+    def of_matrix(values: Floats) -> Ops:
+        """Ops of what `matrix` gives."""
+        return Ops(**{field.name: values[:, place] for place, field in enumerate(dataclasses.fields(Ops))})
+
+
+def joined(parts: Sequence[Ops]) -> Ops:
+    """Ops one after the other."""
+    return Ops(**{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Ops)})
+
+
+def gemm(
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    *,
+    precision: str,
+    batch: Numbers = 1.0,
+    stack: Stack = Stack.PYTORCH,
+    backward: bool = False,
+    products: float = 1.0,
+    transposes: Numbers = 0.0,
+    stream_bytes: Numbers = 0.0,
+    kernels: Numbers = 1.0,
+    kind: OpKind = OpKind.GEMM,
+) -> Ops:
+    """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of the loss that follows, which is its `kind` then."""
+    m, n, k, batch = _columns(m, n, k, batch)
+    element = _element_bytes(precision)
+    return _ops(
+        kind,
+        precision,
+        stack,
+        backward=backward,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        products=products,
+        flops=2 * products * batch * m * n * k,
+        matrix_bytes=products * element * batch * (m * k + k * n + m * n),
+        transposes=transposes,
+        stream_bytes=stream_bytes,
+        kernels=kernels,
+    )
+
+
+def convolution(
+    images: Numbers,
+    inputs: Numbers,
+    outputs: Numbers,
+    side: Numbers,
+    window: Numbers,
+    *,
+    stride: Numbers = 1.0,
+    padding: Numbers = 0.0,
+    precision: str,
+    stack: Stack = Stack.PYTORCH,
+    backward: bool = False,
+    products: float = 1.0,
+) -> Ops:
+    """Square convolutions of `images` images with `inputs` channels and `side` pixels along a side."""
+    images, inputs, outputs, side, window, stride, padding = _columns(images, inputs, outputs, side, window, stride, padding)
+    made = np.floor((side + 2 * padding - window) / stride) + 1
+    if (made < 1).any():
+        raise InputError("a convolution's filter is larger than its image; check its side, window and padding")
+    m, n, k = images * made**2, outputs, inputs * window**2
+    moved = images * inputs * side**2 + k * n + m * n
+    return _ops(
+        OpKind.CONVOLUTION,
+        precision,
+        stack,
+        backward=backward,
+        m=m,
+        n=n,
+        k=k,
+        products=products,
+        flops=2 * products * m * n * k,
+        matrix_bytes=products * _element_bytes(precision) * moved,
+        window=np.where(stride > 1, -window, window),
+    )
+
+
+def attention(
+    batch: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    head_dim: Numbers,
+    *,
+    causal: bool,
+    precision: str,
+    stack: Stack = Stack.PYTORCH,
+    backward: bool = False,
+) -> Ops:
+    """Fused attention. Backward: five products instead of two (Dao 2023, section 3.2). Causal: about half of the products."""
+    batch, heads, kv_heads, queries, keys, head_dim = _columns(batch, heads, kv_heads, queries, keys, head_dim)
+    pairs = queries * (keys - queries / 2) if causal else queries * keys
+    products = 5.0 if backward else 2.0
+    moved = batch * head_dim * (2 * heads * queries + 2 * kv_heads * keys) * (2.5 if backward else 1.0)
+    return _ops(
+        OpKind.ATTENTION,
+        precision,
+        stack,
+        backward=backward,
+        batch=batch * heads,
+        m=queries,
+        n=keys,
+        k=head_dim,
+        products=products,
+        flops=2 * products * batch * heads * pairs * head_dim,
+        matrix_bytes=_element_bytes(precision) * moved,
+        special=heads / kv_heads,
+        transposes=1.0 if causal else 0.0,
+    )
+
+
+def streamed(
+    kind: OpKind,
+    rows: Numbers,
+    length: Numbers,
+    *,
+    moved: Numbers,
+    precision: str,
+    stack: Stack = Stack.PYTORCH,
+    backward: bool = False,
+    kernels: Numbers = 1.0,
+    special: Numbers = 0.0,
+) -> Ops:
+    """Ops bound by memory that move `moved` bytes: softmax, norms, activations, embeddings, optimizers."""
+    return _ops(kind, precision, stack, backward=backward, m=rows, n=length, stream_bytes=moved, kernels=kernels, special=special)
+
+
+def _element_bytes(precision: str) -> float:
+    if precision not in ELEMENT_BYTES:
+        raise InputError(f"precision '{precision}': use {', '.join(PRECISIONS)}")
+    return ELEMENT_BYTES[precision]
+
+
+def _columns(*values: Numbers) -> tuple[Floats, ...]:
+    return tuple(np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in np.broadcast_arrays(*values))
+
+
+_ONES = ("batch", "m", "n", "k", "products", "kernels")
+
+
+def _ops(kind: OpKind, precision: str, stack: Stack, *, backward: bool, **given: Any) -> Ops:
+    _element_bytes(precision)
+    codes = {
+        "kind": KINDS.index(kind),
+        "precision": PRECISIONS.index(precision),  # type: ignore[arg-type]
+        "stack": STACKS.index(stack),
+        "backward": float(backward),
+    }
+    names = [field.name for field in dataclasses.fields(Ops)]
+    values = {**{name: 1.0 if name in _ONES else 0.0 for name in names}, **codes, **given}
+    ops = Ops(**dict(zip(names, _columns(*(values[name] for name in names)), strict=True)))
+    wrong = ~np.isfinite(ops.matrix).all(axis=1) | (np.stack([getattr(ops, name) for name in _ONES]) <= 0).any(axis=0)
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        sizes = ", ".join(f"{name} {getattr(ops, name)[place]:g}" for name in _ONES)
+        raise InputError(f"op {place} ({kind}): sizes must be above 0 and finite, not {sizes}")
+    return ops

@@ -1,0 +1,198 @@
+"""`DeviceProfile`: what is known of a device: its data sheet, and three to five probe measurements.
+
+Probes say which part of the data sheet's rates ops reach: a large product at each precision, a large copy, the smallest op. They are
+chosen by what ops compute and move, never by how long they took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.cluster import Device
+from dpro_search.cluster.device import PRECISIONS
+from dpro_search.costmodel.devices.ops import KINDS, Floats, OpKind, Ops
+from dpro_search.errors import InputError
+
+PROBE_FLOPS = 2e11
+"""Of a large product: it takes 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that no launch and no ramp of the clock shows."""
+PROBE_BYTES = 4e8
+"""Of a large copy: several times the largest L2 cache (128 MiB)."""
+MOST_PRECISIONS = 3
+USUAL_SHARE = 0.8
+"""Of a data sheet's rates, that ops reach (the median of the shares that probes show on public data)."""
+BEYOND_PEAK = 4.0
+"""Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a rate
+(AMD CDNA), caches raise that of a copy less."""
+BELOW_PEAK = 200.0  # likewise below: the slowest probe in public data reaches a twentieth of its peak
+_PRODUCTS = tuple(KINDS.index(kind) for kind in (OpKind.GEMM, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.LOSS))
+_GEMM = KINDS.index(OpKind.GEMM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """Rates that a device was measured to reach."""
+
+    matrix_flops_per_s: Mapping[str, float] = field(default_factory=dict)  # By precision.
+    stream_bytes_per_s: float | None = None
+    floor_us: float | None = None  # Of the smallest op.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What ops on a device are compared with."""
+
+    matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
+    stream_bytes_per_s: float
+    floor_us: float
+    matrix_share: Floats  # Of the data sheet's peak, by precision.
+    stream_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Parts of a data sheet's rates that devices usually reach: for what was not probed."""
+
+    matrix: float = USUAL_SHARE
+    stream: float = USUAL_SHARE
+    floor_us: float = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """A device and its probes.
+
+    Raises
+    ------
+    InputError
+        Specs are missing that predictions need, or a probe contradicts them by orders of magnitude.
+    """
+
+    device: Device
+    probes: Probes = field(default_factory=Probes)
+
+    def __post_init__(self) -> None:
+        device = self.device
+        missing = [
+            key
+            for key, value in (
+                ("memory_rate", device.memory_bytes_per_s),
+                ("cores", device.cores),
+                ("clock", device.clock_hz),
+                ("l2_cache", device.l2_cache_bytes),
+                ("[peak]", peak_flops_per_s(device, "fp32") or peak_flops_per_s(device, "fp16")),
+            )
+            if value is None
+        ]
+        if missing:
+            raise InputError(f"{device.name}: {', '.join(missing)} not known; give them in a device file")
+        rate = device.memory_bytes_per_s
+        assert rate is not None
+        if self.probes.stream_bytes_per_s is not None:
+            _check_units(f"{device.name}: a copy at", self.probes.stream_bytes_per_s, rate, "B/s")
+        for precision, found in self.probes.matrix_flops_per_s.items():
+            peak = peak_flops_per_s(device, precision)
+            if peak is not None:
+                _check_units(f"{device.name}: a product in {precision} at", found, peak, "FLOP/s")
+
+    def rates(self, usual: Shares) -> Rates:
+        """Rates from probes where there are, else usual shares of the data sheet's."""
+        device, probes = self.device, self.probes
+        assert device.memory_bytes_per_s is not None
+        shares = {
+            precision: found / peak
+            for precision, found in probes.matrix_flops_per_s.items()
+            if (peak := peak_flops_per_s(device, precision)) is not None
+        }
+        other = float(np.median(list(shares.values()))) if shares else usual.matrix
+        share = np.array([shares.get(precision, other) for precision in PRECISIONS])
+        peaks = np.array([peak_flops_per_s(device, precision) or np.nan for precision in PRECISIONS])
+        stream = probes.stream_bytes_per_s or usual.stream * device.memory_bytes_per_s
+        return Rates(
+            matrix_flops_per_s=peaks * share,
+            stream_bytes_per_s=stream,
+            floor_us=probes.floor_us or usual.floor_us,
+            matrix_share=share,
+            stream_share=stream / device.memory_bytes_per_s,
+        )
+
+
+def peak_flops_per_s(device: Device, precision: str) -> float | None:
+    """At a precision; of one that has no units, that of the precision whose units compute it."""
+    for one in {"tf32": ("tf32", "fp32"), "bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}.get(
+        precision, (precision,)
+    ):
+        found = device.peak_flops_per_s(one)
+        if found is not None:
+            return found
+    return None
+
+
+def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
+    """Which of n ops to measure as probes, [at most 5]: products, the copy, the smallest op.
+
+    Only what the ops are decides. The product of a precision is the one nearest to `PROBE_FLOPS` of those that arithmetic bounds
+    most; the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
+    """
+    assert device.memory_bytes_per_s is not None
+    moved = ops.matrix_bytes + ops.stream_bytes
+    found: list[int] = []
+    for precision in _commonest(ops.precision[ops.flops > 0]):
+        peak = peak_flops_per_s(device, PRECISIONS[int(precision)])
+        of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
+        if peak is None or not len(of):
+            continue
+        of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
+        balance = np.minimum((ops.flops[of] / peak) / (moved[of] / device.memory_bytes_per_s), 4.0)  # bound by arithmetic
+        square = np.log2(np.maximum(ops.m[of], 1)) / 12 + np.log2(np.maximum(ops.n[of], 1)) / 12
+        cost = np.abs(np.log10(ops.flops[of] / PROBE_FLOPS)) - 2 * np.log2(np.maximum(balance, 1e-3)) - np.minimum(square, 2.0)
+        found.append(int(of[np.argmin(cost)]))
+    peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
+    compute = ops.flops / peaks[ops.precision.astype(int)]
+    streams = np.flatnonzero((moved > 0) & (compute < 0.3 * moved / device.memory_bytes_per_s))
+    if len(streams):
+        plain = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
+        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * plain
+        found.append(int(streams[np.argmin(cost)]))
+    size = compute + moved / device.memory_bytes_per_s
+    found.append(int(np.argmin(size * (1 + ops.backward) * ops.kernels)))
+    return np.array(list(dict.fromkeys(found)), dtype=np.int64)
+
+
+def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
+    """The rates that measured probes show, [n] each."""
+    moved = ops.matrix_bytes + ops.stream_bytes
+    assert device.memory_bytes_per_s is not None
+    peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
+    compute, memory = ops.flops / peaks[ops.precision.astype(int)], moved / device.memory_bytes_per_s
+    bound = compute > 0.5 * memory
+    smallest = int(np.argmin(np.maximum(compute, memory)))
+    floor_us = float(us[smallest] - np.maximum(compute, memory)[smallest] * 1e6 / USUAL_SHARE)
+    matrix: dict[str, float] = {}
+    for place in np.flatnonzero(bound):
+        precision = PRECISIONS[int(ops.precision[place])]
+        rate = float(ops.flops[place] / us[place] * 1e6)
+        matrix[precision] = max(rate, matrix.get(precision, 0.0))
+    streams = np.flatnonzero(~bound & (moved > 0))
+    rates = moved[streams] / us[streams] * 1e6
+    return Probes(
+        matrix_flops_per_s=matrix,
+        stream_bytes_per_s=float(rates.max()) if len(streams) else None,
+        floor_us=floor_us if floor_us > us[smallest] / 2 else None,  # else the smallest op is not small enough to tell
+    )
+
+
+def _commonest(values: Floats) -> Floats:
+    found, counts = np.unique(values, return_counts=True)
+    return np.asarray(found[np.argsort(-counts, kind="stable")][:MOST_PRECISIONS])
+
+
+def _check_units(what: str, found: float, stated: float, unit: str) -> None:
+    if not stated / BELOW_PEAK <= found <= stated * BEYOND_PEAK:
+        raise InputError(
+            f"{what} {found:.3g} {unit} contradicts the data sheet's {stated:.3g} {unit}; "
+            "are the times in microseconds, and the rates in whole units (not Gi or M)?"
+        )

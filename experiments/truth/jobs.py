@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.costmodel.gpu_ops import AttentionKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -84,7 +86,10 @@ def runtime_of(row: Row) -> Runtime:
     name = next(name for pattern, name in FRAMEWORK_NAMES if re.search(pattern, row.text("framework")))
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
-    return FRAMEWORKS[name].runtime
+    runtime = FRAMEWORKS[name].runtime
+    if "foundry" in row.text("framework"):  # Its attention of 2023.
+        return replace(runtime, kernels=replace(runtime.kernels, attention=AttentionKernels.FLASH_TRITON))
+    return runtime
 
 
 Kind = tuple[str, str]  # machine and framework

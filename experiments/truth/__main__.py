@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError, InputError
@@ -20,7 +21,7 @@ from experiments.truth.compare import compared
 from experiments.truth.intervals import intervals
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import Row, read
-from experiments.truth.score import Predict, predicted, table
+from experiments.truth.score import Predict, Scored, predicted, table
 
 
 def main() -> int:
@@ -51,15 +52,14 @@ def main() -> int:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return error.exit_code
     scored, left_out, seconds = predicted(rows, predict)
+    if options.intervals:
+        return _intervals(scored)
     if options.verb == "accuracy":
         print(accuracy_toml(scored), end="")
         return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
         rows = [found.row for found in scored]
-    if options.intervals:
-        print(json.dumps(intervals(scored), indent=2))
-        return 0
     if options.calibrated is not None:
         scored = calibrated(scored, options.calibrated)
         rows = [found.row for found in scored]
@@ -77,6 +77,15 @@ def main() -> int:
         print(f"{name[:35]:36}" + "".join(f"{values.get(column, '-')!s:>22}" for column in columns))
     for reason in reasons[:20]:
         print(f"left out: {reason['rows']:5} of {reason['source']}: {reason['reason']}")
+    return 0
+
+
+def _intervals(scored: Sequence[Scored]) -> int:
+    try:
+        print(json.dumps(intervals(scored), indent=2))
+    except DproSearchError as error:
+        print(f"experiments.truth: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

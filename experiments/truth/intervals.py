@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.errors import InputError
 from dpro_search.space.mesh import Domain, domain_of
 from experiments.truth.jobs import workload_of
 from experiments.truth.score import Scored
@@ -41,6 +42,8 @@ def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
         np.array([domain_of(workload_of(found.row)).value for found in ran]),
         np.array([found.row.values["source"] for found in ran]),
     )
+    if len(set(rows.sources)) < 2:
+        raise InputError("intervals need measured runs of at least two sources: one is left out at a time")
     covered: dict[str, float] = {}
     by_domain: dict[str, list[bool]] = defaultdict(list)
     for source in sorted(set(rows.sources)):
@@ -74,8 +77,12 @@ def _quantiles(rows: _Rows) -> Mapping[str, tuple[float, float]]:
     for domain in Domain:
         own = rows.of(rows.domains == domain.value)
         enough = len(set(own.sources)) >= FEWEST_SOURCES
-        found[domain.value] = _of(own) if enough else (WIDENED * everything[0], WIDENED * everything[1])
+        found[domain.value] = _of(own) if enough else _widened(*everything)
     return found
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    return min(low, WIDENED * low), max(high, WIDENED * high)
 
 
 def _of(rows: _Rows) -> tuple[float, float]:

@@ -159,6 +159,11 @@ class Pricer:
             self._layers[block.name] = self._priced(block)
         return self._layers[block.name]
 
+    def is_bound_by_host(self, block: Block) -> bool:
+        """Whether the host takes longer to start a block's forward pass than the device to compute it."""
+        steps = self.program(block).forward
+        return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
+
     def _priced(self, block: Block) -> LayerCosts:
         program = self.program(block)
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)

@@ -63,6 +63,8 @@ def runtime_of(row: Row) -> Runtime:
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    if "foundry" in row.text("framework"):
+        kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
 
 

@@ -25,7 +25,7 @@ _LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTo
 _FSDP = Runtime(
     name="PyTorch FSDP",
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(attention=AttentionKernels.FLASH_TRITON, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
     # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
@@ -51,6 +51,8 @@ _NANOTRON = Runtime(
     kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
     overlap_gathers=False,
     overlap_sends=False,
+    bucket_bytes=50 * 2.0**20,  # DistributedDataParallel's 25 MiB of 16-bit gradients, which a hook sums in fp32.
+    first_bucket_bytes=2 * 2.0**20,
     accumulate_bytes=10.0,
     stages_by_cost=True,
     # models/llama.py: queries stay in the storage of all three, keys and values are copied; SiLU and product apart; loss in fp32 on

@@ -11,7 +11,7 @@ import numpy as np
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
 from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
@@ -36,7 +36,7 @@ SLOWED = CONTENTION / (1 + CONTENTION)
 class Workload:
     """A model, how it is trained, and on what."""
 
-    model: Architecture
+    model: Model
     sequence: int
     strategy: Strategy
     cluster: Cluster
@@ -45,6 +45,9 @@ class Workload:
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
+    # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
+    # see what that is worth.
+    interference: bool = True
     scales: Scales = UNSCALED  # Parts that take another time.
 
     @property
@@ -66,23 +69,36 @@ def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Blo
     stages = {} if known is None else known.stages
     key = strategy.stage_layers or count, copied
     if key not in stages:
-        sizes = [len(part) for part in np.array_split(range(workload.model.layer_count), count)]
-        stages[key] = _cut(workload.model, strategy.stage_layers or sizes, copied)
+        stages[key] = _cut(workload, strategy.stage_layers, count, copied)
     return stages[key]
 
 
-def _cut(model: Architecture, sizes: Sequence[int], copied: bool) -> tuple[tuple[Block, ...], ...]:
-    embedding, *layers, head = blocks_of(model)
+def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> tuple[tuple[Block, ...], ...]:
+    embedding, *layers, head = blocks_of(workload.model)
     if copied:
-        head = blocks_of(replace(model, tied=False))[-1]
+        head = blocks_of(replace(workload.model, tied=False))[-1]
     each = [one for block in layers for one in (replace(block, count=1),) * block.count]
+    even = [len(part) for part in np.array_split(range(len(each)), count)]
     stages: list[tuple[Block, ...]] = []
-    for size in sizes:
+    for size in given or (_stages_by_cost(each, head, count) if workload.runtime.stages_by_cost else even):
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
     stages[-1] = (*stages[-1], head)
     return tuple(stages)
+
+
+def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights."""
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    found, spent, stage = [0] * count, 0.0, 0
+    for cost in costs:
+        spent += cost
+        found[stage] += 1
+        if spent >= total * (stage + 1) / count and stage < count - 1:
+            stage += 1
+    return found
 
 
 def copies_embedding(workload: Workload) -> bool:
@@ -115,7 +131,8 @@ class Pricer:
     def __init__(self, workload: Workload, known: Known | None = None) -> None:
         self._workload, self._known = workload, known or Known()
         self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
-        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways)
+        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
+        self.slowed = SLOWED if workload.interference else 0.0
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[str, LayerCosts] = {}
@@ -142,10 +159,16 @@ class Pricer:
             self._layers[block.name] = self._priced(block)
         return self._layers[block.name]
 
+    def is_bound_by_host(self, block: Block) -> bool:
+        """Whether the host takes longer to start a block's forward pass than the device to compute it."""
+        steps = self.program(block).forward
+        return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
+
     def _priced(self, block: Block) -> LayerCosts:
         program = self.program(block)
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
-        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places
+        sends_between = self.groups.placements["pp"].nodes > 1
+        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places, sends_between
         passes = self._known.passes.get(key)
         if passes is None:
             passes = self._known.passes[key] = self._passes(block, program)
@@ -153,7 +176,7 @@ class Pricer:
         return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
 
     def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
-        """Forward and backward pass of a block; of the strategy only `_split`, `_AXES_OF_PASSES` and recomputation decide."""
+        """Forward and backward pass of a block; of the strategy only what is in the key of `_priced` decides."""
         workload = self._workload
         strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
@@ -171,7 +194,9 @@ class Pricer:
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Of a backward pass, the gradients of weights."""
-        ops = [step for step in program.backward if isinstance(step, LocalOp) and step.op.type is OpType.MATMUL]
+        ops = [
+            step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
+        ]
         if self._workload.frozen:
             return 0.0
         return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
@@ -193,19 +218,23 @@ class Pricer:
                 elif not step.gradient:
                     gathered_us += us
                 else:
-                    total_us += _beside(weight_us, us)
+                    total_us += self._beside(weight_us, us)
                     weight_us = 0.0
                 continue
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
                 factor = self._workload.calibration.matmul
-                total_us += _beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
                 total_us += gathered_us + self._step_us(step, backward=True)
             gathered_us = 0.0
         return total_us + weight_us + gathered_us
+
+    def _beside(self, compute_us: float, collective_us: float) -> float:
+        """Of a collective and of compute that neither waits for the other."""
+        return max(collective_us, compute_us + self.slowed * collective_us)
 
     def _accumulated_us(self, program: BlockProgram) -> float:
         """What it takes to add a micro-batch's gradients to those before."""
@@ -247,7 +276,9 @@ class Pricer:
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
         hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
-        return sum(_beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops))
+        return sum(
+            self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
+        )
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
         calibration = self._workload.calibration
@@ -305,7 +336,7 @@ class Pricer:
             return 0.0
         held_bytes: dict[str, tuple[float, int]] = {}
         for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
-            weights = self.program(block).weights
+            weights = [weight for weight in self.program(block).weights if not weight.sparse]
             held = 0.0
             for weight in weights:
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
@@ -315,11 +346,6 @@ class Pricer:
         tensors = sum(held_bytes[block.name][1] for block in blocks)
         host_us = self._workload.calibration.host * self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
         return max(moved_us, host_us)
-
-
-def _beside(compute_us: float, collective_us: float) -> float:
-    """Of a collective and of compute that neither waits for the other."""
-    return max(collective_us, compute_us + SLOWED * collective_us)
 
 
 def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
@@ -339,6 +365,6 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
         overlap_gathers=workload.runtime.overlap_gathers,
-        slowed=SLOWED,
+        slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
     )

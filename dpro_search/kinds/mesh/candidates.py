@@ -179,6 +179,8 @@ class _Stage(NamedTuple):
         layers = costs.stages[number]
         forward_us, backward_us = sum(layer.forward_us for layer in layers), sum(layer.backward_us for layer in layers)
         gather_us, reduce_us = sum(layer.gather_us for layer in layers), sum(layer.reduce_us for layer in layers)
+        if not layers:  # frameworks that cut by cost may leave a stage without layers
+            return _Stage(*(0.0,) * len(_Stage._fields))
         kept_us = layers[-1].gather_us if number == len(costs.stages) - 1 else 0.0  # the head, used last and first
         again_us = gather_us - kept_us if costs.every_pass and costs.regather else 0.0
         beside_us = gather_us if costs.every_pass or (costs.overlap and costs.overlap_gathers) else 0.0

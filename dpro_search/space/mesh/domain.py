@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from dpro_search.graph.model import Architecture, Experts
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, stages_of
 
 
 class Domain(StrEnum):
@@ -18,15 +18,17 @@ class Domain(StrEnum):
     DEVICE = "bound by the device"
 
 
-def domain_of(workload: Workload) -> Domain:
+def domain_of(workload: Workload, known: Known | None = None) -> Domain:
     """The domain of a workload."""
-    pricer = Pricer(workload)
+    pricer = Pricer(workload, known)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
     model = workload.model
     if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
-    layers = [block for stage in stages_of(workload) for block in stage if block.name.startswith("layer")]
-    if sum(map(pricer.is_bound_by_host, layers)) > len(layers) / 2:
+    blocks = [block for stage in stages_of(workload, known) for block in stage]
+    layers = [block for block in blocks if block.name.startswith("layer")] or blocks
+    distinct = {block.name: pricer.is_bound_by_host(block) for block in {block.name: block for block in layers}.values()}
+    if sum(distinct[block.name] for block in layers) > len(layers) / 2:
         return Domain.HOST
     return Domain.PIPELINE_BETWEEN_HOSTS if pricer.groups.placements["pp"].nodes > 1 else Domain.DEVICE

@@ -21,6 +21,7 @@ from dpro_search.space.recorded_units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
+from tests.kinds.verbs import verb
 
 MIB = 2**20
 BYTES = 4 * MIB  # of a unit's parameters; the root has a quarter of them
@@ -314,6 +315,17 @@ def test_memory_is_what_was_counted_and_what_a_plan_changes_of_it(job: Any) -> N
 def test_fewer_shards_take_more_memory(four: Any) -> None:
     total = sum(map(bytes_of, UNITS))
     assert peak(four, shard_ranks=2) - peak(four) == pytest.approx(3 * total // 4, rel=0.2)
+
+
+def test_a_search_within_a_memory_limit_computes_units_again(job: Any, tmp_path: Path) -> None:
+    job.trace.save(tmp_path / "trace")
+    limit = peak(job) - ACTIVATIONS
+    found = verb("run", tmp_path / "trace", "--trials", 40, "--memory-limit", limit, "--out", tmp_path / "run")
+    best = found["plans"][0]
+    assert best["plan"]["recomputed_modules"]
+    assert best["peak_memory_bytes"] <= limit
+    verb("export", tmp_path / "run", "--out", tmp_path / "plan")
+    assert {"modules.py", "modules.json"} <= {file.name for file in (tmp_path / "plan").iterdir()}
 
 
 def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -> None:

@@ -48,6 +48,7 @@ class Device:
     profile: Profile
     now: float
     world: int
+    shared_by: int
     compute: float = 0.0
     collectives: float = 0.0
     allocated: int = 0
@@ -62,9 +63,10 @@ class Device:
 
     def collective(self, kind: str, size: int, tid: int, *, after: float = 0.0) -> float:
         start = max(self.now + 10, self.collectives, after)
-        sent = {"In msg nelems": size // 4 // self.world if kind == "AllGather" else size // 4}
-        sent["Out msg nelems"] = size // 4 // self.world if kind == "ReduceScatter" else size // 4
-        more = {"Collective name": NAMES[kind], "dtype": "Float", "Group size": self.world, "Process Group Name": "0"}
+        sent = {"In msg nelems": size // 4 // self.shared_by if kind == "AllGather" else size // 4}
+        sent["Out msg nelems"] = size // 4 // self.shared_by if kind == "ReduceScatter" else size // 4
+        group, ranks = ("1", self.world // self.shared_by) if kind == "AllReduce" else ("0", self.shared_by)
+        more = {"Collective name": NAMES[kind], "dtype": "Float", "Group size": ranks, "Process Group Name": group}
         self.profile.kernel(KERNELS[kind], start, transfer_us(size), launched=self.now, tid=tid, stream=COLLECTIVES, **sent, **more)
         self.collectives = start + transfer_us(size)
         return self.collectives
@@ -99,7 +101,7 @@ def mark(what: str, unit: str) -> str:
     return f"FSDP::{what} ({unit})" if unit else f"FSDP::{what}"
 
 
-def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2) -> Profile:
+def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2, shared_by: int | None = None) -> Profile:
     """Steps of four units, the root among them: forward, backward, and a wait for the device at the end.
 
     A unit's forward pass leaves `ACTIVATIONS`, of which `RESULT` is what the next unit gets. An optimizer keeps as much as the
@@ -109,7 +111,7 @@ def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2) -
     at = float(START)
     for step in range(steps):
         marked = len(profile.records)
-        device = Device(profile, at + 10, world)
+        device = Device(profile, at + 10, world, shared_by or world)
         device.allocate(3 * sum(map(bytes_of, UNITS)) // world)
         for unit in UNITS:
             begun = device.now
@@ -267,6 +269,19 @@ def test_the_recorded_number_of_ranks_is_no_change(four: Any) -> None:
     assert four.space.simplest(Plan.of(shard_ranks=4)) == Plan()
     with pytest.raises(InputError, match="4 ranks do not make groups of 3; use 2, 4"):
         four.predict(Plan.of(shard_ranks=3))
+
+
+def test_a_job_with_copies_shares_among_other_ranks() -> None:
+    """Two groups of two ranks become one of four, which needs no all-reduce, or stay."""
+    hybrid: Any = job_of(trace_of(world=4, shared_by=2, hybrid=True, gpu=A100))
+    assert hybrid.units.shared_by == 2
+    before, after = changed(hybrid), changed(hybrid, shard_ranks=4)
+    assert len(durations(before, "AllReduce")) == len(UNITS)
+    assert not durations(after, "AllReduce")
+    assert max(durations(after, "AllGather")) > max(durations(before, "AllGather"))
+    assert hybrid.space.simplest(Plan.of(shard_ranks=2)) == Plan()
+    scatters = [op for op in range(len(after)) if after.name(op).startswith(KERNELS["ReduceScatter"][:20])]
+    assert scatters[-1] in after.carry_src  # the host waits for it before the next step
 
 
 def test_on_more_hosts_shards_within_each_are_gathered_faster() -> None:

@@ -1,7 +1,8 @@
 """Errors of predictors on published runs.
 
 ``score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]`` scores one predictor;
-``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support.
+``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
+``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
+from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.calibrate import calibrated
 from experiments.truth.compare import compared
+from experiments.truth.intervals import intervals
 from experiments.truth.predict import PREDICTORS, one_factor
 from experiments.truth.rows import Row, read
-from experiments.truth.score import Predict, predicted, table
+from experiments.truth.score import Predict, Scored, predicted, table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -35,6 +39,7 @@ def main() -> int:
         metavar="SEED",
         help="fit efficiencies for each GPU and framework to a fifth of the rows (minutes)",
     )
+    parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -47,6 +52,11 @@ def main() -> int:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return error.exit_code
     scored, left_out, seconds = predicted(rows, predict)
+    if options.intervals:
+        return _intervals(scored)
+    if options.verb == "accuracy":
+        print(accuracy_toml(scored), end="")
+        return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)
         rows = [found.row for found in scored]
@@ -60,13 +70,32 @@ def main() -> int:
     if options.json:
         print(json.dumps({**found, "unsupported": reasons}, indent=2))
         return 0
-    columns = ("rows", "supported", "mape_pct", "median_ape_pct", "p90_ape_pct", "bias_pct", "kendall_tau", "memory_median_ape_pct")
+    columns = (
+        "rows",
+        "supported",
+        "mape_pct",
+        "median_ape_pct",
+        "p90_ape_pct",
+        "bias_pct",
+        "kendall_tau",
+        "memory_mape_pct",
+        "memory_within_5_pct",
+    )
     print(f"{'':36}" + "".join(f"{name:>22}" for name in columns))
     groups = {"all": found["all"], **{name: values for by in options.by.split(",") if by for name, values in found[by].items()}}
     for name, values in groups.items():
         print(f"{name[:35]:36}" + "".join(f"{values.get(column, '-')!s:>22}" for column in columns))
     for reason in reasons[:20]:
         print(f"left out: {reason['rows']:5} of {reason['source']}: {reason['reason']}")
+    return 0
+
+
+def _intervals(scored: Sequence[Scored]) -> int:
+    try:
+        print(json.dumps(intervals(scored), indent=2))
+    except DproSearchError as error:
+        print(f"experiments.truth: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from dpro_search.replay.parallel_step import step_us
 from dpro_search.space.mesh import Calibration, Workload
 from experiments.truth.jobs import Kind, kind_of, workload_of
-from experiments.truth.predict import step_seconds
 from experiments.truth.score import Scored, fifth, group_of
 
 NAMES = tuple(field.name for field in fields(Calibration))
@@ -71,7 +71,7 @@ def calibration_of(values: npt.NDArray[np.float64]) -> Calibration:
 
 
 def _seconds(workload: Workload, calibration: Calibration) -> float:
-    return step_seconds(replace(workload, calibration=calibration))
+    return step_us(replace(workload, calibration=calibration)) / 1e6
 
 
 def _with(found: Scored, values: npt.NDArray[np.float64]) -> Scored:

@@ -57,6 +57,16 @@ def test_latency_grows_with_the_logarithm_of_the_hosts_for_trees_and_linearly_fo
     assert rings[2] - rings[1] == pytest.approx(4 * (rings[1] - rings[0]), rel=0.01)
 
 
+def test_rings_over_networks_out_of_order_wait_for_the_network_at_every_step() -> None:
+    ordered, unordered = (
+        [time_us(f"{count}x{name}", 2**20, collective="all_gather", ranks_per_node=8, nodes=count) for count in (2, 4)]
+        for name in ("hgx-h100", "p5.48xlarge")
+    )
+    steps = 16  # more of 4 hosts than of 2
+    assert unordered[1] - unordered[0] == pytest.approx(steps * 2.327 * 15, rel=0.05)
+    assert ordered[1] - ordered[0] < (unordered[1] - unordered[0]) / 5
+
+
 def test_many_hosts_reduce_in_trees_and_a_host_of_hopper_gpus_in_the_switch() -> None:
     many, one = parse_cluster("512xpolaris"), parse_cluster("hgx-h100")
     assert estimate("all_reduce", 4096, many, Placement(ranks_per_node=4, nodes=512)).algorithm == "tree"

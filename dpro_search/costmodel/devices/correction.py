@@ -74,9 +74,7 @@ class Similarity:
         """The parameters under which errors on left-out devices, a group each, are likeliest; at most `most` of each are used."""
         random = np.random.default_rng(seed)
         picked = [
-            (points[chosen], errors[chosen])
-            for points, errors in groups
-            for chosen in (random.permutation(len(errors))[:most],)
+            (points[chosen], errors[chosen]) for points, errors in groups for chosen in (random.permutation(len(errors))[:most],)
         ]
         scale = np.maximum(np.std(np.concatenate([points.at for points, _ in picked]), axis=0), 0.1)
         limit = 3 * np.median([np.std(errors) for _, errors in picked])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
 from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
-from dpro_search.space.mesh.groups import Groups
+from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
 from dpro_search.space.mesh.runtime import Runtime
+from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.schedule import stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
@@ -32,7 +36,7 @@ SLOWED = CONTENTION / (1 + CONTENTION)
 class Workload:
     """A model, how it is trained, and on what."""
 
-    model: Architecture
+    model: Model
     sequence: int
     strategy: Strategy
     cluster: Cluster
@@ -41,6 +45,10 @@ class Workload:
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
+    # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
+    # see what that is worth.
+    interference: bool = True
+    scales: Scales = UNSCALED  # Parts that take another time.
 
     @property
     def element_bytes(self) -> float:
@@ -48,25 +56,53 @@ class Workload:
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
 
-def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
+_AXES_OF_PASSES = ("tp", "cp", "ep", "etp", "pp")
+
+
+def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
     """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over.
 
     A head that uses the embedding's matrix has a copy of it where it is on another rank.
     """
-    strategy, model = workload.strategy, workload.model
-    embedding, *layers, head = blocks_of(model)
-    if copies_embedding(workload):
-        head = blocks_of(replace(model, tied=False))[-1]
-    each = [replace(block, count=1) for block in layers for _ in range(block.count)]
-    count = strategy.pp * strategy.virtual_stages
-    per_stage, left = divmod(len(each), count)
+    strategy = workload.strategy
+    count, copied = strategy.pp * strategy.virtual_stages, copies_embedding(workload)
+    stages = {} if known is None else known.stages
+    key = strategy.stage_layers or count, copied
+    if key not in stages:
+        stages[key] = _cut(workload, strategy.stage_layers, count, copied)
+    return stages[key]
+
+
+def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> tuple[tuple[Block, ...], ...]:
+    embedding, *layers, head = blocks_of(workload.model)
+    if copied:
+        head = blocks_of(replace(workload.model, tied=False))[-1]
+    each = [one for block in layers for one in (replace(block, count=1),) * block.count]
+    even = [len(part) for part in np.array_split(range(len(each)), count)]
     stages: list[tuple[Block, ...]] = []
-    for size in strategy.stage_layers or [per_stage + (stage < left) for stage in range(count)]:
+    for size in given or (_stages_by_cost(each, head, count) if workload.runtime.stages_by_cost else even):
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
     stages[-1] = (*stages[-1], head)
     return tuple(stages)
+
+
+def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights.
+
+    Every stage but the last one, which has the head, has a layer at least.
+    """
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    found, spent, stage = [0] * count, 0.0, 0
+    for number, cost in enumerate(costs, 1):
+        spent += cost
+        found[stage] += 1
+        full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
+        if full and stage < count - 1:
+            stage += 1
+    return found
 
 
 def copies_embedding(workload: Workload) -> bool:
@@ -76,31 +112,50 @@ def copies_embedding(workload: Workload) -> bool:
     return workload.model.tied and last not in stages_on(plan.schedule, 0, plan.pp, plan.virtual_stages)
 
 
-def ranks_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
+def ranks_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
     """Blocks of each rank of the pipeline."""
-    plan, stages = workload.strategy, stages_of(workload)
+    plan, stages = workload.strategy, stages_of(workload, known)
     on_rank = (stages_on(plan.schedule, rank, plan.pp, plan.virtual_stages) for rank in range(plan.pp))
     return tuple(tuple(block for stage in mine for block in stages[stage]) for mine in on_rank)
 
 
-class Pricer:
-    """Costs of the blocks of a workload; equal blocks are priced once."""
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What was found of a workload under other strategies, to be used again under the next: only the strategy may differ."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+    stages: dict[Any, tuple[tuple[Block, ...], ...]] = field(default_factory=dict)
+    programs: dict[Any, BlockProgram] = field(default_factory=dict)
+    passes: dict[Any, LayerCosts] = field(default_factory=dict)
+    ways: KnownWays = field(default_factory=dict)
+
+
+class Pricer:
+    """Costs of the blocks of a workload; equal blocks are priced once, with `known` once for all strategies that agree on them."""
+
+    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+        self._workload, self._known = workload, known or Known()
         self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
-        self.groups = Groups(workload.strategy, workload.cluster)
-        device = workload.cluster.groups[0].host.device
+        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
+        self.slowed = SLOWED if workload.interference else 0.0
+        device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
-        self._programs: dict[str, BlockProgram] = {}
         self._layers: dict[str, LayerCosts] = {}
+        plan = workload.strategy
+        self._split = (  # what programs depend on
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
+            *(plan.sequence_parallel, plan.regather_inputs, plan.cp_ring, plan.cp_balanced),
+        )
+        self._copied = copies_embedding(workload)  # likewise the head's
 
     def program(self, block: Block) -> BlockProgram:
         """What a rank does in a block."""
-        if block.name not in self._programs:
+        key = block.name, self._split, self._copied
+        found = self._known.programs.get(key)
+        if found is None:
             workload = self._workload
-            self._programs[block.name] = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
-        return self._programs[block.name]
+            found = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
+            self._known.programs[key] = found
+        return found
 
     def layer(self, block: Block) -> LayerCosts:
         """What a block takes."""
@@ -108,10 +163,26 @@ class Pricer:
             self._layers[block.name] = self._priced(block)
         return self._layers[block.name]
 
+    def is_bound_by_host(self, block: Block) -> bool:
+        """Whether the host takes longer to start a block's forward pass than the device to compute it."""
+        steps = self.program(block).forward
+        return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
+
     def _priced(self, block: Block) -> LayerCosts:
-        program, workload = self.program(block), self._workload
-        strategy, runtime = workload.strategy, workload.runtime
+        program = self.program(block)
+        places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
+        sends_between = self.groups.placements["pp"].nodes > 1
+        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places, sends_between
+        passes = self._known.passes.get(key)
+        if passes is None:
+            passes = self._known.passes[key] = self._passes(block, program)
         gather_us, reduce_us = self._exchanges(program)
+        return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
+
+    def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
+        """Forward and backward pass of a block; of the strategy only what is in the key of `_priced` decides."""
+        workload = self._workload
+        strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
         backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
         forward_us = max(forward_us, self._host_us(program.forward, backward=False))
@@ -122,12 +193,14 @@ class Pricer:
         elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
-        costs = LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+        costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
         return replace(costs, weights_us=self._weights_us(program))
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Of a backward pass, the gradients of weights."""
-        ops = [step for step in program.backward if isinstance(step, LocalOp) and step.op.type is OpType.MATMUL]
+        ops = [
+            step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
+        ]
         if self._workload.frozen:
             return 0.0
         return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
@@ -149,19 +222,23 @@ class Pricer:
                 elif not step.gradient:
                     gathered_us += us
                 else:
-                    total_us += _beside(weight_us, us)
+                    total_us += self._beside(weight_us, us)
                     weight_us = 0.0
                 continue
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
                 factor = self._workload.calibration.matmul
-                total_us += _beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
                 total_us += gathered_us + self._step_us(step, backward=True)
             gathered_us = 0.0
         return total_us + weight_us + gathered_us
+
+    def _beside(self, compute_us: float, collective_us: float) -> float:
+        """Of a collective and of compute that neither waits for the other."""
+        return max(collective_us, compute_us + self.slowed * collective_us)
 
     def _accumulated_us(self, program: BlockProgram) -> float:
         """What it takes to add a micro-batch's gradients to those before."""
@@ -179,7 +256,8 @@ class Pricer:
         kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
         collectives = sum(isinstance(step, Collective) for step in steps)
         each_us = host.backward_us if backward else host.forward_us
-        total_us = calibration.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
+        factor = calibration.host * self._workload.scales.host
+        total_us = factor * (host.layer_us + kernels * each_us + collectives * host.collective_us)
         if self.groups.placements["pp"].nodes > 1:
             tensor = sum(isinstance(step, Collective) and step.axis == "tp" for step in steps)
             total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
@@ -202,7 +280,9 @@ class Pricer:
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
         hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
-        return sum(_beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops))
+        return sum(
+            self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
+        )
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
         calibration = self._workload.calibration
@@ -258,31 +338,30 @@ class Pricer:
         strategy = self._workload.strategy
         if self._workload.frozen:
             return 0.0
-        held, tensors = 0.0, 0
-        for block in blocks:
-            for weight in self.program(block).weights:
-                tensors += 1
+        held_bytes: dict[str, tuple[float, int]] = {}
+        for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
+            weights = [weight for weight in self.program(block).weights if not weight.sparse]
+            held = 0.0
+            for weight in weights:
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
                 held += weight.elements / ways
-        host_us = self._workload.calibration.host * tensors * self._workload.runtime.host.parameter_us
-        return max(self._moved_us(held * ADAM_PASSES_BYTES), host_us)
+            held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
+        moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
+        tensors = sum(held_bytes[block.name][1] for block in blocks)
+        host_us = self._workload.calibration.host * self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
+        return max(moved_us, host_us)
 
 
-def _beside(compute_us: float, collective_us: float) -> float:
-    """Of a collective and of compute that neither waits for the other."""
-    return max(collective_us, compute_us + SLOWED * collective_us)
-
-
-def step_costs(workload: Workload) -> StepCosts:
+def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
     """What the parts of a step take."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages = stages_of(workload)
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages = stages_of(workload, known)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
     return StepCosts(
         stages=tuple(pricer.stage(stage) for stage in stages),
         send_us=workload.calibration.between * pricer.groups.send_us(sent_bytes),
-        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload)),
+        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
         tied_us=pricer.tied_us(),
         shared_us=pricer.shared_us(),
         norm_us=pricer.norm_us(),
@@ -290,6 +369,6 @@ def step_costs(workload: Workload) -> StepCosts:
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
         overlap_gathers=workload.runtime.overlap_gathers,
-        slowed=SLOWED,
+        slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
     )

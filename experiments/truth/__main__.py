@@ -70,7 +70,17 @@ def main() -> int:
     if options.json:
         print(json.dumps({**found, "unsupported": reasons}, indent=2))
         return 0
-    columns = ("rows", "supported", "mape_pct", "median_ape_pct", "p90_ape_pct", "bias_pct", "kendall_tau", "memory_median_ape_pct")
+    columns = (
+        "rows",
+        "supported",
+        "mape_pct",
+        "median_ape_pct",
+        "p90_ape_pct",
+        "bias_pct",
+        "kendall_tau",
+        "memory_mape_pct",
+        "memory_within_5_pct",
+    )
     print(f"{'':36}" + "".join(f"{name:>22}" for name in columns))
     groups = {"all": found["all"], **{name: values for by in options.by.split(",") if by for name, values in found[by].items()}}
     for name, values in groups.items():

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
 from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import peak_memory
+from dpro_search.space.mesh import PeakMemory, Recompute, rank_memories
 from experiments.truth.jobs import Kind, kind_of, workload_of
+from experiments.truth.memory import reported_bytes
 from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, Scored, fifth, group_of
+from experiments.truth.score import Predicted, RefusedError, Scored, fifth, group_of
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
@@ -22,8 +25,25 @@ MODEL_FLOPS_UTILISATION = 0.4
 def cold(row: Row) -> Predicted:
     """From public specifications and shipped tables only."""
     workload = workload_of(row)
-    seconds = step_us(workload) / 1e6
-    return Predicted(seconds, peak_memory(workload).total_bytes, workload.cluster.groups[0].host.device.memory_bytes)
+    try:
+        workload.strategy.check(workload.model, workload.sequence)
+    except InputError as error:
+        raise RefusedError(str(error)) from None
+    limit_bytes = workload.cluster.groups[0].host.device.memory_bytes or math.inf
+    memories = rank_memories(workload)
+    fits = peak_bytes(memories) <= limit_bytes
+    if not fits and not row.text("recompute") and workload.strategy.recompute is Recompute.NONE:
+        # What a row does not say is what its job can run with: recomputation, where it would not fit otherwise.
+        again = replace(workload, strategy=replace(workload.strategy, recompute=Recompute.FULL))
+        memories = rank_memories(again)
+        fits = peak_bytes(memories) <= limit_bytes
+    seconds = math.nan if row.memory_alone else step_us(workload) / 1e6
+    return Predicted(seconds, reported_bytes(row, memories, limit_bytes), fits)
+
+
+def peak_bytes(memories: Sequence[PeakMemory]) -> float:
+    """Of the rank that needs most."""
+    return max(memory.total_bytes for memory in memories)
 
 
 def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:

@@ -43,7 +43,10 @@ def test_errors_are_given_for_each_source_and_in_all(runs):
         "p90_ape_pct",
         "bias_pct",
         "kendall_tau",
+        "memory_rows",
+        "memory_mape_pct",
         "memory_median_ape_pct",
+        "memory_within_5_pct",
         "oom",
     }
     assert keys | {"seconds_per_row"} == set(one)
@@ -92,7 +95,7 @@ def test_intervals_of_one_source_are_one_line(runs):
 
 def test_rows_that_are_left_out_are_counted_with_the_reason(runs):
     found = json.loads(score(runs, "--json").stdout)
-    assert found["unsupported"] == [{"source": "two", "reason": "no bundled machine has the GPU K80", "rows": 1}]
+    assert found["unsupported"] == [{"source": "two", "reason": "no bundled machine or device has the GPU K80", "rows": 1}]
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path):

@@ -41,7 +41,7 @@ def test_predictors_are_compared_on_the_rows_that_all_support(runs):
     found = json.loads(done.stdout)
     assert found["rows"] == 2
     assert {name: figures["all"]["rows"] for name, figures in found["predictors"].items()} == {"cold": 2, "constant-mfu": 2}
-    assert found["alone"]["cold"]["left_out"] == [{"reason": "no bundled machine has the GPU K80", "rows": 1}]
+    assert found["alone"]["cold"]["left_out"] == [{"reason": "no bundled machine or device has the GPU K80", "rows": 1}]
 
 
 def test_a_peer_that_is_not_installed_is_one_line(runs):

@@ -55,6 +55,8 @@ class OpCosts:
         if op.type is OpType.MATMUL:
             quantized_us = self._quantized_us(op, elements(op.reads or op.rows, sizes))
             return quantized_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, backward=False)
         if op.type is OpType.LOSS:
@@ -63,7 +65,7 @@ class OpCosts:
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
-        if op.type is OpType.MATMUL:
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, backward=True)
@@ -72,17 +74,21 @@ class OpCosts:
         return self._memory_bound(op, sizes, backward=True)
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of a matmul's input."""
+        """Of the gradient of the input of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
         quantized_us = self._quantized_us(op, elements(op.output, sizes))
         return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
 
     def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of a matmul's weight."""
+        """Of the gradient of the weight of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.reduction, op.rows, op.columns)
         return self._matmul(op, sizes, op.reduction, op.rows, op.columns)
 
     def launches(self, op: Op, *, backward: bool) -> int:
         """Kernels that an op starts."""
-        if op.type is OpType.MATMUL:
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return 2 if backward else 1
         if op.type is OpType.ATTENTION:
             if not self.kernels.stores_scores:
@@ -114,8 +120,22 @@ class OpCosts:
         """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
         return self.moved_us(4.0 * count) if self.precision == "fp8" and not self._in_16_bits(op) else 0.0
 
-    def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None) -> float:
-        """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls."""
+    def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
+        """An implicit matrix product for each group, which moves the input, the output and the weight once."""
+        groups = sizes.get(f"{op.name}.groups", 1.0)
+        m, k, n = (elements(shape, sizes) / (groups if shape is op.columns else 1.0) for shape in (rows, reduction, columns))
+        weight = elements(op.reduction, sizes) * elements(op.columns, sizes)
+        if self.precision == "fp32":  # not on matrix units
+            k *= op.winograd_share
+        return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
+
+    def matmul_us(
+        self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None, *, moved: float | None = None
+    ) -> float:
+        """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
+
+        `moved`: elements, where it is not all three matrices once.
+        """
         achieved, precision = achieved_by(self.device), precision or self.precision
         peak, rate, cores = self.device.peak_flops_per_s(precision), self.device.memory_bytes_per_s, self.device.cores
         assert peak is not None
@@ -128,7 +148,8 @@ class OpCosts:
             tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
             flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k + achieved.reduction)
             compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6)
-        memory_us = self.bytes_per_element * batch * (m * k + k * n + m * n) / (rate * achieved.memory) * 1e6
+        count = batch * (m * k + k * n + m * n) if moved is None else moved
+        memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
 

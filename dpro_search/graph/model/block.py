@@ -48,12 +48,7 @@ class Block:
         return sum(elements(op.weight, self.sizes) for op in self.ops)
 
 
-def parameters_of(architecture: Architecture) -> int:
-    """Parameters of a model; those of a tied head count once."""
-    return round(sum(block.count * block.parameters() for block in blocks_of(architecture)))
-
-
-def blocks_of(architecture: Architecture) -> tuple[Block, ...]:
+def blocks_of_transformer(architecture: Architecture) -> tuple[Block, ...]:
     """Embedding, layers (equal ones as one block), head."""
     layers = (
         _layer(architecture, layer, f"layer{number}" if len(architecture.layers) > 1 else "layer")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
-from dpro_search.space.mesh import Host, Runtime
+from dpro_search.space.mesh import Host, MemoryRules, Runtime
 
 
 class Framework(NamedTuple):
@@ -17,12 +17,19 @@ class Framework(NamedTuple):
     zero_stages: tuple[int, ...] = (0, 1)  # That a search may set.
 
 
+# CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
+# four collectives with events and copies (its llama.py).
+_LAUNCHES_QUEUED, _NANOTRON_LAUNCHES = 1024, 60
+_LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
+
 _FSDP = Runtime(
     name="PyTorch FSDP",
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
     kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
+    # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
+    memory=MemoryRules(logits_bytes=4.0, transformer_engine=False),
 )
 # Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
 _MEGATRON_DEEPSPEED = Runtime(
@@ -32,6 +39,7 @@ _MEGATRON_DEEPSPEED = Runtime(
     overlap_gathers=False,
     overlap_sends=False,
     overlap_tensor=False,
+    memory=MemoryRules(transformer_engine=False),
 )
 # nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
 # gradients added to fp32 copies by a hook, parameters gathered after the update.
@@ -46,10 +54,29 @@ _NANOTRON = Runtime(
     bucket_bytes=50 * 2.0**20,  # DistributedDataParallel's 25 MiB of 16-bit gradients, which a hook sums in fp32.
     first_bucket_bytes=2 * 2.0**20,
     accumulate_bytes=10.0,
+    stages_by_cost=True,
+    # models/llama.py: queries stay in the storage of all three, keys and values are copied; SiLU and product apart; loss in fp32 on
+    # an fp32 copy. optim/gradient_accumulator.py: 16-bit gradients until the pass ends, DDP's buckets without ZeRO. distributed.py
+    # (`all_gather_coalesced`): flat copies of the parameters, and those of torch.distributed's list all-gather.
+    memory=MemoryRules(
+        pass_gradient_bytes=2.0,
+        bucket_bytes=2.0,
+        step_bytes=4.0,
+        rotation_copies=(0.0, 1.0, 1.0),
+        gate_copies=1.0,
+        logits_bytes=8.0,
+        transformer_engine=False,
+        layers_ahead=_LAUNCHES_QUEUED / _NANOTRON_LAUNCHES,
+        layer_host_us=_NANOTRON_LAUNCHES * _LAUNCH_US,
+    ),
 )
 _PYTORCH = Runtime(
     name="PyTorch, eager",
     kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
+    memory=MemoryRules(
+        norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
+    ),
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(

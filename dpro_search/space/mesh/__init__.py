@@ -18,6 +18,8 @@ from dpro_search.space.mesh.domain import domain_of as domain_of
 from dpro_search.space.mesh.layout import Layout as Layout
 from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
 from dpro_search.space.mesh.memory import peak_memory as peak_memory
+from dpro_search.space.mesh.memory import rank_memories as rank_memories
+from dpro_search.space.mesh.memory_rules import MemoryRules as MemoryRules
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
 from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime

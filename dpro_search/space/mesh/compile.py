@@ -48,6 +48,7 @@ class Weight(NamedTuple):
     tensors: tuple[float, ...]  # Elements of each: weight, or weights side by side, and bias.
     shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
     expert: bool
+    sparse: bool = False  # Of a table of which each step updates some rows only.
 
     @property
     def elements(self) -> float:
@@ -204,7 +205,8 @@ class _Compiler:
                 shared = axes_of(splits, op.dims - dims_of(op.weight) - {"experts", "capacity"}) - {EXPERTS, EXPERT_WIDTH}
                 sizes = self._layout.local(self._sizes, restricted(splits, op.weight))
                 tensors = tuple(elements((term,), sizes) for term in op.weight)
-                yield Weight(op.name, tensors, shared, "experts" in dims_of(op.weight) and "capacity" in op.dims)
+                expert = "experts" in dims_of(op.weight) and "capacity" in op.dims
+                yield Weight(op.name, tensors, shared, expert, op.sparse)
 
     def _shape(self, name: str) -> Shape:
         return self._ops[name].output if name else (("batch", "sequence", "hidden"),)

@@ -11,7 +11,7 @@ import numpy as np
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
 from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
@@ -36,7 +36,7 @@ SLOWED = CONTENTION / (1 + CONTENTION)
 class Workload:
     """A model, how it is trained, and on what."""
 
-    model: Architecture
+    model: Model
     sequence: int
     strategy: Strategy
     cluster: Cluster
@@ -66,23 +66,36 @@ def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Blo
     stages = {} if known is None else known.stages
     key = strategy.stage_layers or count, copied
     if key not in stages:
-        sizes = [len(part) for part in np.array_split(range(workload.model.layer_count), count)]
-        stages[key] = _cut(workload.model, strategy.stage_layers or sizes, copied)
+        stages[key] = _cut(workload, strategy.stage_layers, count, copied)
     return stages[key]
 
 
-def _cut(model: Architecture, sizes: Sequence[int], copied: bool) -> tuple[tuple[Block, ...], ...]:
-    embedding, *layers, head = blocks_of(model)
+def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> tuple[tuple[Block, ...], ...]:
+    embedding, *layers, head = blocks_of(workload.model)
     if copied:
-        head = blocks_of(replace(model, tied=False))[-1]
+        head = blocks_of(replace(workload.model, tied=False))[-1]
     each = [one for block in layers for one in (replace(block, count=1),) * block.count]
+    even = [len(part) for part in np.array_split(range(len(each)), count)]
     stages: list[tuple[Block, ...]] = []
-    for size in sizes:
+    for size in given or (_stages_by_cost(each, head, count) if workload.runtime.stages_by_cost else even):
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
     stages[-1] = (*stages[-1], head)
     return tuple(stages)
+
+
+def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights."""
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    found, spent, stage = [0] * count, 0.0, 0
+    for cost in costs:
+        spent += cost
+        found[stage] += 1
+        if spent >= total * (stage + 1) / count and stage < count - 1:
+            stage += 1
+    return found
 
 
 def copies_embedding(workload: Workload) -> bool:
@@ -173,7 +186,9 @@ class Pricer:
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Of a backward pass, the gradients of weights."""
-        ops = [step for step in program.backward if isinstance(step, LocalOp) and step.op.type is OpType.MATMUL]
+        ops = [
+            step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
+        ]
         if self._workload.frozen:
             return 0.0
         return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
@@ -307,7 +322,7 @@ class Pricer:
             return 0.0
         held_bytes: dict[str, tuple[float, int]] = {}
         for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
-            weights = self.program(block).weights
+            weights = [weight for weight in self.program(block).weights if not weight.sparse]
             held = 0.0
             for weight in weights:
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1

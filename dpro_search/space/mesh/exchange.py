@@ -18,7 +18,7 @@ def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: 
     gathered only where ZeRO splits parameters. Sizes are those of whole tensors on a tensor parallel rank.
     """
     for expert in (False, True):
-        elements = sum(weight.elements for weight in program.weights if weight.expert == expert)
+        elements = sum(weight.elements for weight in program.weights if weight.expert == expert and not weight.sparse)
         if not elements:
             continue
         prefix = "expert " if expert else ""
@@ -68,4 +68,4 @@ def gradient_buckets(tensors: Sequence[Sequence[float]], cap_bytes: float, first
 
 def backward_tensors(program: BlockProgram) -> tuple[float, ...]:
     """Elements of a block's gradients in the order in which its backward pass makes them."""
-    return tuple(size for weight in reversed(program.weights) for size in reversed(weight.tensors))
+    return tuple(size for weight in reversed(program.weights) if not weight.sparse for size in reversed(weight.tensors))

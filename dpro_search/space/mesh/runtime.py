@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dpro_search.costmodel.gpu_ops import Kernels
+from dpro_search.space.mesh.memory_rules import MemoryRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,9 @@ class Runtime:
     accumulate_bytes: float = 6.0
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
+    # A pipeline stage ends where its share of the matmuls of all layers and of the head is reached; False: as many layers each.
+    stages_by_cost: bool = False
+    memory: MemoryRules = field(default_factory=MemoryRules)
 
     @property
     def flash_attention(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, FeedForward
+from dpro_search.graph.model import Architecture, Experts, FeedForward, Model, Network
 from dpro_search.space.mesh.layout import Layout
 from dpro_search.space.mesh.schedule import Schedule, check_schedule
 
@@ -85,7 +85,7 @@ class Strategy:
         """Micro-batches of each replica in a step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
-    def check(self, model: Architecture, sequence: int) -> None:
+    def check(self, model: Model, sequence: int) -> None:
         """Raise `InputError` with a reason and the nearest legal value where a model cannot be split like that."""
         per_step = self.dp * self.micro_batch
         if self.global_batch % per_step:
@@ -93,6 +93,9 @@ class Strategy:
             raise InputError(
                 f"global_batch {self.global_batch} does not divide into dp {self.dp} x micro_batch {self.micro_batch}: use {legal}"
             )
+        if isinstance(model, Network):
+            self._check_network(model)
+            return
         for layer in model.layers:
             attention, feed_forward = layer.attention, layer.feed_forward
             _divides("tp", self.tp, attention.heads, "heads")
@@ -129,6 +132,17 @@ class Strategy:
         if self.virtual_stages > 1 and self.pp == 1:
             raise InputError("virtual_stages needs pp above 1")
         check_schedule(self.schedule, self.pp, self.virtual_stages, self.micro_batches)
+
+    def _check_network(self, model: Network) -> None:
+        """Networks are split over data parallel ranks, and embedding tables over ranks as experts are."""
+        split = [name for name in ("tp", "pp", "cp", "etp", "virtual_stages") if getattr(self, name) > 1]
+        if split:
+            raise InputError(f"{split[0]} {getattr(self, split[0])}: {model.name} is split over dp only")
+        if self.ep > 1:
+            if not model.tables:
+                raise InputError(f"ep {self.ep}: {model.name} has no embedding tables")
+            if self.dp % self.ep:
+                raise InputError(f"ep {self.ep} must divide dp = {self.dp}")
 
 
 def _divides(name: str, ways: int, size: int, what: str) -> None:

@@ -178,17 +178,28 @@ class PlannedSteps(RecordedSteps):
         changes = self._memory_changes(plan)
         return None if changes is None else peak_bytes(self.trace.memory, changes)
 
+    def _least_bytes(self, plan: Plan) -> int | None:
+        """What parameters, gradients and the optimizer's state take alone under a plan; None: not known."""
+        return None
+
+    @property
+    def _optimizer_copies(self) -> int:
+        """How many times the parameters the optimizer keeps, by its name; 0 of those that may keep nothing."""
+        return 2 if any(name.startswith("Optimizer.step#Adam") for name in self.trace.names) else 0
+
     def _predict(self, plan: Plan) -> Prediction:
         found = self._timed(plan)
-        if found.peak_memory_bytes is None or self.place is None or (plan == Plan() and self._elsewhere is None):
+        needed, at_least = found.peak_memory_bytes, ""
+        if needed is None:
+            needed, at_least = self._least_bytes(plan), "at least "
+        if needed is None or self.place is None or (plan == Plan() and self._elsewhere is None):
             return found
         devices = {group.host.device for group in self.place.cluster.groups}
         known = [(device.memory_bytes, device.name) for device in devices if device.memory_bytes is not None]
-        least, name = min(known, default=(found.peak_memory_bytes, ""))
-        if found.peak_memory_bytes <= least:
+        has, name = min(known, default=(needed, ""))
+        if needed <= has:
             return found
-        reason = f"needs {size_text(found.peak_memory_bytes)}, and {name} has {size_text(least)}"
-        return msgspec.structs.replace(found, infeasible=reason)
+        return msgspec.structs.replace(found, infeasible=f"needs {at_least}{size_text(needed)}, and {name} has {size_text(has)}")
 
     def _timed(self, plan: Plan) -> Prediction:
         """The prediction, whatever memory it needs."""
@@ -236,8 +247,10 @@ class PlannedSteps(RecordedSteps):
         yield from self.prices.doubts
         if len(self.trace.memory):
             yield "memory is what tensors take; what the allocator holds beside them is not in the profile"
-        else:
-            yield "memory is not known: profile with profile_memory=True"
+            return
+        least = self._least_bytes(Plan())
+        alone = "" if least is None else f"; parameters, gradients and the optimizer's state take {size_text(least)} at least"
+        yield f"memory is not known: profile with profile_memory=True{alone}"
 
 
 def prices_of(trace: Trace, ops: RecordedOps, known_bytes: Mapping[int, int]) -> CollectivePrices:

@@ -58,6 +58,7 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
         return None
     sizes = {tensor.name: float(tensor.size_bytes) for tensor in units.tensors}
     found: list[MemoryChange] = []
+    states: dict[int, MemoryChange] = {}
     counts = _Counts(trace)
     for (rank, step), steps in units.steps.items():
         one = _Rank(rank, steps, sizes, counts.end_us(rank, step))
@@ -69,8 +70,11 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
                     return None
                 found.append(MemoryChange(rank, passes.forward.end_us, passes.backward_us, -saved))
         if shared_by is not None and units.shared_by is not None and shared_by != units.shared_by:
-            found += one.shared(counts, 1 / shared_by - 1 / units.shared_by, units.shared_by)
-    return found
+            more = 1 / shared_by - 1 / units.shared_by
+            found += one.shared_gradients(more)
+            if rank not in states:
+                states[rank] = one.shared_state(counts, more, units.shared_by)
+    return [*found, *states.values()]
 
 
 def buckets_changes(trace: Trace, gradients: Gradients, *, as_views: bool, half: bool) -> list[MemoryChange] | None:
@@ -153,7 +157,7 @@ class _Rank:
         for each in self.steps.backward:
             if each.unit in plan.kept and each.unit in first:
                 begin_us = given_up.get(each.unit, first[each.unit])
-                yield MemoryChange(self.rank, begin_us, each.copy_out.start_us, self.sizes[each.unit])
+                yield MemoryChange(self.rank, begin_us, each.post.start_us, self.sizes[each.unit])
 
     def ahead(self, plan: UnitPlan) -> Iterator[MemoryChange]:
         """Parameters that are gathered earlier than recorded."""
@@ -180,14 +184,16 @@ class _Rank:
             for reduction in reduced[:-1]:
                 yield MemoryChange(self.rank, reduction.post.end_us, reduced[-1].post.end_us, self.sizes[reduction.unit])
 
-    def shared(self, counts: _Counts, more: float, recorded: int) -> Iterator[MemoryChange]:
-        """Other shards of parameters and of what the optimizer keeps of each, always, and of gradients once they are reduced.
+    def shared_state(self, counts: _Counts, more: float, recorded: int) -> MemoryChange:
+        """Other shards of the parameters and of what the optimizer keeps of each, which are always there.
 
-        What the optimizer keeps is as many times the parameters as fit in what is allocated when the step begins.
+        What it keeps is as many times the parameters as fit in what is allocated when the step begins.
         """
         total = sum(self.sizes.values())
-        begin_us = self.steps.forward[0].post.start_us
-        times = max(int(counts.at(self.rank, begin_us) / (total / recorded)), 1)
-        yield MemoryChange(self.rank, -np.inf, np.inf, times * total * more)
+        times = max(int(counts.at(self.rank, self.steps.forward[0].post.start_us) / (total / recorded)), 1)
+        return MemoryChange(self.rank, -np.inf, np.inf, times * total * more)
+
+    def shared_gradients(self, more: float) -> Iterator[MemoryChange]:
+        """Other shards of the gradients, from their reduction to the end of the step."""
         for each in self.steps.reductions:
             yield MemoryChange(self.rank, each.post.end_us, self.end_us, self.sizes[each.unit] * more)

@@ -63,11 +63,9 @@ def runtime_of(row: Row) -> Runtime:
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
-    kernels = runtime.kernels
-    if stores_scores(row):
-        kernels = replace(kernels, attention=AttentionKernels.SCORES)
-    elif "foundry" in row.text("framework"):  # Its attention of 2023.
-        kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)
+    kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    if "foundry" in row.text("framework"):
+        kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
 
 

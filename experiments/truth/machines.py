@@ -24,7 +24,7 @@ CARDS: tuple[tuple[str, str, Literal[3, 4, 5]], ...] = (
     (r"l40\b", "l40", 4),
     (r"l4\b", "l4", 4),
     (r"t4\b", "t4", 3),
-    (r"rtx pro 6000", "rtx-pro-6000", 5),
+    (r"rtx pro 6000", "rtx-pro-6000-server", 5),
     (r"4090", "rtx-4090", 4),
     (r"3090", "rtx-3090", 4),
     (r"2080", "rtx-2080-ti", 3),
@@ -32,7 +32,7 @@ CARDS: tuple[tuple[str, str, Literal[3, 4, 5]], ...] = (
     (r"titan ?xp", "titan-xp", 3),
     (r"mi100", "mi100", 4),
     (r"mi210", "mi210", 4),
-    (r"mi250", "mi250", 4),
+    (r"mi250", "mi250-gcd", 4),
 )
 MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is found in the row's name counts
     (r"gb300", "gb300-nvl72"),

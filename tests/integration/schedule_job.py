@@ -2,7 +2,8 @@
 
     python schedule_job.py '[["ScheduleInterleaved1F1B", 4, 2, 8], ...]'      # schedule, ranks, stages on each, micro-batches
 
-For each: for each rank the passes as [direction, stage, micro-batch], or null where the schedule refuses these numbers.
+For each: for each rank the passes as [direction, stage, micro-batch], and how many activations and gradients it sends (schedules
+with several stages on a rank; null of others); or null where the schedule refuses these numbers.
 """
 
 import json
@@ -20,11 +21,19 @@ def order_of(name, ranks, stages, micro_batches):
     try:
         if issubclass(kind, schedules.PipelineScheduleSingle):
             found = kind(stage, micro_batches).pipeline_order
+            sent = None
         else:
-            found = kind([stage] * stages, micro_batches).pipeline_order
+            schedule = kind([stage] * stages, micro_batches)
+            found = schedule.pipeline_order
+            sent = [sends(schedule.pipeline_order_with_comms[rank]) for rank in range(ranks)]
     except ValueError:
         return None
-    return [[list(step) for action in found[rank] for step in passes(action)] for rank in range(ranks)]
+    return {"order": [[list(step) for action in found[rank] for step in passes(action)] for rank in range(ranks)], "sent": sent}
+
+
+def sends(actions):
+    names = [action.computation_type.value for action in actions if action is not None]
+    return [names.count("SEND_F"), names.count("SEND_B")]
 
 
 def passes(action):

@@ -139,8 +139,8 @@ def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
     begin_us, end_us = [gap.start_us for _, gap in waits], [gap.end_us for _, gap in waits]
     added: dict[str, Any] = {
         "name": len(r.names) - 1, "kind": EventKind.SYNC, "stream": thread, "size_bytes": -1, "correlation": -1,
-        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "step": step,
-        "start_us": begin_us, "end_us": end_us,
+        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "op": -1, "module": -1, "source": -1,
+        "step": step, "start_us": begin_us, "end_us": end_us,
     }  # fmt: skip
     start_us = np.concatenate((r.start_us, np.array(begin_us, np.float64)))
     order = np.argsort(start_us, kind="stable")

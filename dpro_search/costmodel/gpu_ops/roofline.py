@@ -114,11 +114,11 @@ class OpCosts:
 
     def _in_16_bits(self, op: Op) -> bool:
         """Whether a matmul is, though others are in 8 bits: the head and routers."""
-        return self.precision == "fp8" and any("vocab" in term or "choices" in term for term in op.columns)
+        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
 
     def _quantized_us(self, op: Op, count: float) -> float:
         """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
-        return self.moved_us(4.0 * count) if self.precision == "fp8" and not self._in_16_bits(op) else 0.0
+        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
 
     def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         """An implicit matrix product for each group, which moves the input, the output and the weight once."""
@@ -142,7 +142,7 @@ class OpCosts:
         assert rate is not None
         assert cores is not None
         if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
-            peak *= achieved.sustained_fp8 if precision in ("fp8", "int8") else achieved.sustained
+            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         compute_us = math.inf
         for rows, columns, share in achieved.tiles:
             tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
@@ -169,7 +169,7 @@ class OpCosts:
         achieved = achieved_by(self.device)
         factor = BACKWARD_ATTENTION if backward else 1.0
         speed = self._attention_share(achieved) * (BACKWARD_ATTENTION_SHARE if backward else 1.0)
-        peak = self.device.peak_flops_per_s(self.precision if self.precision != "fp8" else "bf16")
+        peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
         assert peak is not None
         compute_us = factor * op.forward_flops(sizes) / (peak * speed) * 1e6
         memory_us = self._moved(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)

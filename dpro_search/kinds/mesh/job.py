@@ -17,12 +17,13 @@ from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.breakdown import breakdown_us
-from dpro_search.kinds.mesh.candidates import choices_of, least_us
+from dpro_search.kinds.mesh.candidates import choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.description import MeshDescription
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.ranking import ranked
 from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of
 from dpro_search.kinds.mesh.space import MeshSpace
 from dpro_search.kinds.mesh.usual import usual_strategy
@@ -58,6 +59,7 @@ class MeshJob(Job):
         self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
         self.askable = self.space.fields
         self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
+        self._predicted: dict[Plan, Prediction] = {}
         self.memory_limit_bytes = cluster.groups[0].host.device.memory_bytes
 
     @classmethod
@@ -107,7 +109,11 @@ class MeshJob(Job):
         return accuracy().calibration
 
     def _predict(self, plan: Plan) -> Prediction:
-        strategy = self._mesh.strategy(plan)
+        if plan not in self._predicted:
+            self._predicted[plan] = self._new_prediction(self._mesh.strategy(plan))
+        return self._predicted[plan]
+
+    def _new_prediction(self, strategy: Strategy) -> Prediction:
         step_us = self._steps.step_us(strategy)
         return Prediction(
             iteration_us=step_us,
@@ -121,8 +127,6 @@ class MeshJob(Job):
         found = self.predict(plan)
         parts = breakdown_us(self._steps, self._mesh.strategy(plan), found.iteration_us)
         return msgspec.structs.replace(found, breakdown_us=parts)
-
-    reevaluated = replayed  # what `run` lists has its parts
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         """The strategy, memory by category, and, where it does not fit, why and what would."""
@@ -166,16 +170,12 @@ class MeshJob(Job):
 
     def ranked(self) -> Iterator[BoundedPlan]:
         """Plans that fit in memory, in the order of a bound on their time."""
-        bounds: list[tuple[float, int, Strategy]] = []
-        for strategy in self._mesh.strategies():
-            try:
-                bounds.append((least_us(self._steps.costs(strategy), strategy), len(bounds), strategy))
-            except InputError:  # a group does not fit on the cluster
-                continue
+        for strategy, bound_us in ranked(self._mesh.strategies(), self._steps, self._fits):
+            yield BoundedPlan(self._mesh.plan(strategy), bound_us)
+
+    def _fits(self, strategy: Strategy) -> bool:
         limit = self.memory_limit_bytes
-        for bound_us, _, strategy in sorted(bounds):
-            if limit is None or self._steps.memory(strategy).total_bytes <= limit:
-                yield BoundedPlan(self._mesh.plan(strategy), bound_us)
+        return limit is None or self._steps.memory(strategy).total_bytes <= limit
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         """What today's plan and the others of the best lose to the first, and whether their order is certain."""

@@ -117,6 +117,12 @@ class ProfiledDdp(PlannedSteps):
         as_views = bool(DdpSettings.of(plan).gradient_as_bucket_view)
         return buckets_changes(self.trace, self.gradients, as_views=as_views, half=plan.compression is not None)
 
+    def _least_bytes(self, plan: Plan) -> int | None:
+        if not self.gradients.known:
+            return None
+        copies = 2 if DdpSettings.of(plan).gradient_as_bucket_view else 3  # parameters, buckets, and gradients beside these
+        return sum(tensor.size_bytes for tensor in self.tensors) * (copies + self._optimizer_copies)
+
     def _part_bytes(self) -> dict[int, int]:
         gradients = self.gradients
         sizes = np.bincount(gradients.bucket_of, weights=[tensor.size_bytes for tensor in gradients.tensors]) * gradients.share

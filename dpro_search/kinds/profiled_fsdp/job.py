@@ -151,6 +151,15 @@ class ProfiledFsdp(PlannedSteps):
             return "the profile does not name the process groups"
         return None
 
+    def _least_bytes(self, plan: Plan) -> int | None:
+        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by
+        if not self.units.sized or shared_by is None:
+            return None
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        kept = sum(sizes[unit] for unit in self._unit_plan(plan).kept)
+        gathered = max(kept, sum(sorted(sizes.values())[-2:]))  # one unit computes while another is gathered
+        return sum(sizes.values()) * (2 + self._optimizer_copies) // shared_by + gathered
+
     def _part_bytes(self) -> dict[int, int]:
         sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
         steps = self.units.steps.values()

@@ -13,7 +13,7 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
 MARGIN = 0.01  # Plans whose bound is less than so much above the best time are evaluated too.
-LEAST_PLANS = 10  # so many are evaluated in any case: the list shows what comes behind the best
+LEAST_PLANS = 6  # so many are evaluated in any case: the list shows what comes behind the best
 
 
 class BestFirstSampler(Sampler):

@@ -45,6 +45,9 @@ class Workload:
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
+    # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
+    # see what that is worth.
+    interference: bool = True
     scales: Scales = UNSCALED  # Parts that take another time.
 
     @property
@@ -86,14 +89,18 @@ def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> 
 
 
 def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
-    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights."""
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights.
+
+    Every stage but the last one, which has the head, has a layer at least.
+    """
     costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
     total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
     found, spent, stage = [0] * count, 0.0, 0
-    for cost in costs:
+    for number, cost in enumerate(costs, 1):
         spent += cost
         found[stage] += 1
-        if spent >= total * (stage + 1) / count and stage < count - 1:
+        full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
+        if full and stage < count - 1:
             stage += 1
     return found
 
@@ -128,12 +135,16 @@ class Pricer:
     def __init__(self, workload: Workload, known: Known | None = None) -> None:
         self._workload, self._known = workload, known or Known()
         self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
-        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways)
+        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
+        self.slowed = SLOWED if workload.interference else 0.0
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[str, LayerCosts] = {}
         plan = workload.strategy
-        self._split = plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch  # what programs depend on
+        self._split = (  # what programs depend on
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
+            *(plan.sequence_parallel, plan.regather_inputs, plan.cp_ring, plan.cp_balanced),
+        )
         self._copied = copies_embedding(workload)  # likewise the head's
 
     def program(self, block: Block) -> BlockProgram:
@@ -160,7 +171,8 @@ class Pricer:
     def _priced(self, block: Block) -> LayerCosts:
         program = self.program(block)
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
-        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places
+        sends_between = self.groups.placements["pp"].nodes > 1
+        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places, sends_between
         passes = self._known.passes.get(key)
         if passes is None:
             passes = self._known.passes[key] = self._passes(block, program)
@@ -168,7 +180,7 @@ class Pricer:
         return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
 
     def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
-        """Forward and backward pass of a block; of the strategy only `_split`, `_AXES_OF_PASSES` and recomputation decide."""
+        """Forward and backward pass of a block; of the strategy only what is in the key of `_priced` decides."""
         workload = self._workload
         strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
@@ -210,19 +222,23 @@ class Pricer:
                 elif not step.gradient:
                     gathered_us += us
                 else:
-                    total_us += _beside(weight_us, us)
+                    total_us += self._beside(weight_us, us)
                     weight_us = 0.0
                 continue
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
                 factor = self._workload.calibration.matmul
-                total_us += _beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
                 total_us += gathered_us + self._step_us(step, backward=True)
             gathered_us = 0.0
         return total_us + weight_us + gathered_us
+
+    def _beside(self, compute_us: float, collective_us: float) -> float:
+        """Of a collective and of compute that neither waits for the other."""
+        return max(collective_us, compute_us + self.slowed * collective_us)
 
     def _accumulated_us(self, program: BlockProgram) -> float:
         """What it takes to add a micro-batch's gradients to those before."""
@@ -264,7 +280,9 @@ class Pricer:
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
         hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
-        return sum(_beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops))
+        return sum(
+            self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
+        )
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
         calibration = self._workload.calibration
@@ -334,11 +352,6 @@ class Pricer:
         return max(moved_us, host_us)
 
 
-def _beside(compute_us: float, collective_us: float) -> float:
-    """Of a collective and of compute that neither waits for the other."""
-    return max(collective_us, compute_us + SLOWED * collective_us)
-
-
 def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
     """What the parts of a step take."""
     strategy, pricer = workload.strategy, Pricer(workload, known)
@@ -356,6 +369,6 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
         overlap_gathers=workload.runtime.overlap_gathers,
-        slowed=SLOWED,
+        slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
     )

@@ -23,7 +23,8 @@ def domain_of(workload: Workload) -> Domain:
     pricer = Pricer(workload)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
-    if isinstance(workload.model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in workload.model.layers):
+    model = workload.model
+    if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
     blocks = [block for stage in stages_of(workload) for block in stage]
     if sum(map(pricer.is_bound_by_host, blocks)) > len(blocks) / 2:

@@ -36,6 +36,8 @@ class Groups:
         Factors on the times.
     known
         What groups of other strategies on the same cluster have found; this one adds to it.
+    shared
+        Whether other groups like each of these, of the other ranks, exchange at the same time; False: each is alone.
 
     Raises
     ------
@@ -43,10 +45,18 @@ class Groups:
         The cluster has too few devices.
     """
 
-    def __init__(self, strategy: Strategy, cluster: Cluster, scales: Scales = UNSCALED, known: KnownWays | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        scales: Scales = UNSCALED,
+        known: KnownWays | None = None,
+        *,
+        shared: bool = True,
+    ) -> None:
         if strategy.devices > cluster.ranks:
             raise InputError(f"{cluster.name} has {cluster.ranks} devices, and the strategy needs {strategy.devices}")
-        self._strategy, self._cluster, self._scales = strategy, cluster, scales
+        self._strategy, self._cluster, self._scales, self._shared = strategy, cluster, scales, shared
         self._known: KnownWays = {} if known is None else known
 
     @cached_property
@@ -84,13 +94,15 @@ class Groups:
     def _placement(self, stride: int, size: int) -> Placement:
         per_host = min(self._cluster.ranks_per_host or self._cluster.ranks, self._strategy.devices)
         if stride >= per_host:
-            return Placement(ranks_per_node=1, nodes=size, node_stride=max(stride // per_host, 1), concurrent=per_host)
-        inside = min(size, -(-per_host // stride))
+            concurrent = per_host if self._shared else 1
+            return Placement(ranks_per_node=1, nodes=size, node_stride=max(stride // per_host, 1), concurrent=concurrent)
+        on_one = stride * (size - 1) < per_host  # the last rank is on the host of the first
+        inside = size if on_one else min(size, max(per_host // stride, 1))
         return Placement(
             ranks_per_node=inside,
             nodes=max(size // inside, 1),
             stride=stride if inside > 1 else 1,
-            concurrent=max(per_host // inside, 1),
+            concurrent=max(per_host // inside, 1) if self._shared else 1,
         )
 
     def us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:

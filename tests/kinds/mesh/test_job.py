@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of, published
-from dpro_search.kinds.mesh.candidates import least_us
+from dpro_search.kinds.mesh.ranking import ranked
 from dpro_search.kinds.mesh.settings import MeshSettings, settings_of
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.search.study import run_search
@@ -111,26 +109,36 @@ def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
     assert "no change of one or two settings is enough" in facts["notes"][0]
 
 
-def _random_strategy(found, seed):
-    every = list(found.space.strategies())
-    return every[seed % len(every)]
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron"])
+def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
+    found = job(tmp_path, None, framework=framework, model="gpt2-medium", sequence=1024, global_batch=128)
+    steps, every = found._steps, list(found.space.strategies())
+    order = [(strategy, bound_us) for strategy, bound_us in ranked(every, steps, lambda strategy: True)]
+    assert [bound_us for _, bound_us in order] == sorted(bound_us for _, bound_us in order)
+    assert len(order) == len(every)
+    for strategy, bound_us in order[:: max(len(order) // 40, 1)]:
+        assert steps.replayed_us(strategy) >= bound_us * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6))
-def test_no_step_is_shorter_than_its_bound(split, seed):
-    strategy = _random_strategy(split, seed)
-    assert split._steps.step_us(strategy) >= least_us(split._steps.costs(strategy), strategy) * (1 - 1e-9)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6))
-def test_what_strategies_share_changes_no_prediction(split, seed):
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt2-medium", "mixtral-8x7b"])
+def test_what_strategies_share_changes_no_prediction(tmp_path, model):
     """Costs that were found for other strategies are those that each would find alone."""
-    strategy = _random_strategy(split, seed)
-    alone = ParallelSteps(split._steps.workload)
-    assert split._steps.costs(strategy) == alone.costs(strategy)
-    assert split._steps.memory(strategy) == peak_memory(alone.under(strategy))
+    found = job(tmp_path, None, model=model, sequence=1024)
+    every = list(found.space.strategies())
+    for strategy in every[:: max(len(every) // 25, 1)]:
+        alone = ParallelSteps(found._steps.workload)
+        assert found._steps.costs(strategy) == alone.costs(strategy)
+        assert found._steps.memory(strategy) == peak_memory(alone.under(strategy))
+
+
+@pytest.mark.parametrize(
+    "runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"]
+)
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp"])
+def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
+    found = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
+    strategy = found.space.today
+    assert found._steps.step_us(strategy) == pytest.approx(found._steps.replayed_us(strategy), rel=1e-3)
 
 
 def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):

@@ -171,3 +171,18 @@ def test_the_busiest_experts_decide():
     even, uneven = (workload("mixtral-8x7b", dp=16, ep=8, expert_load=load) for load in (1.0, 1.5))
     assert 1.1 < layer_us(uneven) / layer_us(even) < 1.5
     assert peak_memory(uneven).activations_bytes > peak_memory(even).activations_bytes
+
+
+def test_the_ends_of_a_pipeline_may_be_on_one_host():
+    """Ranks 0 and 6 of a host of 8."""
+    strategy = Strategy(pp=4, dp=2)
+    placement = Groups(strategy, parse_cluster("hgx-h100")).placements["first and last stage"]
+    assert (placement.ranks_per_node, placement.nodes, placement.stride) == (2, 1, 6)
+
+
+def test_without_interference_groups_have_links_alone_and_slow_no_compute():
+    """Four groups of data parallel ranks share the one card of a host."""
+    job = replace(workload("llama3-8b", cluster="2xp3.16xlarge", tp=4, dp=4), precision="fp16")
+    shared, alone = step_costs(job), step_costs(replace(job, interference=False))
+    assert alone.stages[0][1].reduce_us < shared.stages[0][1].reduce_us
+    assert (alone.slowed, shared.slowed > 0) == (0, True)

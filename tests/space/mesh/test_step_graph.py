@@ -69,13 +69,25 @@ def split(ranks, stages, schedule, micro_batches, forward_us, inputs_us, weights
     return step_graph(parts, pipeline_orders(schedule, ranks, stages, micro_batches))
 
 
+def bubble_us(schedule, ranks, stages, micro_batches, weights_us):
+    """What a step takes beyond the passes of a rank, whose forward pass and gradient of the input take 1 us a stage."""
+    graph = split(ranks, stages, schedule, micro_batches, 1.0, 1.0, weights_us)
+    return replay(graph, iterations=1).times.end_us.max() - micro_batches * stages * (2 + weights_us)
+
+
 @given(ranks=st.integers(2, 6), more=st.integers(0, 8), weights_us=st.sampled_from([0.5, 1.0]))
-def test_gradients_of_weights_fill_a_third_of_the_bubble(ranks, more, weights_us):
+def test_gradients_of_weights_fill_the_bubble(ranks, more, weights_us):
     """ZB-H1: (p - 1)(F + I - W), where 1F1B has (p - 1)(F + I + W) (Qi et al. 2024, table 1)."""
     micro_batches = 2 * ranks + more
-    graph = split(ranks, 1, Schedule.ZERO_BUBBLE, micro_batches, 1.0, 1.0, weights_us)
-    bubble = (ranks - 1) * (1 + 1 - weights_us)
-    assert replay(graph, iterations=1).times.end_us.max() == pytest.approx(micro_batches * (2 + weights_us) + bubble)
+    assert bubble_us(Schedule.ZERO_BUBBLE, ranks, 1, micro_batches, weights_us) == pytest.approx((ranks - 1) * (2 - weights_us))
+    assert bubble_us(Schedule.ONE_F_ONE_B, ranks, 1, micro_batches, weights_us) == pytest.approx((ranks - 1) * (2 + weights_us))
+
+
+@given(ranks=st.integers(2, 5), stages=st.integers(2, 4), rounds=st.integers(2, 4), weights_us=st.sampled_from([0.5, 1.0]))
+def test_interleaved_stages_divide_the_bubble_that_is_left(ranks, stages, rounds, weights_us):
+    """Times are of a stage, of which each rank has v."""
+    bubble = bubble_us(Schedule.ZERO_BUBBLE, ranks, stages, ranks * rounds, weights_us)
+    assert bubble == pytest.approx((ranks - 1) * (2 - weights_us))
 
 
 @given(ranks=st.integers(2, 6), more=st.integers(0, 8))
@@ -86,12 +98,11 @@ def test_a_v_of_equal_parts_has_no_bubble(ranks, more):
     assert [busy_us(graph, rank) for rank in range(ranks)] == [pytest.approx(6 * micro_batches)] * ranks
 
 
-@given(ranks=st.integers(2, 5), more=st.integers(0, 6))
-def test_dual_pipe_v_is_between_one_f_one_b_and_no_bubble(ranks, more):
-    micro_batches = 2 * ranks + more
-    graph = split(ranks, 2, Schedule.DUAL_PIPE_V, micro_batches, 1.0, 1.0, 1.0)
-    step = replay(graph, iterations=1).times.end_us.max()
-    assert 6 * micro_batches < step < 6 * (micro_batches + ranks - 1)
+@given(ranks=st.integers(2, 5), rounds=st.integers(2, 4), weights_us=st.sampled_from([0.5, 1.0]))
+def test_dual_pipe_v_that_overlaps_nothing_has_the_bubble_of_zero_bubble(ranks, rounds, weights_us):
+    """DeepSeek-AI 2024, table 2: what it gains over ZB1P is from forward and backward passes that overlap."""
+    numbers = (ranks, 2, ranks * rounds, weights_us)
+    assert bubble_us(Schedule.DUAL_PIPE_V, *numbers) == pytest.approx(bubble_us(Schedule.ZERO_BUBBLE, *numbers))
 
 
 @given(ranks=st.integers(2, 5), schedule=st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE]))

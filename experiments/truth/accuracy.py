@@ -21,7 +21,7 @@ def accuracy_toml(scored: Sequence[Scored]) -> str:
     Each source counts as much as any other, however many runs it has; so does, for orders, each group of runs that differ in the
     strategy only.
     """
-    ran = [found for found in scored if found.row.measured]
+    ran = [found for found in scored if found.timed]
     ratios = np.array([1 / (1 + found.error) for found in ran])
     sources = [found.row.values["source"] for found in ran]
     weights = np.array([1 / sources.count(source) for source in sources])

@@ -11,6 +11,7 @@ from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
 class Domain(StrEnum):
     """Kinds of steps, the first that fits."""
 
+    NETWORK = "no transformer"
     TENSOR_BETWEEN_HOSTS = "tensor parallel between hosts"
     EXPERTS = "experts"
     HOST = "bound by the host"  # The host takes longer to start most blocks than the device to compute them.
@@ -20,11 +21,13 @@ class Domain(StrEnum):
 
 def domain_of(workload: Workload) -> Domain:
     """The domain of a workload."""
+    model = workload.model
+    if not isinstance(model, Architecture):
+        return Domain.NETWORK
     pricer = Pricer(workload)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
-    model = workload.model
-    if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
+    if any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
     blocks = [block for stage in stages_of(workload) for block in stage]
     if sum(map(pricer.is_bound_by_host, blocks)) > len(blocks) / 2:

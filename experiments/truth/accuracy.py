@@ -22,7 +22,7 @@ def accuracy_toml(scored: Sequence[Scored]) -> str:
     Each source counts as much as any other, however many runs it has; so does, for orders, each group of runs that differ in the
     strategy only.
     """
-    ran = [found for found in scored if found.row.measured]
+    ran = [found for found in scored if found.timed]
     sources = {found.row.values["source"] for found in ran}
     found = intervals(scored)
     ratios = [f'"{domain}" = [{each["low"]:.3f}, {each["high"]:.3f}]' for domain, each in found["ratio"].items()]

@@ -30,7 +30,8 @@ FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"fsdp", "fsdp"),
     (r"megatron-deepspeed", "megatron-deepspeed"),
-    (r"hf transformers", "pytorch"),
+    (r"hf transformers|accelerate", "pytorch"),
+    (r"^tensorflow", "tensorflow"),
     (r"", "megatron-core"),
 )
 

@@ -145,7 +145,7 @@ class OpCosts:
         assert peak is not None
         assert rate is not None
         assert cores is not None
-        if self.continuous:
+        if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
             peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         compute_us = math.inf
         splits = SPLITS if batch * m * n < cores * WIDE_TILE else SPLITS[:1]

@@ -102,7 +102,8 @@ def _default_stage(row: Row) -> int:
     """NeMo's recipes split the optimizer state; Megatron-LM's tests say where they do."""
     if "golden" in row.text("source"):
         return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
-    return 1 if re.search(r"nemo|megatron-core", row.text("framework")) else 0
+    # BigScience's scripts have ZERO_STAGE=1 (train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm).
+    return 1 if re.search(r"nemo|megatron-core", row.text("framework")) or "bigscience" in row.text("source") else 0
 
 
 def _usual_virtual_stages(row: Row, pp: int) -> int:

@@ -95,7 +95,7 @@ def model_of(row: Row) -> Model:
 def _described(row: Row) -> Architecture:
     """A transformer whose dims a row gives; words of its name say what its dims do not."""
     hidden, heads, kind = row.whole("hidden", 0), row.whole("heads", 1), row.text("model")
-    bert = "bert" in kind
+    bert, golden = "bert" in kind, "golden" in row.text("source")
     old = bool(re.search(r"gpt|opt|bert", kind))
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
     bias = old and not re.search(r"disable_bias|swiglu", kind)
@@ -117,7 +117,7 @@ def _described(row: Row) -> Architecture:
         tied=(old and "untie" not in kind) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
-        dropout=DROPOUT if old and re.search("megatron-deepspeed|transformers", row.text("framework")) else 0.0,
+        dropout=DROPOUT if old and (golden or re.search("megatron-deepspeed|transformers", row.text("framework"))) else 0.0,
     )
 
 

@@ -65,6 +65,8 @@ class OpCosts:
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
+        if op.frozen:
+            return 0.0
         if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
         if op.type is OpType.ATTENTION:

@@ -160,6 +160,8 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
 def _exposed_us(costs: StepCosts, stages: range, backward_us: float) -> float:
     """Exchanges of a rank behind its last pass, the backward pass of its first stage, at least."""
     own = costs.stages[stages[0]]
+    if not own:  # a stage without layers
+        return 0.0
     if costs.every_pass:
         return own[0].reduce_us
     if not costs.overlap:

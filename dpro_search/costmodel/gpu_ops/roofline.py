@@ -25,6 +25,17 @@ BACKWARD_ATTENTION_SHARE = (
 TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
 
 
+CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
+"""Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
+
+
+CONVOLUTION_SHARE = 0.6
+"""Of a matmul's speed on matrix units, that of an implicit matrix product, which gathers its rows (estimated; on units without
+matrices of fixed size both are as fast)."""
+SPLIT_REDUCTION = 512.0
+"""Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
+
+
 @dataclass(frozen=True)
 class OpCosts:
     """Durations on one device at one precision.
@@ -145,11 +156,18 @@ class OpCosts:
         assert cores is not None
         if self.continuous:
             peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
+        # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
+        matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
+        start = achieved.reduction * min(peak / matrix_peak, 1.0)
+        implicit = CONVOLUTION_SHARE if moved is not None and precision != "fp32" else 1.0
         compute_us = math.inf
-        for rows, columns, share in achieved.tiles:
+        for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):
             tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
-            flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k + achieved.reduction)
-            compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6)
+            parts = 1.0
+            if moved is not None:  # a weight's gradient has few tiles, and a reduction over all positions that is split among cores
+                parts = max(min(cores // tiles, k // SPLIT_REDUCTION), 1.0)
+            flops = math.ceil(tiles * parts / cores) * cores * rows * columns * 2 * (k / parts + start)
+            compute_us = min(compute_us, flops / (peak * achieved.matmul * share * implicit) * 1e6)
         count = batch * (m * k + k * n + m * n) if moved is None else moved
         memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend

@@ -84,7 +84,8 @@ def _scores(step: LocalOp) -> float:
     if step.op.type is not OpType.ATTENTION:
         return 0.0
     sizes = step.sizes
-    return sizes["batch"] * sizes["heads"] * sizes["sequence"] * sizes["keys"]
+    keys = sizes["source" if step.op.name.startswith("cross_") else "keys"]
+    return sizes["batch"] * sizes["heads"] * sizes["sequence"] * keys
 
 
 def _moved(op: Op, step: LocalOp) -> float:

@@ -149,7 +149,7 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
         return ()
     depth, out = math.ceil(math.log2(costs.m)), costs.tree_bytes
     most = costs.tree_channels() * costs.architecture.tree_channel_bytes_per_us[costs.m > 2] / 2
-    found = []
+    found: list[Line] = []
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
         slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio

@@ -89,14 +89,18 @@ def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> 
 
 
 def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
-    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights."""
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights.
+
+    Every stage but the last one, which has the head, has a layer at least.
+    """
     costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
     total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
     found, spent, stage = [0] * count, 0.0, 0
-    for cost in costs:
+    for number, cost in enumerate(costs, 1):
         spent += cost
         found[stage] += 1
-        if spent >= total * (stage + 1) / count and stage < count - 1:
+        full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
+        if full and stage < count - 1:
             stage += 1
     return found
 

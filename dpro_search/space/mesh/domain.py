@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dpro_search.graph.model import Experts, Network
+from dpro_search.graph.model import Architecture, Experts
 from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
 
 
@@ -23,9 +23,8 @@ def domain_of(workload: Workload) -> Domain:
     pricer = Pricer(workload)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
-    if isinstance(workload.model, Network):
-        return Domain.DEVICE
-    if any(isinstance(layer.feed_forward, Experts) for layer in workload.model.layers):
+    model = workload.model
+    if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
     layers = [block for stage in stages_of(workload) for block in stage if block.name.startswith("layer")]
     if sum(map(pricer.is_bound_by_host, layers)) > len(layers) / 2:

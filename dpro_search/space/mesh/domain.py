@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from dpro_search.graph.model import Architecture, Experts
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, stages_of
 
 
 class Domain(StrEnum):
@@ -19,17 +19,18 @@ class Domain(StrEnum):
     DEVICE = "bound by the device"
 
 
-def domain_of(workload: Workload) -> Domain:
+def domain_of(workload: Workload, known: Known | None = None) -> Domain:
     """The domain of a workload."""
     model = workload.model
     if not isinstance(model, Architecture):
         return Domain.NETWORK
-    pricer = Pricer(workload)
+    pricer = Pricer(workload, known)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
     if any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
-    blocks = [block for stage in stages_of(workload) for block in stage]
-    if sum(map(pricer.is_bound_by_host, blocks)) > len(blocks) / 2:
+    blocks = [block for stage in stages_of(workload, known) for block in stage]
+    distinct = {block.name: pricer.is_bound_by_host(block) for block in {block.name: block for block in blocks}.values()}
+    if sum(distinct[block.name] for block in blocks) > len(blocks) / 2:
         return Domain.HOST
     return Domain.PIPELINE_BETWEEN_HOSTS if pricer.groups.placements["pp"].nodes > 1 else Domain.DEVICE

@@ -1,117 +1,209 @@
-"""Errors of predictors on left-out devices, by how much was measured of them."""
+"""What is scored, each part as rows of one seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpro_search.costmodel.devices.correction import Correction, Similarity
+from dpro_search.costmodel.devices.correction import Correction, OpPoints
+from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.ops import Floats
-from experiments.devices.protocol import MEMBERS, LeftOut, samples
+from dpro_search.errors import InputError
+from experiments.devices import baselines, models, neusight, protocol, whole_models
+from experiments.devices.data import USUAL, Target, tables, targets
+from experiments.devices.protocol import Judged, LeftOut
+from experiments.devices.table import Table
 
-BUDGETS = (5, 20, 100)
-"""Measured ops of the device that is judged: the probes alone (at most 5), or with more."""
-COVERAGE = 0.9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Predictions for the ops of a target that were neither probes nor samples."""
-
-    target: str
-    family: str
-    budget: int
-    log_error: Floats  # log(predicted / measured), [n].
-    deviation: Floats  # Expected of it, [n].
-    kind: Floats
-
-    @property
-    def score(self) -> Floats:
-        """Errors over what was expected, [n]."""
-        return np.abs(self.log_error) / self.deviation
+Rows = list[dict[str, Any]]
+WHOLE_MODEL_BUDGETS = (0, 20)
 
 
-def judged(found: Sequence[LeftOut], seed: int, budgets: Sequence[int] = BUDGETS) -> list[Judged]:
-    """All targets with all budgets."""
-    result = []
-    for family in sorted({one.measured.family for one in found}):
-        others = [one for one in found if one.measured.family != family]
-        weights = member_weights(others)
-        similarity = Similarity.fit([(one.measured.points, one.errors(weights)) for one in others], seed=seed)
-        for one in found:
-            if one.measured.family == family:
-                result += [_judge(one, weights, similarity, budget, seed) for budget in budgets]
-    return result
+@cache
+def _tables(folder: Path, aiconfigurator: Path | None) -> tuple[dict[str, Table], tuple[str, ...]]:
+    skipped: list[str] = []
+    return tables(folder, skipped, aiconfigurator), tuple(skipped)
 
 
-def _judge(one: LeftOut, weights: dict[str, float], similarity: Similarity, budget: int, seed: int) -> Judged:
-    part = one.measured
-    chosen = samples(part, budget, seed)
-    rest = part.without(chosen)
-    errors, points = one.errors(weights), part.points
-    correction, deviation = Correction.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
-    return Judged(
-        target=part.name,
-        family=part.family,
-        budget=budget,
-        log_error=correction - errors[rest],
-        deviation=deviation,
-        kind=part.ops.kind[rest],
-    )
+def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skipped: list[str]) -> Rows:
+    """The rows of a part; what was left out is told in `skipped`."""
+    if part not in PARTS:
+        raise InputError(f"--parts: '{part}' is none of {', '.join(PARTS)}")
+    found, left = _tables(folder, aiconfigurator)
+    skipped += left
+    return PARTS[part](folder, found, seed, skipped)
 
 
-def member_weights(others: Sequence[LeftOut]) -> dict[str, float]:
-    """Members whose mean has the least error on left-out devices: one, or several alike."""
-
-    def error(names: Sequence[str]) -> float:
-        weights = {name: 1 / len(names) for name in names}
-        return float(np.mean([np.abs(np.expm1(-one.errors(weights))).mean() for one in others]))
-
-    kept = [min(MEMBERS, key=lambda name: error([name]))]
-    for name in MEMBERS:
-        if name not in kept and error([*kept, name]) < error(kept):
-            kept.append(name)
-    return {name: 1 / len(kept) for name in kept}
-
-
-def widths(found: Sequence[Judged]) -> dict[tuple[str, int], float]:
-    """By family and budget: deviations that hold 90 % of the ops of targets of the other families, each target with the same weight."""
-    result = {}
-    for family in {one.family for one in found}:
-        for budget in {one.budget for one in found}:
-            others = [one for one in found if one.family != family and one.budget == budget]
-            scores = np.concatenate([one.score for one in others])
-            weight = np.concatenate([np.full(len(one.score), 1 / len(one.score)) for one in others])
-            order = np.argsort(scores)
-            share = np.cumsum(weight[order]) / (weight.sum() * (1 + 1 / len(others)))
-            result[family, budget] = float(scores[order][min(int(np.searchsorted(share, COVERAGE)), len(scores) - 1)])
-    return result
+def cross_device(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """Architectures left out, and devices left out."""
+    some = targets(found, seed, skipped)
+    rows: Rows = []
+    for how, group in (("family", protocol.by_family), ("device", protocol.by_device)):
+        without = protocol.left_out(some, seed, group)
+        rows += _rows(protocol.judged(without, seed), "predictor", how, covered=True)
+        if how == "family":
+            rows += _rows(_of_base(without), "predictor, without trees of shapes", how)
+    rows += _rows(baselines.roofline(some, protocol.by_family), "roofline", "family")
+    return rows
 
 
-def rows(found: Sequence[Judged]) -> list[dict[str, Any]]:
-    """A row for each target and budget."""
-    limits = widths(found)
-    result = []
+def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
+    return [
+        Judged(
+            target=one.target.name,
+            group=one.group,
+            budget=0,
+            log_error=(one.of_base - one.target.measured.ratio)[one.target.judge],
+            deviation=np.ones(int(one.target.judge.sum())),
+        )
+        for one in without
+    ]
+
+
+def xgboost_alone(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """XGBoost on a data sheet's features, with samples of the device added to the fit."""
+    some = targets(found, seed, skipped)
+    group = protocol.by_family
+    return _rows(baselines.xgboost_alone(some, seed, group, (0, 20, 100)), "XGBoost", "family")
+
+
+def unprobed(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """The predictor fitted and judged without probes: a data sheet only."""
+    some = targets(found, seed, skipped, probed=False)
+    without = protocol.left_out(some, seed, protocol.by_family)
+    return _rows(protocol.judged(without, seed), "predictor, without probes", "family", covered=True)
+
+
+def _rows(found: Sequence[Judged], predictor: str, how: str, *, covered: bool = False) -> Rows:
+    limits = protocol.widths(found) if covered else {}
+    rows = []
     for one in found:
         error = np.abs(np.expm1(one.log_error)) * 100
-        result.append(
+        rows.append(
             {
+                "predictor": predictor,
+                "left_out": how,
                 "target": one.target,
-                "family": one.family,
                 "budget": one.budget,
                 "rows": len(error),
-                "mape_pct": float(error.mean()),
-                "median_ape_pct": float(np.median(error)),
-                "p90_ape_pct": float(np.quantile(error, 0.9)),
-                "covered_pct": float((one.score <= limits[one.family, one.budget]).mean() * 100),
+                **_errors(error),
+                "covered_pct": float((one.score <= limits[one.group, one.budget]).mean() * 100) if covered else None,
             }
         )
-    return result
+    return rows
 
 
-def macro(found: Sequence[dict[str, Any]], name: str, wanted: Callable[[dict[str, Any]], bool] = lambda row: True) -> float:
-    """Mean over targets."""
-    return float(np.mean([row[name] for row in found if wanted(row)]))
+def _errors(error: Floats) -> dict[str, float]:
+    return {
+        "mape_pct": float(error.mean()),
+        "median_ape_pct": float(np.median(error)),
+        "p90_ape_pct": float(np.quantile(error, 0.9)),
+    }
+
+
+def noise(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """Half the distance between repeated measurements of an op, or between libraries that compute it, by target."""
+    del seed, skipped
+    return [
+        {"predictor": "noise floor", "left_out": "-", "target": name, "budget": 0, "rows": int(known.sum()), **_errors(half)}
+        for name, table in sorted(found.items())
+        if (known := np.isfinite(table.spread)).sum() >= 20
+        for half in (np.expm1(table.spread[known] / 2) * 100,)
+    ]
+
+
+def _model_ops(folder: Path, found: dict[str, Table]) -> dict[tuple[str, str], Table]:
+    ops_of: dict[tuple[str, str], Table] = {}
+    for table in neusight.gemm_tables(neusight.model_ops(folder)):
+        ops_of[str(table.target[0]), str(table.model[0])] = table
+    for name, table in found.items():
+        for model in sorted(set(table.model) - {""}):
+            ops_of[name, str(model)] = table[table.model == model]
+    return ops_of
+
+
+def cross_model(folder: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """Models left out on devices that were measured: their ops, and NeuSight's whole steps."""
+    some = targets(found, seed, skipped)
+    ops_of = _model_ops(folder, found)
+    cases = whole_models.cases(folder)
+    by_name = {one.name: one.measured for one in some}
+    rows: Rows = []
+    for model in sorted({model for _, model in ops_of}):
+        trees = models.without_model(some, ops_of, model, seed)
+        for one in models.errors_of(model, trees, some, ops_of):
+            for passes, mask in (("forward", one.backward == 0), ("backward", one.backward > 0)):
+                if mask.any():
+                    error = np.abs(np.expm1(one.log_error[mask])) * 100
+                    rows.append({"predictor": "predictor", "left_out": "model", "model": model, "passes": passes,
+                                 "target": one.target, "rows": int(mask.sum()), **_errors(error)})  # fmt: skip
+        for case in cases:
+            target = f"neusight {case['device']}"
+            if f"neusight {case['model']}" == model and target in by_name:
+                profile = by_name[target].profile
+
+                def predict(device: str, name: str, ops: Any, trees: Any = trees, profile: Any = profile) -> Floats:
+                    return models.predicted_us(trees, profile, ops)
+
+                rows.append(_step_row(case, whole_models.predicted_us(case, predict), "model", 0))
+    return rows
+
+
+def whole_steps(folder: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """NeuSight's whole inference and training steps on devices whose architecture was left out."""
+    some = targets(found, seed, skipped)
+    cases = whole_models.cases(folder)
+    wanted = {f"neusight {case['device']}" for case in cases}
+    rows: Rows = [_step_row(case, whole_models.measured_sum_us(case), "sum of measured ops", 0) for case in cases]
+    without = protocol.left_out(some, seed, protocol.by_family)
+    trees_of: dict[str, Any] = {}
+    for one in without:
+        target = one.target
+        if target.name not in wanted:
+            continue
+        if one.group not in trees_of:
+            trees_of[one.group] = protocol.fit_trees(
+                [protocol.fitted(other) for other in some if protocol.by_family(other) != one.group], seed
+            )
+        similarity = protocol.similarity_of([other for other in without if other.group != one.group], seed)
+        for budget in WHOLE_MODEL_BUDGETS:
+            predict = _on_device(one, trees_of[one.group], similarity, budget, seed)
+            for case in cases:
+                if f"neusight {case['device']}" == target.name:
+                    rows.append(_step_row(case, whole_models.predicted_us(case, predict), "device", budget))
+    return rows
+
+
+def _on_device(one: LeftOut, trees: Any, similarity: Any, budget: int, seed: int) -> whole_models.Predict:
+    part = one.target.measured
+    correction = None
+    if budget:
+        chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
+        correction = Correction.fit(similarity, part.points[chosen], one.errors[chosen])
+
+    def predict(device: str, model: str, ops: Any) -> Floats:
+        found = models.predicted_us(trees, part.profile, ops)
+        if correction is not None:
+            found = found * np.exp(correction.at(OpPoints.of(ops, features(ops, part.profile, USUAL)))[0])
+        return found
+
+    return predict
+
+
+def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> dict[str, Any]:
+    error = None if us is None else abs(us / case["measured_us"] - 1) * 100
+    return {"predictor": "predictor", "left_out": how, "step": case["mode"], "target": case["device"], "model": case["model"],
+            "budget": budget, "rows": 1, "mape_pct": error}  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Path, dict[str, Table], int, list[str]], Rows]] = {
+    "cross-device": cross_device,
+    "xgboost": xgboost_alone,
+    "unprobed": unprobed,
+    "cross-model": cross_model,
+    "whole-steps": whole_steps,
+    "noise": noise,
+}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from dpro_search.costmodel.devices.features import FEATURES
@@ -22,18 +22,23 @@ COORDINATES = (
     "log_m",
     "log_n",
     "log_k",
-    "compute_over_memory",
-    "log_base_us",
-    "memory_over_floor",
-    "least_waste",
-    "log_tiles_over_cores_128x128",
+    "aligned_m",
     "aligned_n",
     "aligned_k",
+    "compute_over_memory",
+    "stream_over_rest",
+    "log_base_us",
+    "memory_over_floor",
+    "log_bytes_over_l2",
+    "least_waste",
+    "log_tiles_over_cores_128x128",
+    "wave_share_128x128",
 )
 _PLACES = [FEATURES.index(name) for name in COORDINATES]
-PARAMETERS = ("device", "kind", "category", "wide", "narrow", "noise", "wide_length", "narrow_length")
-_START = np.log([0.1, 0.1, 0.1, 0.15, 0.1, 0.08, 4.0, 1.0])
-_LOW, _HIGH = np.log(1e-3), np.log(30.0)
+PARTS = ("device", "kind", "category", "wide", "narrow", "noise")
+_START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 1.0, *(4.0 for _ in COORDINATES)])
+_LOW, _HIGH = np.log(1e-2), np.log(100.0)
+_PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 WINSOR = 4.0
 """Standard deviations beyond which a measured error counts no more: an op of which a library picked a bad kernel says nothing of
 others."""
@@ -45,49 +50,61 @@ class Similarity:
 
     Attributes
     ----------
-    parameters : array [8]
-        Standard deviations of the parts of an error, of its logarithm (`PARAMETERS`), and two lengths in `scale`.
-    scale : array [coordinates]
-        What a distance of 1 is.
+    deviations : array [6]
+        Of the parts of an error, of its logarithm: `PARTS`.
+    roughness : float
+        By how much sooner near shapes of a category differ than shapes of a kind.
+    lengths : array [coordinates]
+        Distances over which errors of a kind resemble each other.
     """
 
-    parameters: Floats
-    scale: Floats
+    deviations: Floats
+    roughness: float
+    lengths: Floats
 
     def covariance(self, left: OpPoints, right: OpPoints) -> Floats:
         """Between errors of n and m ops, without noise, [n, m]."""
-        device, kind, category, wide, narrow, _, wide_length, narrow_length = self.parameters
-        squared = _squared(left.at / self.scale, right.at / self.scale)
+        device, kind, category, wide, narrow, _ = self.deviations
+        squared = _squared(left.at / self.lengths, right.at / self.lengths)
         same_kind = left.kind[:, None] == right.kind[None, :]
         same = left.category[:, None] == right.category[None, :]
-        near = wide**2 * np.exp(-0.5 * squared / wide_length**2) * same_kind
-        nearer = narrow**2 * np.exp(-0.5 * squared / narrow_length**2) * same
+        near = wide**2 * np.exp(-0.5 * squared) * same_kind
+        nearer = narrow**2 * np.exp(-self.roughness * np.sqrt(squared)) * same
         return np.asarray(device**2 + kind**2 * same_kind + category**2 * same + near + nearer)
 
     @property
     def variance(self) -> float:
         """Of an error on a device of which nothing was measured, noise included."""
-        return float((self.parameters[:6] ** 2).sum())
+        return float((self.deviations**2).sum())
+
+    @property
+    def noise(self) -> float:
+        """Variance of the part of an error that no other op shares."""
+        return float(self.deviations[5] ** 2)
 
     @staticmethod
-    def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, seed: int = 0) -> Similarity:
+    def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 80, seed: int = 0) -> Similarity:
         """The parameters under which errors on left-out devices, a group each, are likeliest; at most `most` of each are used."""
         random = np.random.default_rng(seed)
         picked = [
-            (points[chosen], errors[chosen])
-            for points, errors in groups
-            for chosen in (random.permutation(len(errors))[:most],)
+            (points[chosen], errors[chosen]) for points, errors in groups for chosen in (random.permutation(len(errors))[:most],)
         ]
-        scale = np.maximum(np.std(np.concatenate([points.at for points, _ in picked]), axis=0), 0.1)
-        limit = 3 * np.median([np.std(errors) for _, errors in picked])
-        parts = [(_Parts.of(points, scale), np.clip(errors, -limit, limit)) for points, errors in picked]
+        spread = np.maximum(np.std(np.concatenate([points.at for points, _ in picked]), axis=0), 0.1)
+        limit = 3 * float(np.median([np.std(errors) for _, errors in picked]))
+        parts = [(_Group.of(points, spread), np.clip(errors, -limit, limit)) for points, errors in picked]
 
-        def cost(logs: Floats) -> float:
-            values = np.exp(logs)
-            return sum(part.negative_log_likelihood(values, errors) for part, errors in parts)
+        def cost(logs: Floats) -> tuple[float, Floats]:
+            found = [group.negative_log_likelihood(logs, errors) for group, errors in parts]
+            prior = _PRIOR * len(parts)
+            value = sum(one for one, _ in found) + prior * float(((logs - _START)[6:] ** 2).sum())
+            slope = np.sum([one for _, one in found], axis=0)
+            slope[6:] += 2 * prior * (logs - _START)[6:]
+            return value, slope
 
-        found = minimize(cost, _START, method="L-BFGS-B", bounds=[(_LOW, _HIGH)] * len(_START), options={"maxiter": 25})
-        return Similarity(parameters=np.exp(found.x), scale=scale)
+        bounds = [(_LOW, _HIGH)] * len(_START)
+        found = minimize(cost, _START, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
+        values = np.exp(found.x)
+        return Similarity(deviations=values[:6], roughness=float(values[6]), lengths=values[7:] * spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +140,7 @@ class Correction:
         """Of the log(measured / predicted) of k measured ops."""
         limit = WINSOR * np.sqrt(similarity.variance)
         errors = np.clip(errors, -limit, limit)
-        noise = similarity.parameters[5] ** 2
-        factor = cholesky(similarity.covariance(points, points) + noise * np.eye(len(errors)), lower=True)
+        factor = cholesky(similarity.covariance(points, points) + similarity.noise * np.eye(len(errors)), lower=True)
         weights = cho_solve((factor, True), errors)
         return Correction(
             similarity=similarity,
@@ -138,41 +154,55 @@ class Correction:
         """Expected error of the logarithm, within the errors that were measured, and its standard deviation, [n] each."""
         across = self.similarity.covariance(points, self.points)
         low, high = self.bounds
-        solved = np.linalg.solve(self.factor, across.T)
+        solved = solve_triangular(self.factor, across.T, lower=True)
         variance = self.similarity.variance - (solved**2).sum(axis=0)
-        noise = self.similarity.parameters[5] ** 2
-        return np.clip(across @ self.weights, low, high), np.sqrt(np.maximum(variance, noise))
+        return np.clip(across @ self.weights, low, high), np.sqrt(np.maximum(variance, self.similarity.noise))
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What the likelihood of a group needs at any parameters."""
+class _Group:
+    """What the likelihood of the errors of a device needs at any parameters."""
 
-    squared: Floats
+    squared: Floats  # By coordinate, [coordinates, n, n].
     same_kind: Floats
     same: Floats
 
     @staticmethod
-    def of(points: OpPoints, scale: Floats) -> _Parts:
-        return _Parts(
-            _squared(points.at / scale, points.at / scale),
+    def of(points: OpPoints, spread: Floats) -> _Group:
+        at = points.at / spread
+        return _Group(
+            ((at[:, None, :] - at[None, :, :]) ** 2).transpose(2, 0, 1),
             (points.kind[:, None] == points.kind[None, :]).astype(float),
             (points.category[:, None] == points.category[None, :]).astype(float),
         )
 
-    def negative_log_likelihood(self, values: Floats, errors: Floats) -> float:
-        device, kind, category, wide, narrow, noise, wide_length, narrow_length = values
-        covariance = (
-            device**2
-            + kind**2 * self.same_kind
-            + category**2 * self.same
-            + wide**2 * np.exp(-0.5 * self.squared / wide_length**2) * self.same_kind
-            + narrow**2 * np.exp(-0.5 * self.squared / narrow_length**2) * self.same
-        )
+    def negative_log_likelihood(self, logs: Floats, errors: Floats) -> tuple[float, Floats]:
+        """And its slope along the logarithms of deviations, roughness and lengths."""
+        values = np.exp(logs)
+        device, kind, category, wide, narrow, noise, roughness = values[:7]
+        inverse = values[7:] ** -2
+        total = np.tensordot(inverse, self.squared, axes=1)
+        distance = np.sqrt(total + 1e-12)
+        near = wide**2 * np.exp(-0.5 * total) * self.same_kind
+        nearer = narrow**2 * np.exp(-roughness * distance) * self.same
+        covariance = device**2 + kind**2 * self.same_kind + category**2 * self.same + near + nearer
         covariance[np.diag_indices_from(covariance)] += noise**2
-        factor = cholesky(covariance, lower=True)
-        solved = np.linalg.solve(factor, errors)
-        return float(0.5 * (solved**2).sum() + np.log(np.diag(factor)).sum())
+        factor = cho_factor(covariance, lower=True)
+        weights = cho_solve(factor, errors)
+        value = float(0.5 * errors @ weights + np.log(np.diag(factor[0])).sum())
+        middle = cho_solve(factor, np.eye(len(errors))) - np.outer(weights, weights)
+        along = near + nearer * roughness / distance
+        slope = [
+            device**2 * middle.sum(),
+            kind**2 * (middle * self.same_kind).sum(),
+            category**2 * (middle * self.same).sum(),
+            (middle * near).sum(),
+            (middle * nearer).sum(),
+            noise**2 * np.trace(middle),
+            -0.5 * roughness * (middle * nearer * distance).sum(),
+            *(0.5 * inverse * np.tensordot(self.squared, middle * along, axes=((1, 2), (0, 1)))),
+        ]
+        return value, np.array(slope)
 
 
 def _squared(left: Floats, right: Floats) -> Floats:

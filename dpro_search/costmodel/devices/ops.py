@@ -239,9 +239,7 @@ def streamed(
     special: Numbers = 0.0,
 ) -> Ops:
     """Ops bound by memory that move `moved` bytes: softmax, norms, activations, embeddings, optimizers."""
-    return _ops(
-        kind, precision, stack, backward=backward, m=rows, n=length, stream_bytes=moved, kernels=kernels, special=special
-    )
+    return _ops(kind, precision, stack, backward=backward, m=rows, n=length, stream_bytes=moved, kernels=kernels, special=special)
 
 
 def _element_bytes(precision: str) -> float:

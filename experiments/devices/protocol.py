@@ -29,6 +29,7 @@ class LeftOut:
     group: str  # That was left out together.
     ratio: Floats  # Predicted log(latency / base), [n].
     of_base: Floats  # Likewise, of the trees alone that see all features, [n].
+    trees: Trees
 
     @property
     def errors(self) -> Floats:
@@ -76,7 +77,7 @@ def left_out(targets: Sequence[Target], seed: int, group: Callable[[Target], str
 def _predicted(target: Target, group: str, trees: Trees) -> LeftOut:
     seen = target.measured.features
     of_base = trees.base.predict(seen)
-    return LeftOut(target=target, group=group, ratio=of_base + trees.shapes.predict(seen), of_base=of_base)
+    return LeftOut(target=target, group=group, ratio=of_base + trees.shapes.predict(seen), of_base=of_base, trees=trees)
 
 
 def fitted(target: Target) -> Measured:

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
+CROSS_DEVICE = ("families", "devices", "xgboost", "unprobed", "noise")
 ERRORS = ("mape_pct", "median_ape_pct", "p90_ape_pct", "covered_pct")
 
 
 def summary(found: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Of rows by "part/seed": macro means (each target alike) over seeds, and their standard deviation between seeds."""
     return {
-        "cross_device": _by(found, ("cross-device", "xgboost", "unprobed", "noise"), ("predictor", "left_out", "budget"), "target"),
-        "by_source": _by(
-            found, ("cross-device", "xgboost", "unprobed", "noise"), ("predictor", "left_out", "budget", "source"), "target"
-        ),
-        "by_target": _by(found, ("cross-device",), ("predictor", "left_out", "budget", "target"), "target"),
+        "cross_device": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget"), "target"),
+        "by_source": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget", "source"), "target"),
+        "by_target": _by(found, ("families", "devices"), ("predictor", "left_out", "budget", "target"), "target"),
         "cross_model": _by(found, ("cross-model",), ("source", "passes"), "model"),
         "by_model": _by(found, ("cross-model",), ("model", "passes"), "target"),
         "whole_steps": _by(found, ("cross-model", "whole-steps"), ("left_out", "budget", "step"), "case"),

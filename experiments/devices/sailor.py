@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,27 @@ from experiments.devices.table import Table, device_of, joined_tables, table
 
 OUT_OF_MEMORY_US = 1e7
 """What the source writes where an op ran out of memory."""
-SEQUENCE, VOCABULARY = 2048, 50272
-HIDDEN_AND_HEADS = {"OPT-350": (1024, 16), "GPT-Neo-2.7": (2560, 20), "OPT-30": (7168, 56)}
+SEQUENCE = 2048
+_MIB = 2**20
+
+
+class Dims(NamedTuple):
+    """Of a model, as the sizes of its tensors in the table say; the names of the models leave the vocabulary open."""
+
+    hidden: int
+    heads: int
+    vocabulary: int
+
+
+def dims_of(rows: list[dict[str, Any]]) -> Dims:
+    """Of the model that rows are of, all on one GPU; sizes are in MiB."""
+    sizes = {row["op_name"]: row for row in rows if row["mbs"] == rows[0]["mbs"] and row["dtype"] == rows[0]["dtype"]}
+    element = ELEMENT_BYTES[rows[0]["dtype"]]
+    tokens = rows[0]["mbs"] * SEQUENCE
+    hidden = round(sizes["enc-1st-layernorm"]["input_size"] * _MIB / (tokens * element))
+    heads = round(sizes["enc-attention-softmax"]["activations"] * _MIB / (tokens * SEQUENCE * element))
+    vocabulary = round(sizes["encoder-embedding"]["weights"] * _MIB / (hidden * element)) - SEQUENCE  # and positions
+    return Dims(hidden, heads, vocabulary)
 
 
 def read(folder: Path, skipped: list[str]) -> list[Table]:
@@ -32,34 +51,35 @@ def read(folder: Path, skipped: list[str]) -> list[Table]:
         skipped.append(f"{path.name}: {len(bad)} rows hold {OUT_OF_MEMORY_US:g} us, which stands for out of memory")
     # Split over GPUs some ops hold an all-reduce, and `algo` says which dim of a weight is split, so that shapes are not known.
     rows = [row for row in rows if not row["oom"] and row["tp"] == 1]
+    dims = {model: dims_of([row for row in rows if row["model"] == model]) for model in sorted({row["model"] for row in rows})}
     found = []
     for name in sorted({row["device"] for row in rows}):
         device = device_of(name)
         parts = [
             part
             for backward in (False, True)
-            for model in sorted({row["model"] for row in rows})
-            if (part := _table(rows, name, device, model, backward)) is not None
+            for model in dims
+            if (part := _table(rows, name, device, model, dims[model], backward)) is not None
         ]
         if parts:
             found.append(joined_tables(parts))
     return found
 
 
-def _table(rows: list[dict[str, Any]], name: str, device: Device, model: str, backward: bool) -> Table | None:
+def _table(rows: list[dict[str, Any]], name: str, device: Device, model: str, dims: Dims, backward: bool) -> Table | None:
     column = "bwd_us" if backward else "fwd_us"
     chosen = [row for row in rows if row["device"] == name and row["model"] == model and 0 < row[column] < OUT_OF_MEMORY_US]
     if not chosen:
         return None
     precisions = {"fp32": "fp32" if device.peak.tf32 is None else "tf32"}
-    keys = [(row["op_name"], row["model"], row["mbs"], precisions.get(row["dtype"], row["dtype"])) for row in chosen]
+    keys = [(row["op_name"], dims, row["mbs"], precisions.get(row["dtype"], row["dtype"])) for row in chosen]
     ops = joined([_op(*key, backward) for key in keys])
     return table(ops, np.array([row[column] for row in chosen]), f"sailor {name}", f"sailor {model}")
 
 
 @cache
-def _op(name: str, model: str, batch: int, precision: str, backward: bool) -> Ops:
-    hidden, heads = HIDDEN_AND_HEADS[model]
+def _op(name: str, dims: Dims, batch: int, precision: str, backward: bool) -> Ops:
+    hidden, heads, vocabulary = dims
     element = ELEMENT_BYTES[precision]
     tokens = batch * SEQUENCE
     x, scores = tokens * hidden * element, batch * heads * SEQUENCE * SEQUENCE * element
@@ -76,7 +96,7 @@ def _op(name: str, model: str, batch: int, precision: str, backward: bool) -> Op
                     precision=product_precision, **own)  # fmt: skip
 
     if name == "encoder-embedding":
-        table_bytes = VOCABULARY * hidden * element
+        table_bytes = vocabulary * hidden * element
         moved = 5 * table_bytes + 4 * x if backward else 6 * x
         return streamed(OpKind.EMBEDDING, tokens, hidden, moved=moved, kernels=3, precision=precision, **own)
     if "layernorm" in name:
@@ -114,7 +134,7 @@ def _op(name: str, model: str, batch: int, precision: str, backward: bool) -> Op
     if name == "enc-MLP-GEMM-2":
         return product(tokens, hidden, 4 * hidden, bias=False)
     # gpt-post-process: logits, and a loss of several passes over them in fp32
-    logits = tokens * VOCABULARY
-    m, n, k = (tokens, hidden, VOCABULARY) if backward else (tokens, VOCABULARY, hidden)
+    logits = tokens * vocabulary
+    m, n, k = (tokens, hidden, vocabulary) if backward else (tokens, vocabulary, hidden)
     moved = logits * (16.0 if backward else 28.0 + element)
     return gemm(m, n, k, stream_bytes=moved, kernels=5 if backward else 7, kind=OpKind.LOSS, precision=product_precision, **own)

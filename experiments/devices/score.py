@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.costmodel.devices.correction import Correction, OpPoints
+from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.errors import InputError
@@ -37,17 +37,30 @@ def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skip
     return PARTS[part](folder, found, seed, skipped)
 
 
-def cross_device(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
-    """Architectures left out, and devices left out."""
-    some = targets(found, seed, skipped)
-    rows: Rows = []
-    for how, group in (("family", protocol.by_family), ("device", protocol.by_device)):
-        without = protocol.left_out(some, seed, group)
-        rows += _rows(protocol.judged(without, seed), "predictor", how, covered=True)
-        if how == "family":
-            rows += _rows(_of_base(without), "predictor, without trees of shapes", how)
-    rows += _rows(baselines.roofline(some, protocol.by_family), "roofline", "family")
-    return rows
+_GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
+_LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
+
+
+def _left_out(found: dict[str, Table], seed: int, how: str, skipped: list[str]) -> list[LeftOut]:
+    """Kept, for several parts need it."""
+    key = (id(found), seed, how)
+    if key not in _LEFT_OUT:
+        _LEFT_OUT.clear()
+        _LEFT_OUT[key] = protocol.left_out(targets(found, seed, skipped), seed, _GROUPS[how])
+    return _LEFT_OUT[key]
+
+
+def families(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """Architectures left out."""
+    without = _left_out(found, seed, "family", skipped)
+    rows = _rows(protocol.judged(without, seed), "predictor", "family", covered=True)
+    rows += _rows(_of_base(without), "predictor, without trees of shapes", "family")
+    return rows + _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline", "family")
+
+
+def single_devices(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+    """Devices left out, others of their architecture not."""
+    return _rows(protocol.judged(_left_out(found, seed, "device", skipped), seed), "predictor", "device", covered=True)
 
 
 def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
@@ -154,30 +167,24 @@ def cross_model(folder: Path, found: dict[str, Table], seed: int, skipped: list[
 
 def whole_steps(folder: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
     """NeuSight's whole inference and training steps on devices whose architecture was left out."""
-    some = targets(found, seed, skipped)
     cases = whole_models.cases(folder)
     wanted = {f"neusight {case['device']}" for case in cases}
     rows: Rows = [_step_row(case, whole_models.measured_sum_us(case), "sum of measured ops", 0) for case in cases]
-    without = protocol.left_out(some, seed, protocol.by_family)
-    trees_of: dict[str, Any] = {}
+    without = _left_out(found, seed, "family", skipped)
     for one in without:
         target = one.target
         if target.name not in wanted:
             continue
-        if one.group not in trees_of:
-            trees_of[one.group] = protocol.fit_trees(
-                [protocol.fitted(other) for other in some if protocol.by_family(other) != one.group], seed
-            )
         similarity = protocol.similarity_of([other for other in without if other.group != one.group], seed)
         for budget in WHOLE_MODEL_BUDGETS:
-            predict = _on_device(one, trees_of[one.group], similarity, budget, seed)
+            predict = _on_device(one, similarity, budget, seed)
             for case in cases:
                 if f"neusight {case['device']}" == target.name:
                     rows.append(_step_row(case, whole_models.predicted_us(case, predict), "device", budget))
     return rows
 
 
-def _on_device(one: LeftOut, trees: Any, similarity: Any, budget: int, seed: int) -> whole_models.Predict:
+def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> whole_models.Predict:
     part = one.target.measured
     correction = None
     if budget:
@@ -185,7 +192,7 @@ def _on_device(one: LeftOut, trees: Any, similarity: Any, budget: int, seed: int
         correction = Correction.fit(similarity, part.points[chosen], one.errors[chosen])
 
     def predict(device: str, model: str, ops: Any) -> Floats:
-        found = models.predicted_us(trees, part.profile, ops)
+        found = models.predicted_us(one.trees, part.profile, ops)
         if correction is not None:
             found = found * np.exp(correction.at(OpPoints.of(ops, features(ops, part.profile, USUAL)))[0])
         return found
@@ -200,10 +207,11 @@ def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> 
 
 
 PARTS: dict[str, Callable[[Path, dict[str, Table], int, list[str]], Rows]] = {
-    "cross-device": cross_device,
+    "families": families,
+    "whole-steps": whole_steps,
+    "cross-model": cross_model,
     "xgboost": xgboost_alone,
     "unprobed": unprobed,
-    "cross-model": cross_model,
-    "whole-steps": whole_steps,
+    "devices": single_devices,
     "noise": noise,
 }

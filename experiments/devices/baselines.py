@@ -59,7 +59,7 @@ def xgboost_alone(targets: Sequence[Target], seed: int, group: Callable[[Target]
 
 def _trees(x: Floats, y: Floats, weight: Floats, seed: int) -> xgboost.Booster:
     data = xgboost.QuantileDMatrix(x, label=y, weight=weight, nthread=1)
-    return xgboost.train({"max_depth": 6, "eta": 0.1, "subsample": 0.7, "nthread": 1, "seed": seed}, data, num_boost_round=200)
+    return xgboost.train({"max_depth": 6, "eta": 0.15, "subsample": 0.7, "nthread": 1, "seed": seed}, data, num_boost_round=100)
 
 
 def _base(one: Target) -> Floats:

@@ -189,7 +189,7 @@ def _passes(target: str, name: str, input_shapes: str, output_shape: str, dtype:
     if target in ("matmul", "bmm"):
         left, right = shapes[:2]
         return _batched(float(np.prod(left[:-2])), left[-2], right[-1], left[-1], name.endswith("matmul"))
-    if target.count(".") and _LINEAR.search(target) or target in ("lm_head", "classifier"):
+    if (target.count(".") and _LINEAR.search(target)) or target in ("lm_head", "classifier"):
         inside = shapes[0][-1]
         return _product(float(np.prod(shapes[0])) / inside, inside, made[-1], bias="lm_head" not in target, transposes=1.0)
     rows, length = elements / made[-1], float(made[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.errors import InputError
 from experiments.devices import baselines, models, neusight, protocol, whole_models
-from experiments.devices.data import USUAL, Target, tables, targets
+from experiments.devices.aiconfigurator import between_engines, systems_folder
+from experiments.devices.data import USUAL, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
 from experiments.devices.table import Table
 
@@ -22,45 +23,55 @@ Rows = list[dict[str, Any]]
 WHOLE_MODEL_BUDGETS = (0, 20)
 
 
+class Inputs(NamedTuple):
+    """Where measurements are, and those that were read."""
+
+    folder: Path
+    aiconfigurator: Path | None
+    tables: dict[str, Table]
+    left: tuple[str, ...]  # What was left out, in words.
+
+
 @cache
-def _tables(folder: Path, aiconfigurator: Path | None) -> tuple[dict[str, Table], tuple[str, ...]]:
+def _inputs(folder: Path, aiconfigurator: Path | None) -> Inputs:
     skipped: list[str] = []
-    return tables(folder, skipped, aiconfigurator), tuple(skipped)
+    found = tables(folder, skipped, aiconfigurator)
+    return Inputs(folder, systems_folder(aiconfigurator), found, tuple(skipped))
 
 
 def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skipped: list[str]) -> Rows:
     """The rows of a part; what was left out is told in `skipped`."""
     if part not in PARTS:
         raise InputError(f"--parts: '{part}' is none of {', '.join(PARTS)}")
-    found, left = _tables(folder, aiconfigurator)
-    skipped += left
-    return PARTS[part](folder, found, seed, skipped)
+    inputs = _inputs(folder, aiconfigurator)
+    skipped += inputs.left
+    return PARTS[part](inputs, seed, skipped)
 
 
 _GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
 _LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
 
 
-def _left_out(found: dict[str, Table], seed: int, how: str, skipped: list[str]) -> list[LeftOut]:
+def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str]) -> list[LeftOut]:
     """Kept, for several parts need it."""
-    key = (id(found), seed, how)
+    key = (id(inputs.tables), seed, how)
     if key not in _LEFT_OUT:
         _LEFT_OUT.clear()
-        _LEFT_OUT[key] = protocol.left_out(targets(found, seed, skipped), seed, _GROUPS[how])
+        _LEFT_OUT[key] = protocol.left_out(targets(inputs.tables, seed, skipped), seed, _GROUPS[how])
     return _LEFT_OUT[key]
 
 
-def families(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Architectures left out."""
-    without = _left_out(found, seed, "family", skipped)
+    without = _left_out(inputs, seed, "family", skipped)
     rows = _rows(protocol.judged(without, seed), "predictor", "family", covered=True)
     rows += _rows(_of_base(without), "predictor, without trees of shapes", "family")
     return rows + _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline", "family")
 
 
-def single_devices(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def single_devices(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Devices left out, others of their architecture not."""
-    return _rows(protocol.judged(_left_out(found, seed, "device", skipped), seed), "predictor", "device", covered=True)
+    return _rows(protocol.judged(_left_out(inputs, seed, "device", skipped), seed), "predictor", "device", covered=True)
 
 
 def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
@@ -76,16 +87,16 @@ def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
     ]
 
 
-def xgboost_alone(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def xgboost_alone(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """XGBoost on a data sheet's features, with samples of the device added to the fit."""
-    some = targets(found, seed, skipped)
+    some = targets(inputs.tables, seed, skipped)
     group = protocol.by_family
     return _rows(baselines.xgboost_alone(some, seed, group, (0, 20, 100)), "XGBoost", "family")
 
 
-def unprobed(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def unprobed(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """The predictor fitted and judged without probes: a data sheet only."""
-    some = targets(found, seed, skipped, probed=False)
+    some = targets(inputs.tables, seed, skipped, probed=False)
     without = protocol.left_out(some, seed, protocol.by_family)
     return _rows(protocol.judged(without, seed), "predictor, without probes", "family", covered=True)
 
@@ -117,32 +128,41 @@ def _errors(error: Floats) -> dict[str, float]:
     }
 
 
-def noise(_: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def noise(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Half the distance between repeated measurements of an op, or between libraries that compute it, by target."""
     del seed, skipped
+    logs = {name: table.spread[np.isfinite(table.spread)] for name, table in inputs.tables.items()}
+    if inputs.aiconfigurator is not None:
+        logs.update(between_engines(inputs.aiconfigurator))
     return [
-        {"predictor": "noise floor", "left_out": "-", "target": name, "budget": 0, "rows": int(known.sum()), **_errors(half)}
-        for name, table in sorted(found.items())
-        if (known := np.isfinite(table.spread)).sum() >= 20
-        for half in (np.expm1(table.spread[known] / 2) * 100,)
+        {
+            "predictor": "noise floor",
+            "left_out": "-",
+            "target": name,
+            "budget": 0,
+            "rows": len(log),
+            **_errors(np.expm1(log / 2) * 100),
+        }
+        for name, log in sorted(logs.items())
+        if len(log) >= 20 and name in inputs.tables
     ]
 
 
-def _model_ops(folder: Path, found: dict[str, Table]) -> dict[tuple[str, str], Table]:
+def _model_ops(inputs: Inputs) -> dict[tuple[str, str], Table]:
     ops_of: dict[tuple[str, str], Table] = {}
-    for table in neusight.gemm_tables(neusight.model_ops(folder)):
+    for table in neusight.gemm_tables(neusight.model_ops(inputs.folder)):
         ops_of[str(table.target[0]), str(table.model[0])] = table
-    for name, table in found.items():
+    for name, table in inputs.tables.items():
         for model in sorted(set(table.model) - {""}):
             ops_of[name, str(model)] = table[table.model == model]
     return ops_of
 
 
-def cross_model(folder: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Models left out on devices that were measured: their ops, and NeuSight's whole steps."""
-    some = targets(found, seed, skipped)
-    ops_of = _model_ops(folder, found)
-    cases = whole_models.cases(folder)
+    some = targets(inputs.tables, seed, skipped)
+    ops_of = _model_ops(inputs)
+    cases = whole_models.cases(inputs.folder)
     by_name = {one.name: one.measured for one in some}
     rows: Rows = []
     for model in sorted({model for _, model in ops_of}):
@@ -165,12 +185,12 @@ def cross_model(folder: Path, found: dict[str, Table], seed: int, skipped: list[
     return rows
 
 
-def whole_steps(folder: Path, found: dict[str, Table], seed: int, skipped: list[str]) -> Rows:
+def whole_steps(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """NeuSight's whole inference and training steps on devices whose architecture was left out."""
-    cases = whole_models.cases(folder)
+    cases = whole_models.cases(inputs.folder)
     wanted = {f"neusight {case['device']}" for case in cases}
     rows: Rows = [_step_row(case, whole_models.measured_sum_us(case), "sum of measured ops", 0) for case in cases]
-    without = _left_out(found, seed, "family", skipped)
+    without = _left_out(inputs, seed, "family", skipped)
     for one in without:
         target = one.target
         if target.name not in wanted:
@@ -206,7 +226,7 @@ def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> 
             "budget": budget, "rows": 1, "mape_pct": error}  # fmt: skip
 
 
-PARTS: dict[str, Callable[[Path, dict[str, Table], int, list[str]], Rows]] = {
+PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "families": families,
     "whole-steps": whole_steps,
     "cross-model": cross_model,

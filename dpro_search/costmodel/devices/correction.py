@@ -83,7 +83,7 @@ class Similarity:
         return float(self.deviations[5] ** 2)
 
     @staticmethod
-    def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 80, seed: int = 0) -> Similarity:
+    def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, seed: int = 0) -> Similarity:
         """The parameters under which errors on left-out devices, a group each, are likeliest; at most `most` of each are used."""
         random = np.random.default_rng(seed)
         picked = [

@@ -3,8 +3,9 @@
     python -m experiments.devices score FOLDER [--aiconfigurator DIR] [--seeds 0,1,2,3,4] [--cache FILE] [--json]
     python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
 
-FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from the
-folder that it was unpacked to. A seed takes about five minutes; with --cache FILE seeds that are in the file are not computed again.
+FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
+the folder that it was unpacked to. All parts of a seed take about ten minutes on one core; with --cache FILE parts and seeds that
+are in the file are not computed again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ops of inference engines in the package ``aiconfigurator-core`` (Apache-2.0): bf16 products and attention, in CUDA graphs.
 
-The package holds shapes for three engines. Used is vLLM: its products are PyTorch's (``torch.nn.functional.linear``), its attention is
-FlashAttention. How far the other engines' products are from it is the noise floor; their attention is of other kernels.
+The package holds shapes for three engines. Used is vLLM: its products are PyTorch's (``torch.nn.functional.linear``), its
+attention is FlashAttention. How far the other engines' products are from it is the noise floor; their attention is of other kernels.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from experiments.devices.table import Table, device_of, joined_tables, table
 ENGINE = "vllm"
 ONE_IN = {"gemm": 8, "context": 8, "encoder": 2}
 """Of the shapes: the package has 35,742 products for each system."""
-_NAMES = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm",
-          "rtx_pro_6000_server": "rtx-pro-6000-server"}  # fmt: skip
+_NAMES = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "h100_sxm": "h100-sxm",
+          "h200_sxm": "h200-sxm", "rtx_pro_6000_server": "rtx-pro-6000-server"}  # fmt: skip
 
 
 def systems_folder(given: Path | None) -> Path | None:

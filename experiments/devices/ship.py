@@ -68,11 +68,12 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     )
     path = Path(package.__file__).parent / "latency.npz"
     save(model, info, path)
-    return f"{path}: {path.stat().st_size / 1e3:.0f} kB, {info.rows} ops of {len(some)} devices, {info.left_out_mape_pct}, {info.widths}"
+    size_kb = path.stat().st_size / 1e3
+    return f"{path}: {size_kb:.0f} kB, {info.rows} ops of {len(some)} devices, {info.left_out_mape_pct}, {info.widths}"
 
 
 def _unprobed_errors(target: Target, ratio: Floats) -> Floats:
-    """|log(predicted / measured)| of trees that were fitted with probes, of a device without, [n]; the trees are those of `ratio`."""
+    """|log(predicted / measured)| of a device without probes, [n], by the trees of `ratio`, which were fitted with probes."""
     part = target.measured
     bare = DeviceProfile(device=part.profile.device)
     moved = np.log(base_us(part.ops, bare, USUAL) / part.base_us)

@@ -1,4 +1,4 @@
-"""What library ops take on a device: specs, a few probe measurements, and what was measured on other devices. README.md explains it."""
+"""What library ops take on a device, from its specs, a few measurements of it and measurements of other devices (README.md)."""
 
 from dpro_search.costmodel.devices.model import DeviceLatency as DeviceLatency
 from dpro_search.costmodel.devices.model import LatencyModel as LatencyModel

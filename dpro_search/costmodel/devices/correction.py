@@ -1,21 +1,23 @@
 """What a few measurements of a device say about the predictor's error on its other ops: a Gaussian process over ops.
 
-Errors of one device resemble each other the more the ops do: all share a part (the device as a whole), ops of a kind another, near
-shapes a third. How much each part counts is fitted to errors on devices that were left out (Rasmussen and Williams 2006, chapters 2
-and 5). Far from every measurement the correction falls back to the shared parts, and the variance grows to that of an unknown device.
+Errors of one device resemble each other the more the ops do: all share a part (the device as a whole), ops of a kind another,
+near shapes a third. How much each part counts is fitted to errors on devices that were left out (Rasmussen and Williams 2006,
+chapters 2 and 5). Far from every measurement the correction falls back to the shared parts, and the variance grows to that of an
+unknown device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 
 COORDINATES = (
     "log_batch",
@@ -62,10 +64,10 @@ class Similarity:
     roughness: float
     lengths: Floats
 
-    def covariance(self, left: OpPoints, right: OpPoints) -> Floats:
+    def covariance(self, left: OpPoints, right: OpPoints) -> Singles:
         """Between errors of n and m ops, without noise, [n, m]."""
-        device, kind, category, wide, narrow, _ = self.deviations
-        squared = _squared(left.at / self.lengths, right.at / self.lengths)
+        device, kind, category, wide, narrow, _ = map(float, self.deviations)  # numpy's own would make singles doubles
+        squared = _squared(_singles(left.at / self.lengths), _singles(right.at / self.lengths))
         same_kind = left.kind[:, None] == right.kind[None, :]
         same = left.category[:, None] == right.category[None, :]
         near = wide**2 * np.exp(-0.5 * squared) * same_kind
@@ -85,12 +87,14 @@ class Similarity:
     @staticmethod
     def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, seed: int = 0) -> Similarity:
         """The parameters under which errors on left-out devices, a group each, are likeliest; at most `most` of each are used."""
+        from scipy.optimize import minimize  # only fits need it
+
         random = np.random.default_rng(seed)
         picked = [
             (points[chosen], errors[chosen]) for points, errors in groups for chosen in (random.permutation(len(errors))[:most],)
         ]
         spread = np.maximum(np.std(np.concatenate([points.at for points, _ in picked]), axis=0), 0.1)
-        limit = 3 * float(np.median([np.std(errors) for _, errors in picked]))
+        limit = 3 * float(np.median([np.sqrt(np.mean(errors**2)) for _, errors in picked]))
         parts = [(_Group.of(points, spread), np.clip(errors, -limit, limit)) for points, errors in picked]
 
         def cost(logs: Floats) -> tuple[float, Floats]:
@@ -115,11 +119,11 @@ class OpPoints:
     kind: Floats
     category: Floats  # Kind, precision, pass and what distinguishes ops within a kind.
 
-    def __getitem__(self, chosen: Floats) -> OpPoints:
+    def __getitem__(self, chosen: npt.NDArray[Any]) -> OpPoints:
         return OpPoints(at=self.at[chosen], kind=self.kind[chosen], category=self.category[chosen])
 
     @staticmethod
-    def of(ops: Ops, features: Floats) -> OpPoints:
+    def of(ops: Ops, features: Singles) -> OpPoints:
         """Of n ops and their `features` on the device."""
         category = ops.kind + 16 * ops.precision + 256 * ops.backward + 512 * ops.special + 65536 * (ops.flops > 0) * ops.transposes
         return OpPoints(at=features[:, _PLACES].astype(np.float64), kind=ops.kind, category=category)
@@ -131,7 +135,7 @@ class Correction:
 
     similarity: Similarity
     points: OpPoints
-    factor: Floats  # Lower Cholesky factor of their covariance, [k, k].
+    inverse: Floats  # Of their covariance, [k, k].
     weights: Floats  # Its inverse times their errors, [k].
     bounds: tuple[float, float]  # Least and largest error measured.
 
@@ -140,13 +144,13 @@ class Correction:
         """Of the log(measured / predicted) of k measured ops."""
         limit = WINSOR * np.sqrt(similarity.variance)
         errors = np.clip(errors, -limit, limit)
-        factor = cholesky(similarity.covariance(points, points) + similarity.noise * np.eye(len(errors)), lower=True)
-        weights = cho_solve((factor, True), errors)
+        own = similarity.covariance(points, points).astype(np.float64) + similarity.noise * np.eye(len(errors))
+        inverse = cho_solve(cho_factor(own, lower=True), np.eye(len(errors)))
         return Correction(
             similarity=similarity,
             points=points,
-            factor=factor,
-            weights=weights,
+            inverse=inverse,
+            weights=inverse @ errors,
             bounds=(min(float(errors.min()), 0.0), max(float(errors.max()), 0.0)),
         )
 
@@ -154,9 +158,8 @@ class Correction:
         """Expected error of the logarithm, within the errors that were measured, and its standard deviation, [n] each."""
         across = self.similarity.covariance(points, self.points)
         low, high = self.bounds
-        solved = solve_triangular(self.factor, across.T, lower=True)
-        variance = self.similarity.variance - (solved**2).sum(axis=0)
-        return np.clip(across @ self.weights, low, high), np.sqrt(np.maximum(variance, self.similarity.noise))
+        variance = self.similarity.variance - np.einsum("ij,ij->i", across @ _singles(self.inverse), across)
+        return np.clip(across @ _singles(self.weights), low, high), np.sqrt(np.maximum(variance, self.similarity.noise))
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,10 @@ class _Group:
         return value, np.array(slope)
 
 
-def _squared(left: Floats, right: Floats) -> Floats:
+def _singles(values: Floats) -> Singles:
+    return values.astype(np.float32)
+
+
+def _squared(left: Singles, right: Singles) -> Singles:
     size = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :]
     return np.asarray(np.maximum(size - 2 * left @ right.T, 0.0))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES
-from dpro_search.costmodel.devices.forest import Singles
-from dpro_search.costmodel.devices.ops import Floats
+from dpro_search.costmodel.devices.ops import Floats, Singles
 
 _SIZES = ("log_batch", "log_m", "log_n", "log_k", "log_flops", "log_matrix_bytes", "log_stream_bytes")
 _KINDS = [place for place, name in enumerate(FEATURES) if name.startswith("is_")]
@@ -42,7 +41,7 @@ class Domain:
         return Domain(low=low, high=high, element_bytes=np.unique(everything[:, _ELEMENT]))
 
     def beyond(self, features: Singles) -> Floats:
-        """By how many doublings, beyond the margin, an op or its device lies outside, [n]; infinite where nothing alike was measured."""
+        """Doublings by which an op or its device lies beyond the margin, [n]; infinite where nothing alike was measured."""
         kind = np.argmax(features[:, _KINDS], axis=1)
         values = features[:, _CHECKED].astype(np.float64)
         with np.errstate(invalid="ignore"):

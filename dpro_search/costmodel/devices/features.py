@@ -1,7 +1,7 @@
 """What the predictor sees of an op on a device, and the time that its prediction is a ratio to.
 
-The base is a roofline at the rates that the device was measured to reach: launch, then the longer of arithmetic and memory, then what
-is streamed beside. Features are ratios and logarithms, so that devices of other sizes lie among those that were measured.
+The base is a roofline at the rates that the device was measured to reach: launch, then the longer of arithmetic and memory, then
+what is streamed beside. Features are ratios and logarithms, so that devices of other sizes lie among those that were measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, OpKind, Ops
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, OpKind, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, Rates, Shares
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
@@ -89,7 +89,7 @@ def parts_us(ops: Ops, rates: Rates) -> tuple[Floats, Floats, Floats]:
     return compute, memory, ops.stream_bytes / rates.stream_bytes_per_s * 1e6
 
 
-def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Floats:
+def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Singles:
     """`FEATURES` of n ops on a device, [n, features]."""
     device, rates = profile.device, profile.rates(usual)
     compute, memory, stream = parts_us(ops, rates)

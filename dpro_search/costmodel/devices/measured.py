@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import OpPoints
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, Shares, probe_places, probes_of
 
 
@@ -34,7 +34,7 @@ class Measured:
     profile: DeviceProfile
     ops: Ops
     us: Floats
-    features: Floats
+    features: Singles
     base_us: Floats
     probes: npt.NDArray[np.int64]
 

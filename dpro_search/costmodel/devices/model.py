@@ -5,8 +5,8 @@
     found = model.on(profile).predict(gemm(4096, 4096, 4096, precision="bf16"))
     found.us, found.low_us, found.high_us       # [1] each; the interval is one of 90 %
 
-A prediction is the roofline at the rates that the probes show, times what trees learned of ops on other devices, times what measured
-ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of the ops of
+A prediction is the roofline at the rates that the probes show, times what trees learned of ops on other devices, times what
+measured ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of the ops of
 devices whose whole architecture had been left out (Vovk et al. 2005), and grows outside of what was measured.
 """
 
@@ -50,7 +50,7 @@ class LatencyModel:
     similarity: Similarity
     widths: Widths
     domain: Domain
-    usual: Shares = Shares()
+    usual: Shares
 
     def on(self, profile: DeviceProfile, ops: Ops | None = None, us: Floats | None = None) -> DeviceLatency:
         """The predictor on a device, of which ops may have been measured.
@@ -69,7 +69,7 @@ class LatencyModel:
         middle = float(np.exp(np.median(errors)))
         if not 1 / UNITS < middle < UNITS:
             raise InputError(
-                f"{profile.device.name}: the measured times are {middle:.3g} times what this device can take; are they in microseconds?"
+                f"{profile.device.name}: the measured times are {middle:.3g} times those expected; are they in microseconds?"
             )
         return DeviceLatency(
             model=self, profile=profile, correction=Correction.fit(self.similarity, OpPoints.of(ops, seen), errors)

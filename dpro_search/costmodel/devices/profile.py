@@ -1,7 +1,7 @@
 """`DeviceProfile`: what is known of a device: its data sheet, and three to five probe measurements.
 
-Probes say which part of the data sheet's rates ops reach: a large product at each precision, a large copy, the smallest op. They are
-chosen by what ops compute and move, never by how long they took.
+Probes say which part of the data sheet's rates ops reach: a large product at each precision, a large copy, the smallest op. They
+are chosen by what ops compute and move, never by how long they took.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops
 from dpro_search.errors import InputError
 
 PROBE_SIZE = 4096
-"""Rows, columns and reduction of a large product: 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that neither its launch nor its last
-wave of tiles shows, and that vendors tune for."""
+"""Rows, columns and reduction of a large product: 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that neither its launch nor its
+last wave of tiles shows, and that vendors tune for."""
 PROBE_BYTES = 4e8
 """Of a large copy: several times the largest L2 cache (128 MiB)."""
 MOST_PRECISIONS = 3
 USUAL_SHARE = 0.8
 """Of a data sheet's rates, that ops reach (the median of the shares that probes show on public data)."""
 BEYOND_PEAK = 4.0
-"""Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a rate
-(AMD CDNA), caches raise that of a copy less."""
+"""Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a
+rate (AMD CDNA), caches raise that of a copy less."""
 BELOW_PEAK = 200.0  # likewise below: the slowest probe in public data reaches a twentieth of its peak
 _PRODUCTS = tuple(KINDS.index(kind) for kind in (OpKind.GEMM, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.LOSS))
 _GEMM = KINDS.index(OpKind.GEMM)
@@ -136,8 +136,8 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     """Which of n ops to measure as probes, [at most 5]: products, the copy, the smallest op.
 
-    Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side; the copy
-    is the one nearest to `PROBE_BYTES` of those that memory bounds.
+    Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
+    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
     """
     assert device.memory_bytes_per_s is not None
     moved = ops.matrix_bytes + ops.stream_bytes
@@ -153,8 +153,8 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     compute = ops.flops / peaks[ops.precision.astype(int)]
     streams = np.flatnonzero((moved > 0) & (compute < 0.3 * moved / device.memory_bytes_per_s))
     if len(streams):
-        plain = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
-        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * plain
+        other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
+        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * other
         found.append(int(streams[np.argmin(cost)]))
     size = (compute + moved / device.memory_bytes_per_s) * (1 + ops.backward) * ops.kernels
     plain = np.isin(ops.kind, _PLAIN)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from dpro_search.costmodel.devices.features import FEATURES, OP_FEATURES
-from dpro_search.costmodel.devices.forest import Forest, Singles
-from dpro_search.costmodel.devices.ops import Floats
+from dpro_search.costmodel.devices.forest import Forest
+from dpro_search.costmodel.devices.ops import Floats, Singles
 
 EVERYTHING = tuple(range(len(FEATURES)))
 OF_OPS = tuple(place for place, name in enumerate(FEATURES) if name in OP_FEATURES)
@@ -56,6 +55,8 @@ class Trees:
 def _boosted(
     features: Singles, ratio: Floats, weight: Floats, columns: tuple[int, ...], settings: TreeSettings, seed: int, threads: int
 ) -> Forest:
+    import xgboost  # only fits need it
+
     chosen = np.ascontiguousarray(features[:, list(columns)])
     data = xgboost.QuantileDMatrix(chosen, label=ratio, weight=weight, nthread=threads)
     options = {

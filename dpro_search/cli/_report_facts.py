@@ -13,8 +13,10 @@ import msgspec
 
 from dpro_search._text import numbers_text
 from dpro_search._version import __version__
+from dpro_search.cli._sample import validation_of
 from dpro_search.cli._search_result import servers_note
 from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
@@ -108,6 +110,8 @@ class _Gathered:
 
     Attributes
     ----------
+    path
+        Of the trace or description.
     job
         As recorded, or on the cluster of a search.
     trace
@@ -116,7 +120,7 @@ class _Gathered:
 
     def __init__(self, path: Path, on_part: OnPart, info: RunInfo | None = None) -> None:
         on_part("reading the trace")
-        self.on_part = on_part
+        self.on_part, self.path = on_part, path
         self.source = load_source(path)
         elsewhere = info is not None and info.cluster is not None
         recorded = job_of(self.source)
@@ -213,13 +217,22 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str,
 
 
 def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
-    """What `validate` left in a run folder, None if it never ran; raises `InputError` if the file is damaged."""
+    """What `validate` left in a run folder, else what came with the sample; raises `InputError` if the file is damaged.
+
+    None: no plan ran for real, or the sample's real runs are of other plans than the search found.
+    """
     from dpro_search.deploy.validate import Validation, is_beyond_noise
 
     validation = Validation.load(run)
-    if validation is None:
-        return None
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
+    if validation is not None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
+    else:
+        sample = None if gathered.trace is None else sample_of(gathered.path)
+        validation = None if sample is None else validation_of(sample)
+        if validation is None or not any(ran.plan in names for ran in validation.plans):
+            return None
+        when = "with the sample"
+        gathered.notes.append("The real runs came with the sample; on this machine: dpro-search validate RUN.")
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
     found: dict[str, Any] = by_setting(validation)
     for row in found["plans"]:  # of an older version, the interval could touch 1.00

@@ -24,6 +24,7 @@ _NOTES = {
     "interrupted": " (interrupted)",
     "exhausted": " (the sampler found no new plan)",
     "settled": " (expected further gain below the prediction error)",
+    "complete": " (no other legal plan can be faster by more than 0.5 %)",
 }
 
 
@@ -109,7 +110,7 @@ def print_result(
     elif result.worth_measuring:
         console.print(
             f"No gain is certain: the intervals overlap. The best plan is predicted to be {best.speedup:.2f}x as fast;"
-            " measure it with `dpro-search validate`.",
+            + (" measure it with `dpro-search validate`." if origin == "recorded" else " only real runs can tell."),
             style="yellow",
         )
     elif not result.gain_certain:

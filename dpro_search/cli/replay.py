@@ -118,7 +118,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
     for name, value_us in result["breakdown_us"].items():
         print(f"  {name.replace('_', ' '):22} {microseconds(value_us)}")
-    for sentence in sentences(result):
+    for sentence in (*sentences(result), *result.get("notes", ())):
         print(sentence)
     if "cluster" in result:
         print(f"on {result['cluster']['name']}")

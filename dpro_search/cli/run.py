@@ -131,7 +131,7 @@ def run(
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
-    from dpro_search.cli._output import print_json, stderr_console, stdout_console, warn
+    from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
     from dpro_search.cli._sample import folder_of, print_sample
     from dpro_search.cli._search_progress import progress
     from dpro_search.cli._search_result import Deployment, print_result, result_facts
@@ -181,14 +181,18 @@ def run(
         )
     warn(doubt)
     deployment, calibration = Deployment.of(source, result), job.calibration
+    reasons = job.reasons([ranked.plan for ranked in result.plans])
     if as_json:
         facts = result_facts(result, deployment)
         facts |= {"calibration": None if calibration is None else calibration.facts, "recording_doubt": doubt}
+        facts["reasons"] = reasons
         print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:
         if place is not None:
             stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
         print_result(stdout_console(), result, deployment, calibration, "described" if job.trace is None else "recorded")
+        for sentence in reasons:
+            say(stdout_console(), sentence)
         if place is None:
             print_sample(stdout_console(), folder, result)
     if result.stopped == "interrupted":

@@ -9,6 +9,8 @@ from dpro_search.cluster.cluster import each_host as each_host
 from dpro_search.cluster.device import Device as Device
 from dpro_search.cluster.device import Peaks as Peaks
 from dpro_search.cluster.device import Provenance as Provenance
+from dpro_search.cluster.generic import pcie_hosts as pcie_hosts
+from dpro_search.cluster.generic import with_device as with_device
 from dpro_search.cluster.host import Host as Host
 from dpro_search.cluster.host import Nics as Nics
 from dpro_search.cluster.link import LEVELS as LEVELS

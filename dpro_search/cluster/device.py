@@ -8,8 +8,8 @@ import msgspec
 
 from dpro_search.errors import InputError
 
-Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +46,7 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
     fp16: float | None = None
     bf16: float | None = None
     fp8: float | None = None
+    fp4: float | None = None
     int8: float | None = None
 
     def __post_init__(self) -> None:

@@ -9,9 +9,11 @@ the step. A trace of version 1 has some of that in names; they are read once, wh
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import msgspec
 import numpy as np
@@ -88,19 +90,19 @@ class Trace(RecordedJob):
         """Write the folder under a temporary name, then rename it; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
             columns = _event_columns(self.events)
-            columns |= {f"steps.{f.name}": packed(getattr(self.steps, f.name)) for f in fields(Steps)}
-            columns |= {f"dependencies.{f.name}": packed(getattr(self.dependencies, f.name)) for f in fields(Dependencies)}
+            columns |= {f"steps.{f.name}": getattr(self.steps, f.name) for f in fields(Steps)}
+            columns |= {f"dependencies.{f.name}": getattr(self.dependencies, f.name) for f in fields(Dependencies)}
             if self.modules:
-                columns |= {f"modules.{f.name}": packed(getattr(self.module_calls, f.name)) for f in fields(ModuleCalls)}
+                columns |= {f"modules.{f.name}": getattr(self.module_calls, f.name) for f in fields(ModuleCalls)}
             if len(self.memory):
-                columns |= {f"memory.{f.name}": packed(getattr(self.memory, f.name)) for f in fields(MemorySamples)}
+                columns |= {f"memory.{f.name}": getattr(self.memory, f.name) for f in fields(MemorySamples)}
             for i, graph in enumerate(self.graphs):
-                columns[f"graph{i}.input_ptr"] = packed(graph.input_ptr)
-                columns[f"graph{i}.input_idx"] = packed(graph.input_idx)
+                columns[f"graph{i}.input_ptr"] = graph.input_ptr
+                columns[f"graph{i}.input_idx"] = graph.input_idx
                 if graph.backward is not None:
                     columns[f"graph{i}.backward"] = graph.backward
                 for column in _TENSOR_COLUMNS if graph.tensors else ():
-                    columns[f"graph{i}.{column}"] = packed(getattr(graph.tensors, column))
+                    columns[f"graph{i}.{column}"] = getattr(graph.tensors, column)
             strings = _Strings(
                 names=self.names,
                 tensors=self.tensors,
@@ -114,7 +116,7 @@ class Trace(RecordedJob):
                 ),
             )
             columns["strings"] = np.frombuffer(msgspec.json.encode(strings), dtype=np.uint8)
-            np.savez_compressed(tmp / "trace.npz", **columns)  # type: ignore[arg-type]
+            _write_columns(tmp / "trace.npz", columns)
             (tmp / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.meta), indent=1) + b"\n")
 
     @staticmethod
@@ -202,10 +204,16 @@ class Trace(RecordedJob):
 
 def _event_columns(events: Events) -> dict[str, npt.NDArray[Any]]:
     """Columns on disk; those that are empty are left out."""
-    columns = {f.name: getattr(events, f.name) for f in fields(Events)}
-    described = {name: narrowed(columns.pop(name)) for name in DESCRIPTIONS}
-    found = {f"events.{name}": packed(column) for name, column in columns.items()}
-    return found | {f"events.{name}": column for name, column in described.items() if (column >= 0).any()}
+    columns = {f"events.{f.name}": getattr(events, f.name) for f in fields(Events)}
+    return {name: column for name, column in columns.items() if name not in _NARROW or (column >= 0).any()}
+
+
+def _write_columns(path: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """As `numpy.savez_compressed`, but columns are packed one after the other, so that only one takes memory twice."""
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, column in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, narrowed(column) if name in _NARROW else packed(column), allow_pickle=False)
 
 
 def _events(columns: dict[str, npt.NDArray[Any]]) -> Events:
@@ -250,6 +258,7 @@ _COLUMNS = re.compile(
     + r"|graph\d+\.(?:input_ptr|input_idx|backward|input_port|input_type|workspace_bytes)"
 )
 _TENSOR_COLUMNS = ("input_port", "input_type", "workspace_bytes")
+_NARROW = frozenset(f"events.{name}" for name in DESCRIPTIONS)
 
 
 def _tensors(graph: _GraphStrings, columns: dict[str, npt.NDArray[Any]], prefix: str) -> GraphTensors | None:

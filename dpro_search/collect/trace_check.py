@@ -45,8 +45,8 @@ def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[A
 
 def packed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Columns on disk: integers in 32 bits where they fit, times rounded to 0.01 us, below the clocks' resolution."""
-    if column.dtype.kind == "i" and (column.size == 0 or np.abs(column).max() < 2**31):
-        return column.astype(np.int32)
+    if column.dtype.kind == "i" and column.min(initial=0) > -(2**31) and column.max(initial=0) < 2**31:
+        return column.astype(np.int32, copy=False)
     return np.round(column, 2) if column.dtype.kind == "f" else column
 
 

@@ -10,6 +10,8 @@ or, where the plan changes what `fully_shard` is called with (its README says so
 
     model = planned_shard(model)    # in place of all calls of fully_shard; takes their arguments, as mesh=...
 
+A plan that shards over fewer ranks makes the mesh itself.
+
 Needs PyTorch with ``torch.distributed.fsdp.fully_shard``, nothing else; Python 3.8 and later.
 """
 
@@ -40,7 +42,7 @@ def planned_fsdp(model: Any) -> Any:
 def shards_itself() -> bool:
     """Whether the plan changes what ``fully_shard`` is called with, so that `planned_shard` must take the place of its calls."""
     plan = _plan()
-    return bool(plan.get("groups") or plan.get("reduce_dtype"))
+    return bool(plan.get("groups") or plan.get("reduce_dtype") or plan.get("shard_ranks"))
 
 
 def planned_shard(model: Any, **options: Any) -> Any:
@@ -65,11 +67,25 @@ def planned_shard(model: Any, **options: Any) -> Any:
             output_dtype=given.output_dtype,
             cast_forward_inputs=given.cast_forward_inputs,
         )
+    if plan.get("shard_ranks"):
+        options["mesh"] = _mesh(plan["shard_ranks"])
     for group in plan.get("groups") or [[unit] for unit in plan["units"]]:
         modules = [_module(model, name) for name in group]
         fully_shard(modules if len(modules) > 1 else modules[0], **options)
     fully_shard(model, **options)
     return _follow(model, plan)
+
+
+def _mesh(shard_ranks: int) -> Any:
+    """All ranks, of which so many neighbours share the parameters, and the others have copies."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ranks = dist.get_world_size()
+    if ranks % shard_ranks:
+        raise ValueError(f"the plan shares parameters among {shard_ranks} ranks, which does not divide {ranks}")
+    device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+    return init_device_mesh(device, (ranks // shard_ranks, shard_ranks), mesh_dim_names=("replicate", "shard"))
 
 
 def _follow(model: Any, plan: dict[str, Any]) -> Any:

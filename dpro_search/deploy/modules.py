@@ -3,7 +3,7 @@ script:
 
     from modules import planned_modules
 
-    model = planned_modules(model)     # before DistributedDataParallel(model), or planned_ddp(model)
+    model = planned_modules(model)     # before DistributedDataParallel(model), planned_ddp(model), or fully_shard
 
 A recomputed module keeps only its inputs; its forward pass runs again, with the same random numbers, when its
 backward pass begins. Batch normalisation's running statistics are changed once, as before; other state that a forward pass changes

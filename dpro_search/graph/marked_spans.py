@@ -60,8 +60,12 @@ class MarkedSpans:
     def span(self, row: int) -> Span:
         """A host event as a span."""
         events = self.trace.events
-        rank, thread = int(events.rank[row]), int(events.stream[row])
-        start_us, end_us = float(events.start_us[row]), float(events.end_us[row])
+        thread = int(events.stream[row])
+        return self.between(int(events.rank[row]), thread, float(events.start_us[row]), float(events.end_us[row]))
+
+    def between(self, rank: int, thread: int, start_us: float, end_us: float) -> Span:
+        """A stretch of a rank's thread between two instants."""
+        events = self.trace.events
         first, last = np.searchsorted(self._call_us, (start_us, end_us)).tolist()
         launched = tuple(
             int(self._launched[i])

@@ -2,12 +2,15 @@
 
 Each unit gathers its parameters (``FSDP::all_gather``) and copies them to their places (``all_gather_copy_out``), in the forward
 pass and, where it gave them up, in the backward pass again; after its backward pass it reduces its gradients
-(``post_backward_reduce``), in HSDP in a second process group as well. FSDP1 does not mark its units.
+(``post_backward_reduce``), in HSDP in a second process group as well. What it computes lies between ``pre_forward`` and
+``post_forward``, and behind ``pre_backward``. FSDP1 does not mark its units.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +19,10 @@ from dpro_search.collect.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, TensorInfo, Trace
 from dpro_search.graph.marked_spans import MarkedSpans, Span
 
-_MARK = re.compile(r"^FSDP::(?P<what>all_gather|all_gather_copy_out|post_backward_reduce|pre_backward)(?: \((?P<unit>.*)\))?$")
+_MARK = re.compile(
+    r"^FSDP::(?P<what>all_gather|all_gather_copy_out|post_backward_reduce|pre_backward|pre_forward|post_forward)"
+    r"(?: \((?P<unit>.*)\))?$"
+)
 ROOT = "the root"  # the unit that the model itself is
 
 
@@ -44,14 +50,25 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """A unit's forward pass, and where its backward pass begins."""
+
+    unit: str
+    forward: Span
+    backward_us: float
+    backward_thread: int
+
+
+@dataclass(frozen=True)
 class StepUnits:
-    """A rank's step, each in the order of the enqueues."""
+    """A rank's step, each in the order of the enqueues, passes in that of the forward pass."""
 
     rank: int
     step: int
     forward: tuple[Gather, ...]
     backward: tuple[Gather, ...]
     reductions: tuple[Reduction, ...]
+    passes: tuple[Passes, ...] = ()
 
     @property
     def program(self) -> tuple[tuple[str, ...], ...]:
@@ -73,12 +90,16 @@ class ShardedUnits:
         Whether gradients are reduced in a second process group as well.
     why
         What is taken for granted, or why the units are not known.
+    shared_by, numbers
+        Ranks that share the parameters of a unit (None: not known), and the recorded ranks' numbers in the job.
     """
 
     tensors: tuple[TensorInfo, ...]
     steps: dict[tuple[int, int], StepUnits]
     hybrid: bool
     why: str
+    shared_by: int | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def first(self) -> StepUnits:
@@ -106,7 +127,24 @@ def sharded_units_of(trace: Trace) -> ShardedUnits:
     tensors = tuple(TensorInfo(name=unit, node="", dtype="float32", shape=(), size_bytes=size) for unit, size in sizes.items())
     hybrid = any(len(each.parts) > 1 for each in first.reductions)
     why = f"{len(tensors)} units as FSDP marks them" + (", reduced over a second process group as well" if hybrid else "")
-    return ShardedUnits(tensors=tensors, steps=found, hybrid=hybrid, why=why)
+    return ShardedUnits(
+        tensors=tensors,
+        steps=found,
+        hybrid=hybrid,
+        why=why,
+        shared_by=_shared_by(trace, first, hybrid=hybrid),
+        numbers=tuple(trace.meta.numbers),
+    )
+
+
+def _shared_by(trace: Trace, step: StepUnits, *, hybrid: bool) -> int | None:
+    """Ranks of the group that gathers the first unit; of a job with one group all ranks, where the profile does not say."""
+    group = int(trace.events.group[step.forward[0].part])
+    known = trace.groups[group] if group >= 0 else None
+    size = 0 if known is None else len(known.ranks) or known.size
+    if size > 0:
+        return size
+    return None if hybrid else max(trace.meta.world_size or 0, trace.meta.ranks)
 
 
 def _given(trace: Trace, units: list[str]) -> dict[str, int]:
@@ -150,7 +188,22 @@ class _UnitSpans(MarkedSpans):
             if parts:
                 sizes = self.trace.events.size_bytes[list(parts)].tolist()
                 reductions.append(Reduction(unit, post, parts, tuple(sizes)))
-        return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions))
+        return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions), tuple(self._passes(rank, step)))
+
+    def _passes(self, rank: int, step: int) -> Iterator[Passes]:
+        """Of the units that run once forward and once backward."""
+        before, after, back = (dict(self._once(what, rank, step)) for what in ("pre_forward", "post_forward", "pre_backward"))
+        for unit, begun in before.items():
+            ended, backward = after.get(unit), back.get(unit)
+            if ended is None or backward is None or ended.thread != begun.thread or not begun.end_us <= ended.start_us:
+                continue
+            forward = self.between(rank, begun.thread, begun.end_us, ended.start_us)
+            yield Passes(unit, forward, backward.end_us, backward.thread)
+
+    def _once(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:
+        marked = self._marked(what, rank, step)
+        count = Counter(unit for unit, _ in marked)
+        return [(unit, span) for unit, span in marked if count[unit] == 1]
 
     def _marked(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:
         names = {name: match["unit"] or ROOT for name, match in self._marks.items() if match["what"] == what}

@@ -25,6 +25,7 @@ from dpro_search.kinds._base import (
     PlanOptions,
     Source,
     Table,
+    Wanted,
     with_memory_limit,
 )
 from dpro_search.kinds._difference import difference
@@ -49,9 +50,11 @@ __all__ = [
     "PlanOptions",
     "Source",
     "Table",
+    "Wanted",
     "all_targets",
     "assemble_raw",
     "deployed",
+    "description_text",
     "difference",
     "files_of",
     "job_of",
@@ -87,6 +90,12 @@ def load_source(path: Path) -> Source:
         if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
             return cast("Description", found)
     return Trace.load(path)
+
+
+def description_text(wanted: Wanted) -> str:
+    """A commented file that describes a job; raises `InputError` for what cannot be described."""
+    found = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
+    return next(text for text in found if text is not None)
 
 
 def files_of(source: Source) -> dict[str, Path]:

@@ -38,6 +38,7 @@ from dpro_search.deploy.parts.part import Servers, Target
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us, recording_doubt
 from dpro_search.kinds._names import registered
+from dpro_search.kinds._work import Work
 from dpro_search.machine import VARIABLE, Calibration
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
@@ -194,7 +195,20 @@ class Job(ABC):
         """What `replay` reports of a plan: `predict` with a breakdown, and what it leaves out to be fast."""
         return self.predict(plan)
 
+    def more_facts(self, plan: Plan) -> dict[str, Any]:
+        """What `replay` reports of a plan beside a prediction, for its JSON."""
+        return {}
+
+    def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
+        """Why the first of some ranked plans is the best of them, and what the others lose, in sentences."""
+        return ()
+
     # What else can be asked of it.
+
+    @property
+    def work(self) -> Work | None:
+        """What an iteration does, of a job that knows it without a recording."""
+        return None
 
     @property
     def nothing_to_search(self) -> str:
@@ -427,8 +441,24 @@ class Kind(AnyKind[Trace]):
         return replace(DeployedFacts.of(trace), servers=self.servers(trace))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A description that is to be written; None: what is usual."""
+
+    model: str
+    cluster: str
+    global_batch: int | None = None  # Sequences of a step.
+    sequence: int | None = None  # Tokens of a sequence.
+    precision: str | None = None
+    framework: str | None = None
+
+
 class DescribedKind(AnyKind[_Described]):
     """A kind of job that a file describes."""
+
+    def text(self, wanted: Wanted) -> str | None:
+        """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
+        return None
 
     @abstractmethod
     def read(self, path: Path) -> _Described | None:

@@ -6,7 +6,7 @@ Facts that no trace has are given with ``--set``, beside changes: `OPTIONS`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dpro_search.cluster import Cluster, bundled
@@ -15,6 +15,7 @@ from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._base import Job
+from dpro_search.kinds._work import Work
 from dpro_search.quantities import parse_amount
 from dpro_search.space.scenario import Scenario, changes_in
 
@@ -37,21 +38,6 @@ KEYS = (
 _HOUR_US = 3600e6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What an iteration does, and on what; None where it is not known."""
-
-    devices: int = 1
-    device: str = ""  # Name of the devices; empty: not known.
-    tokens: float | None = None  # Of an iteration of all devices.
-    flops: float | None = None  # Of an iteration of one device.
-    flops_note: str = ""  # What they leave out.
-    peak_flops_per_s: float | None = None  # Of a device, at the precision of most FLOPs.
-    precision: str = ""
-    price_per_device_hour_usd: float | None = None
-    power_per_device_w: float | None = None  # The most that a device takes, its share of the host included where that is known.
-
-
 def split_options(changes: Iterable[str]) -> tuple[dict[str, float], tuple[str, ...]]:
     """Options among ``name=value`` texts with their values, and the other texts; raises `InputError` for what is no amount."""
     found: dict[str, float] = {}
@@ -70,6 +56,9 @@ def split_options(changes: Iterable[str]) -> tuple[dict[str, float], tuple[str, 
 
 def efficiency_facts(job: Job, scenario: Scenario, given: Mapping[str, float], iteration_us: float) -> dict[str, Any]:
     """`efficiency` of a job in a scenario; nothing for a job without accelerators of which nothing was `given`."""
+    own = None if job.work is None else job.under(scenario)[0].work
+    if own is not None:
+        return efficiency(with_options(own, given), iteration_us)
     trace = job.trace
     if not given and (trace is None or not (trace.events.kind == EventKind.KERNEL).any()):
         return {}
@@ -107,9 +96,14 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
         price_per_device_hour_usd=machine.price_per_device_hour_usd if machine is not None else None,
         power_per_device_w=power_w if power_w is not None or device is None else device.power_w,
     )
+    return with_options(found, given)
+
+
+def with_options(work: Work, given: Mapping[str, float]) -> Work:
+    """With options in place of what is known."""
     for name, value in given.items():
-        found = replace(found, **{_FIELDS[name]: value})  # type: ignore[arg-type]
-    return replace(found, flops_note="") if "flops" in given else found
+        work = replace(work, **{_FIELDS[name]: value})  # type: ignore[arg-type]
+    return replace(work, flops_note="") if "flops" in given else work
 
 
 def efficiency(work: Work, iteration_us: float) -> dict[str, Any]:

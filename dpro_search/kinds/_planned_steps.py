@@ -13,20 +13,21 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.errors import InputError
-from dpro_search.kinds._base import Job
-from dpro_search.kinds._profile_at_scale import profile_at_scale
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds._recorded_cluster import recorded_place
 from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
+from dpro_search.quantities import size_text
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.recorded_cluster import Placed, Recorded
 from dpro_search.space.recorded_edit import StepEdit
 from dpro_search.space.recorded_events import RUNS
+from dpro_search.space.recorded_memory import MemoryChange, peak_bytes
 from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import ClusterChange, Scale
@@ -150,7 +151,58 @@ class PlannedSteps(RecordedSteps):
         changed.predictor = changed.predictor.of_job(changed)
         return changed
 
+    @property
+    def place(self) -> Placed | None:
+        """Where the job runs; None: the machine that it was recorded on is not known."""
+        if self._elsewhere is not None:
+            return self._elsewhere.place
+        recorded, _ = self._recorded_place
+        return None if recorded.cluster is None else Placed(cluster=recorded.cluster, ranks=recorded.ranks)
+
+    @property
+    def place_is_unknown(self) -> str:
+        """Why it is not known where the job runs."""
+        return self._recorded_place[1]
+
+    @cached_property
+    def _recorded_place(self) -> tuple[Recorded, str]:
+        return recorded_place(self.trace.meta, needed=False)
+
+    def _memory_changes(self, plan: Plan) -> Sequence[MemoryChange] | None:
+        """What a plan allocates otherwise than the recorded job did; None: not known."""
+        return None if plan != Plan() else ()
+
+    def _peak_memory_bytes(self, plan: Plan) -> int | None:
+        if not len(self.trace.memory):
+            return None
+        changes = self._memory_changes(plan)
+        return None if changes is None else peak_bytes(self.trace.memory, changes)
+
+    def _least_bytes(self, plan: Plan) -> int | None:
+        """What parameters, gradients and the optimizer's state take alone under a plan; None: not known."""
+        return None
+
+    @property
+    def _optimizer_copies(self) -> int:
+        """How many times the parameters the optimizer keeps, by its name; 0 of those that may keep nothing."""
+        return 2 if any(name.startswith("Optimizer.step#Adam") for name in self.trace.names) else 0
+
     def _predict(self, plan: Plan) -> Prediction:
+        found = self._timed(plan)
+        needed, at_least = found.peak_memory_bytes, ""
+        if needed is None:
+            needed, at_least = self._least_bytes(plan), "at least "
+        if needed is None or self.place is None or (plan == Plan() and self._elsewhere is None):
+            return found
+        devices = {group.host.device for group in self.place.cluster.groups}
+        known = [(device.memory_bytes, device.name) for device in devices if device.memory_bytes is not None]
+        has, name = min(known, default=(needed, ""))
+        if needed <= has:
+            return found
+        return msgspec.structs.replace(found, infeasible=f"needs {at_least}{size_text(needed)}, and {name} has {size_text(has)}")
+
+    def _timed(self, plan: Plan) -> Prediction:
+        """The prediction, whatever memory it needs."""
         if plan == Plan():
             return super()._predict(plan)
         found = self.predictor.under(plan).predict(self._scales)
@@ -161,7 +213,7 @@ class PlannedSteps(RecordedSteps):
             below, above = (end / found.iteration_us - 1 for end in interval_us)
             low, high = -math.hypot(low, below), math.hypot(high, above)
             interval_us = max(found.iteration_us * (1 + low), 0.0), found.iteration_us * (1 + high)
-        return msgspec.structs.replace(as_prediction(found, "extrapolated"), interval_us=interval_us)
+        return msgspec.structs.replace(as_prediction(found, "extrapolated", self._peak_memory_bytes(plan)), interval_us=interval_us)
 
     def _wider(self, found: RecordedPrediction) -> tuple[float, float]:
         """The interval with the error of the prices of collectives that nothing hides, or that the job waits for."""
@@ -184,9 +236,6 @@ class PlannedSteps(RecordedSteps):
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
         return (*super().left_out(change), *self.assumed())
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return super().at_scale(cluster, ranks) if self.trace.meta.device else profile_at_scale(self, cluster, ranks)
-
     def assumed(self) -> Iterator[str]:
         """What predictions take for granted, a sentence each."""
         ranks, world = self.trace.meta.ranks, round(self.trace.meta.number_knob(WORLD_SIZE, 0))
@@ -196,7 +245,12 @@ class PlannedSteps(RecordedSteps):
                 f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
             )
         yield from self.prices.doubts
-        yield "memory is not known from a profile"
+        if len(self.trace.memory):
+            yield "memory is what tensors take; what the allocator holds beside them is not in the profile"
+            return
+        least = self._least_bytes(Plan())
+        alone = "" if least is None else f"; parameters, gradients and the optimizer's state take {size_text(least)} at least"
+        yield f"memory is not known: profile with profile_memory=True{alone}"
 
 
 def prices_of(trace: Trace, ops: RecordedOps, known_bytes: Mapping[int, int]) -> CollectivePrices:

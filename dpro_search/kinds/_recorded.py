@@ -17,6 +17,7 @@ from dpro_search.replay.device_time import RankTime, mean_breakdown_us, mean_tim
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
+from dpro_search.space.recorded_events import CLOSES
 from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
 from dpro_search.space.recorded_scales import OpSorts, scaled
 from dpro_search.space.replay_graph import ReplayGraph
@@ -266,7 +267,7 @@ class RecordedPredictor:
 
 
 def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
-    """Ops whose ends end a step: those of the devices, of all where there is none."""
+    """Ops whose ends end a step: those of the devices; without any, those where scripts end it; else all."""
     mine: npt.NDArray[np.bool_] = ops.step == step
-    on_device = mine & ops.on_device
-    return on_device if on_device.any() else mine
+    chosen = (mine & ops.on_device, mine & (ops.role == CLOSES), mine)
+    return next(found for found in chosen if found.any())

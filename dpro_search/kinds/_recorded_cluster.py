@@ -11,7 +11,7 @@ from dpro_search.cluster import Cluster, bundled
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
-from dpro_search.space.recorded_cluster import Placed, moved_ops
+from dpro_search.space.recorded_cluster import Placed, Recorded, moved_ops
 from dpro_search.space.scenario import ClusterChange, Scale
 
 
@@ -49,12 +49,14 @@ def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange)
         raise InputError(f"{change.machines.name} has no GPUs: a profile of kernels says nothing of processors")
     if not predictor.has_launches:
         raise InputError(f"the trace ({trace.meta.format}) has no kernels with launches: no other cluster can be predicted from it")
-    recorded, source = recorded_place(trace.meta, change.recorded_on)
-    target = recorded.cluster if change.machines is None else change.machines
+    recorded, source = recorded_place(trace.meta, change.recorded_on, needed=change.machines is None)
     ranks = change.ranks
     if change.machines is None:
+        assert recorded.cluster is not None, "needed"
         ranks = recorded.ranks if ranks is None else ranks
-        target = _with_ranks(target, ranks)
+        target = _with_ranks(recorded.cluster, ranks)
+    else:
+        target = change.machines
     if change.rate_bps is not None:
         target = target.at_nic_rate(None if math.isinf(change.rate_bps) else change.rate_bps, "given as rate=")
     place = Placed(cluster=target, ranks=target.ranks if ranks is None else ranks)
@@ -68,7 +70,7 @@ def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange)
     )
 
 
-def recorded_place(meta: TraceMeta, asked: Cluster | None = None) -> tuple[Placed, str]:
+def recorded_place(meta: TraceMeta, asked: Cluster | None = None, *, needed: bool = True) -> tuple[Recorded, str]:
     """Where all ranks of a recorded job ran, and how that is known, as a sentence.
 
     Ranks fill hosts in their order. The machine is the one that their GPUs usually are part of, unless one is given.
@@ -76,35 +78,39 @@ def recorded_place(meta: TraceMeta, asked: Cluster | None = None) -> tuple[Place
     Raises
     ------
     InputError
-        The GPUs were not recorded, or are of no bundled machine: the option that names one is shown.
+        It is needed, and the GPUs were not recorded, or are of no bundled machine: the option that names one is shown.
     """
     ranks = max(meta.world_size or 0, meta.ranks)
-    machine = _usual_machine(meta) if asked is None else asked
+    machine, why = (asked, "") if asked is not None else _usual_machine(meta)
+    if machine is None:
+        if needed:
+            raise InputError(f"the trace {why}; name the machine: --set recorded_on=hgx-h100, or a file")
+        return Recorded(cluster=None, ranks=ranks), f"the trace {why}; recorded_on=MACHINE names the machine"
     hosts = len(set(meta.hosts))
     devices = machine.ranks_per_host
     if len(meta.hosts) == ranks and hosts > 1 and ranks % hosts == 0 and devices is not None and ranks // hosts < devices:
         group = machine.groups[0]
         part = msgspec.structs.replace(group, host=group.host.with_devices(ranks // hosts))
         machine = msgspec.structs.replace(machine, groups=(part,))
-    place = Placed(cluster=_with_ranks(machine, ranks), ranks=ranks)
+    place = Recorded(cluster=_with_ranks(machine, ranks), ranks=ranks)
     if asked is not None:
-        return place, f"the job was recorded on {machine.name}, as given"
+        return place, f"the job was recorded on {asked.name}, as given"
     return (
         place,
         f"the job was recorded on {machine.name}, going by its GPUs ({meta.devices[0]}); recorded_on=MACHINE names another",
     )
 
 
-def _usual_machine(meta: TraceMeta) -> Cluster:
+def _usual_machine(meta: TraceMeta) -> tuple[Cluster | None, str]:
+    """The machine that a trace's GPUs usually are part of, or why it is not known."""
     names = sorted(set(meta.devices))
-    option = "name the machine: --set recorded_on=hgx-h100, or a file"
     if not names:
-        raise InputError(f"the trace does not say on what GPUs it was recorded; {option}")
+        return None, "does not say on what GPUs it was recorded"
     device = bundled.aliases("device").get(bundled.plain(names[0])) if len(names) == 1 else None
     machine = None if device is None else bundled.usual_machine(device)
     if machine is None:
-        raise InputError(f"the trace was recorded on {', '.join(names)}, of which no machine is known; {option}")
-    return bundled.machine(machine)
+        return None, f"was recorded on {', '.join(names)}, of which no machine is known"
+    return bundled.machine(machine), ""
 
 
 def _with_ranks(machine: Cluster, ranks: int) -> Cluster:

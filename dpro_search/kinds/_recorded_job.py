@@ -20,6 +20,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.recorded_memory import peak_bytes
 from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
@@ -74,16 +75,14 @@ class RecordedSteps(Job):
 
     def _predict(self, plan: Plan) -> Prediction:
         if self._elsewhere is None:
-            return _prediction(self.predictor, self._scales, self._peak_memory_bytes)
+            return _prediction(self.predictor, self._scales, self._peak_memory_bytes(plan))
         found = self.predictor.predict(self._scales)
         found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales))
-        return as_prediction(found, "extrapolated", self._peak_memory_bytes)
+        return as_prediction(found, "extrapolated", self._peak_memory_bytes(plan))
 
-    @property
-    def _peak_memory_bytes(self) -> int | None:
+    def _peak_memory_bytes(self, plan: Plan) -> int | None:
         """The most that a rank's allocator had handed out while it was recorded; other speeds do not change it."""
-        counts = self.trace.memory.allocated_bytes
-        return int(counts.max()) if len(counts) else None
+        return peak_bytes(self.trace.memory)
 
     @property
     def calibration(self) -> Calibration:
@@ -141,7 +140,7 @@ class RecordedSteps(Job):
         held = self.predictor.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
-            prediction=as_prediction(held.prediction, "recorded", self._peak_memory_bytes),
+            prediction=as_prediction(held.prediction, "recorded", self._peak_memory_bytes(Plan())),
             error_pct=held.error_pct,
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
@@ -153,7 +152,7 @@ class RecordedSteps(Job):
         errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
         measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
         started = time.perf_counter()
-        prediction = _prediction(self.predictor, (), self._peak_memory_bytes)
+        prediction = _prediction(self.predictor, (), self._peak_memory_bytes(Plan()))
         return Comparison(
             measured_us=measured,
             prediction=prediction,

@@ -113,7 +113,7 @@ def predicted_facts(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     measured = None if changed else job.measured_iteration_us
     error = None if measured is None else (prediction.iteration_us / measured - 1) * 100
-    return _facts(job, prediction, measured, error, job.op_count(plan), seconds)
+    return _facts(job, prediction, measured, error, job.op_count(plan), seconds) | job.more_facts(plan)
 
 
 def _compared(job: Job, found: Comparison) -> dict[str, Any]:

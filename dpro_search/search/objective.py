@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, cast
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.space.plan import Plan, Prediction
@@ -12,8 +13,8 @@ from dpro_search.space.transformations import PlanSpace
 class Objective(Protocol):
     """Predicts the cost of plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
-    An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), and a `Reevaluator`
-    of the plans that a search lists.
+    An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), a `Reevaluator` of
+    the plans that a search lists, and `Ranked`.
     """
 
     @property
@@ -37,6 +38,25 @@ class Reevaluator(Protocol):
 
     def reevaluated(self, plan: Plan) -> Prediction:
         """The predicted iteration time of a plan."""
+
+
+class BoundedPlan(NamedTuple):
+    """A plan that keeps all limits, and an iteration time that it cannot be below."""
+
+    plan: Plan
+    least_us: float
+
+
+class Ranked(Protocol):
+    """Knows all plans worth a look, few enough to bound each, so that a search can end when no other can be the best."""
+
+    def ranked(self) -> Iterator[BoundedPlan]:
+        """The plans in the order of their bounds, the least first."""
+
+
+def ranked_of(objective: Objective) -> Ranked | None:
+    """The objective, if it has the method `ranked`."""
+    return cast("Ranked", objective) if callable(getattr(objective, "ranked", None)) else None
 
 
 def reevaluator_of(objective: Objective) -> Reevaluator | None:

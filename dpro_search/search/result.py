@@ -23,7 +23,7 @@ from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.plan_json import decoded
 from dpro_search.space.plan_names import plan_names
 
-Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled"]
+Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled", "complete"]
 OnReevaluated = Callable[[int, int, Prediction], None]
 MOST_PLANS = 10
 PLAN_FILE = "plans/plan-{}.json"  # in a run folder, by number; 1 is the best
@@ -57,7 +57,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # The run folder.
     trials: int  # Finished trials, the recorded setting included.
     seconds: float  # Wall-clock time of this search, without what an earlier one spent on the same folder.
-    # Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction error.
+    # Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction error;
+    # "complete": no plan that was not evaluated can be faster than the best by more than 0.5 % (`Ranked`).
     stopped: Stopped
     baseline: Prediction  # Prediction of the recorded setting.
     # The best plans, fastest first. Plans within 1 % of each other count as one, represented by the simplest. Infeasible plans are

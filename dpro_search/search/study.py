@@ -27,7 +27,7 @@ from dpro_search.search.finished import FinishedTrial, line_as_written
 from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
-from dpro_search.search.objective import Objective, reevaluator_of
+from dpro_search.search.objective import Objective, Ranked, ranked_of, reevaluator_of
 from dpro_search.search.result import OnReevaluated, SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
@@ -127,7 +127,8 @@ def run_search(
     if quantile is not None:
         check_quantile(objective, quantile)
     space, guide = objective.space, _guide_of(objective)
-    chooser = sampler_for(space, sampler, seed, guide)
+    ranked = ranked_of(objective) if sampler == "auto" else None
+    chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
     info = RunInfo(
         sampler=sampler,
         seed=seed,
@@ -139,7 +140,7 @@ def run_search(
         id=uuid.uuid4().hex,
         options=dict(options or {}),
         cluster=cluster,
-        islands=_islands_of(sampler, workers, engine, storage),
+        islands=_islands_of(sampler, workers, engine, storage, ranked),
     )
     info = open_run(out, info)
 
@@ -163,13 +164,15 @@ def run_search(
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
-                own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide)
+                own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide, ranked=ranked)
                 study = stack.enter_context(_shared_study(storage, info, space))
                 found, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             counted = None if storage is None else max(trials, earlier)  # others may store more than all of them are to have
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
             finished, stopped = _until(ends, found, on_trial)
+            if stopped == "exhausted" and ranked is not None:
+                stopped = "complete"
             finished += known[len(finished) : counted]
             result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
@@ -268,9 +271,9 @@ class WorkerPool(Protocol):
         """Workers that ended too early; others took over their work."""
 
 
-def _islands_of(sampler: str, workers: int, engine: Engine, storage: str | None) -> int:
+def _islands_of(sampler: str, workers: int, engine: Engine, storage: str | None, ranked: Ranked | None) -> int:
     """How many samplers a new search has."""
-    alone = engine != "local" or storage is not None or sampler in SEEDLESS
+    alone = engine != "local" or storage is not None or sampler in SEEDLESS or ranked is not None
     return 1 if alone else min(workers, MOST_ISLANDS)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpro_search.errors import InputError
@@ -16,7 +17,7 @@ from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.finished import FinishedTrial
 from dpro_search.search.islands import FIRST_NEWS, ROUND, Findings, Island, KeyedProposal
 from dpro_search.search.run_folder import Journal, Trial
-from dpro_search.search.samplers import Proposal, Sampler
+from dpro_search.search.samplers import NoPlanLeftError, Proposal, Sampler
 from dpro_search.space.plan import Plan, Prediction
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class _Open(NamedTuple):
 def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, trials: int, window: int) -> Iterator[Trial]:
     """Finished trials of a search with one sampler, first the recorded setting. Trials of the journal are not evaluated again.
 
-    Trial n is proposed when the sampler has received all results but the last `window` - 1 before it, or as many as the journal
-    has for it: its proposals depend on nothing else.
+    Ends early where the sampler knows that no plan is left. Trial n is proposed when the sampler has received all results but the
+    last `window` - 1 before it, or as many as the journal has for it: its proposals depend on nothing else.
     """
     known = journal.trials
     told = 0
@@ -70,7 +71,10 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
             trial = finished()
             told += 1
             yield trial
-        proposal = sampler.ask() if number else RECORDED
+        try:
+            proposal = sampler.ask() if number else RECORDED
+        except NoPlanLeftError:
+            break
         if number < len(known):
             check_same(known[number], proposal, journal)
             evaluations.remember(proposal.plan, known[number].prediction)
@@ -163,9 +167,12 @@ def shared_trials(evaluations: Evaluations, sampler: Sampler, study: SharedStudy
             yield trial
             if trial.number + 1 == trials:
                 return
-        while len(open_) < window:
-            open_.append(sampler.ask())
-            evaluations.request(open_[-1].plan)
+        with suppress(NoPlanLeftError):
+            while len(open_) < window:
+                open_.append(sampler.ask())
+                evaluations.request(open_[-1].plan)
+        if not open_:
+            return
         proposal = open_.popleft()
         prediction = evaluations.wait(proposal.plan)
         if proposal.plan in study:

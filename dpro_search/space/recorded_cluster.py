@@ -3,6 +3,8 @@
 The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost
 model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times
 the ratio of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+
+Where it is not known on what a job was recorded, transfers take model(target), and kernels what they took.
 """
 
 from __future__ import annotations
@@ -48,6 +50,14 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Where all ranks of a job were recorded, also those of which there is no profile; cluster None: not known."""
+
+    cluster: Cluster | None
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MovedOps:
     """Ops with the durations of another cluster."""
 
@@ -58,18 +68,14 @@ class MovedOps:
     assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
 
 
-def moved_ops(trace: Trace, ops: RecordedOps, recorded: Placed, target: Placed) -> MovedOps:
+def moved_ops(trace: Trace, ops: RecordedOps, recorded: Recorded, target: Placed) -> MovedOps:
     """Recorded ops as they would run elsewhere.
-
-    Parameters
-    ----------
-    recorded
-        All ranks of the job, also those of which there is no profile, where they were recorded.
 
     Raises
     ------
     InputError
-        A group of ranks does not fit on the target, or a device's rates are not known.
+        A group of ranks does not fit on the target, a device's rates are not known, or neither the recorded cluster nor the size
+        of a collective is.
     """
     assumed: list[str] = []
     fixed_us = np.minimum(ops.unexplained_us, ops.duration_us)  # idle time of the stream stays
@@ -84,9 +90,12 @@ def moved_ops(trace: Trace, ops: RecordedOps, recorded: Placed, target: Placed) 
 
 
 def _kernels(
-    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Placed, target: Placed, found: Floats, assumed: list[str]
+    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
 ) -> None:
     """Sets the durations of kernels: middle, low, high."""
+    if recorded.cluster is None:
+        assumed.append("kernels, host threads, launches and copies take as long as recorded")
+        return
     before, after = recorded.cluster.devices[0], target.cluster.devices[0]
     if before == after:
         return
@@ -107,7 +116,7 @@ def _kernels(
 
 
 def _transfers(
-    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Placed, target: Placed, found: Floats, assumed: list[str]
+    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
 ) -> None:
     """Sets the durations of collectives: middle, low, high."""
     events = trace.events
@@ -130,33 +139,21 @@ def _transfers(
     unsized = 0
     for (collective, was, becomes), numbers in sorts.items():
         mine = np.array(numbers)
-        places = placement_of(recorded.cluster, was), placement_of(target.cluster, becomes)
-        before, after = paths(recorded.cluster, places[0]), paths(target.cluster, places[1])
-        if before == after:
+        model = _Model(collective, recorded.cluster, was, target.cluster, becomes)
+        if model.same:
             continue
         size = events.size_bytes[ops.event[parts[mine]]].astype(np.float64)
-        unknown = size <= 0
-        unsized += int(unknown.sum())
-        if len(was) == 1:
-            raise InputError("a group of one rank communicates nothing in the trace: what it would take among more is not known")
-        size = np.where(unknown, bytes_in(collective, transfer_us[mine], recorded.cluster, places[0]), size)
-        modelled_us = collective_us(collective, size, recorded.cluster, places[0])
-        ratio = collective_us(collective, size, target.cluster, places[1]) / modelled_us
-        width = np.exp(
-            np.hypot(
-                np.log([interval_factor(one, before.domains) for one in size.tolist()]),
-                np.log([interval_factor(one, after.domains) for one in size.tolist()]),
-            )
-        )
+        unsized += int((size <= 0).sum())
+        before_us, after_us, width = model.times_us(size, transfer_us[mine])
         waits_us = own_us[parts[mine]] - transfer_us[mine]
         # Where other ranks were not recorded, what exceeds the model may be waiting for them as well.
-        surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], modelled_us), transfer_us[mine])
+        surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], before_us), transfer_us[mine])
         ends = [
-            own_us[parts[mine]] - moved + moved * ratio * by
+            own_us[parts[mine]] - moved + moved * after_us / before_us * by
             for by in (width, 1 / width)
             for moved in (transfer_us[mine], surely_us)
         ]
-        found[0, parts[mine]] = waits_us + transfer_us[mine] * ratio
+        found[0, parts[mine]] = waits_us + transfer_us[mine] * after_us / before_us
         found[1, parts[mine]] = np.minimum(np.min(ends, axis=0), found[0, parts[mine]])
         found[2, parts[mine]] = np.maximum(np.max(ends, axis=0), found[0, parts[mine]])
     if alone.any():
@@ -180,10 +177,48 @@ def _transfer_us(ops: RecordedOps, parts: Ints, own_us: Floats) -> tuple[Floats,
     return np.where(alone, found, own_us[parts]), alone
 
 
+class _Model:
+    """What collectives of one sort take among their ranks, here and there."""
+
+    def __init__(
+        self, name: str, recorded: Cluster | None, was: tuple[int, ...], target: Cluster, becomes: tuple[int, ...]
+    ) -> None:
+        self._name, self._recorded, self._target = name, recorded, target
+        self._there = placement_of(target, becomes)
+        self._domains = [paths(target, self._there).domains]
+        self.same = False
+        if recorded is not None:
+            self._here = placement_of(recorded, was)
+            before = paths(recorded, self._here)
+            self._domains.append(before.domains)
+            self.same = before == paths(target, self._there)
+        if len(was) == 1 and not self.same:
+            raise InputError("a group of one rank communicates nothing in the trace: what it would take among more is not known")
+
+    def times_us(self, size: Floats, transfer_us: Floats) -> tuple[Floats, Floats, Floats]:
+        """Times here and there, and by what factor their ratio may be off, [n] each; sizes of 0 or less are not known.
+
+        Where it is not known what the recorded machine is, the recorded time stands for the model's.
+        """
+        unknown = size <= 0
+        if self._recorded is None:
+            if unknown.any():
+                raise InputError(
+                    "the profile has neither the names of its GPUs nor the sizes of its collectives: name the machine that it was "
+                    "recorded on (--set recorded_on=hgx-h100), or profile with record_shapes=True"
+                )
+            before_us = np.maximum(transfer_us, np.finfo(np.float64).tiny)
+        else:
+            size = np.where(unknown, bytes_in(self._name, transfer_us, self._recorded, self._here), size)
+            before_us = collective_us(self._name, size, self._recorded, self._here)
+        errors = [np.log([interval_factor(one, domains) for one in size.tolist()]) for domains in self._domains]
+        return before_us, collective_us(self._name, size, self._target, self._there), np.exp(np.sqrt(np.square(errors).sum(axis=0)))
+
+
 class _Groups:
     """Ranks of the groups that communicate, as recorded and on the target."""
 
-    def __init__(self, trace: Trace, recorded: Placed, target: Placed) -> None:
+    def __init__(self, trace: Trace, recorded: Recorded, target: Placed) -> None:
         self._trace, self._recorded, self._target = trace, recorded, target
         self._members: dict[int, tuple[int, ...]] = {}
         events = trace.events

@@ -154,6 +154,10 @@ class StepEdit:
         hosts = [self._end_us[need] for need in self.needs[launch] if self.is_host(need)] if launch >= 0 else []
         return max(hosts, default=np.inf)
 
+    def first_decided(self, device: int, time_us: float) -> int | None:
+        """The first op of a device that the host launched at a recorded instant or later; None: there is none."""
+        return next((op for op in self._order[device] if time_us <= self.decided_us(op) < np.inf), None)
+
     def previous(self, op: int) -> int:
         """The op before another on its device; -1: none."""
         order = self._order[self.device[op]]

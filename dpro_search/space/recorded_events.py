@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ CALL_KINDS = (EventKind.RUNTIME, EventKind.SYNC)
 _KINDS = {EventKind.COLLECTIVE: OpKind.COMM, EventKind.COPY: OpKind.IO, EventKind.SERVER: OpKind.SERVER}
 
 # What an op is to its event; also the order of points of one thread at one time.
-RESUMES, ENDS, LAUNCHES, WAITS, RUNS, PAUSES = range(6)
+RESUMES, ENDS, LAUNCHES, WAITS, RUNS, PAUSES, CLOSES = range(7)
+MAIN_THREAD = -1  # stream of a rank's main thread
 
 
 def steps_in_order(trace: Trace) -> tuple[int, ...]:
@@ -59,6 +61,30 @@ def last_enqueues(trace: Trace, in_step: Bools) -> Floats:
     return found
 
 
+def complete_us(trace: Trace) -> Floats:
+    """When each event had done what others waited for, [events]: its end, but of collectives that threads carry out.
+
+    A thread of Gloo wakes what waits for a collective, and notes its end only when it gets a core again. No rank completes before
+    all have sent what it needs. So a collective is complete at the first end that any rank notes, and before any thread that waited
+    for it went on. What is left of a part is its rank's own time.
+    """
+    events, needs = trace.events, trace.dependencies
+    found: Floats = events.end_us.copy()
+    computes = np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY))
+    on_threads = ~np.isin(events.rank, np.unique(events.rank[computes]))
+    parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & on_threads)
+    if not len(parts):
+        return found
+    passed_us = events.end_us.copy()
+    waits = np.flatnonzero(needs.kind == DependencyKind.SYNC)
+    np.minimum.at(passed_us, needs.source[waits], events.end_us[needs.target[waits]])
+    _, group = np.unique(events.collective[parts], return_inverse=True)
+    first_us = np.full(int(group.max()) + 1, np.inf)
+    np.minimum.at(first_us, group, passed_us[parts])
+    found[parts] = np.maximum(first_us[group], events.start_us[parts])
+    return found
+
+
 def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats, Ints, Ints]:
     """Where a rank's host threads launch, wait or are waited for: thread, time, what happens, event, [points] each, in order."""
     events, needs = trace.events, trace.dependencies
@@ -79,6 +105,35 @@ def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats,
     stream = events.stream[event]
     sequence = np.lexsort((event, order, time_us, stream))
     return stream[sequence], time_us[sequence], order[sequence], event[sequence]
+
+
+class StepEnds(NamedTuple):
+    """Where n steps of a rank's main thread end."""
+
+    time_us: Floats  # [n]
+    event: Ints  # The last event of the thread that began in the step, [n].
+    step: Ints  # [n]
+    begin_us: float  # When the first of the steps began.
+
+
+def step_ends(trace: Trace, rank: int, host: Ints) -> StepEnds:
+    """Where the steps of a rank without a device end, in order; none if a device worked, for then its ends are those of the steps.
+
+    `host` holds the events of the rank's threads.
+    """
+    events, steps = trace.events, trace.steps
+    main = host[events.stream[host] == MAIN_THREAD]
+    worked = np.isin(events.kind[events.rank == rank], (EventKind.KERNEL, EventKind.COPY)).any()
+    if worked or not len(main):
+        return StepEnds(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), 0.0)
+    main = main[np.lexsort((events.start_us[main], events.step[main]))]
+    number, first = np.unique(events.step[main], return_index=True)
+    last = dict(zip(number.tolist(), main[np.append(first[1:], len(main)) - 1].tolist(), strict=True))
+    rows = np.flatnonzero((steps.rank == rank) & np.isin(steps.index, number))
+    rows = rows[np.argsort(steps.end_us[rows], kind="stable")]
+    index = steps.index[rows]
+    event = np.array([last[step] for step in index.tolist()], np.int64)
+    return StepEnds(steps.end_us[rows], event, index, float(steps.start_us[rows].min()))
 
 
 def outermost(stream: Ints, start_us: Floats, end_us: Floats, rows: Ints) -> Ints:
@@ -102,7 +157,7 @@ def compute_kinds(trace: Trace, ops: Ints, call: Ints) -> npt.NDArray[np.int8]:
     events = trace.events
     kinds = np.full(len(ops), int(OpKind.FORWARD), np.int8)
     launched = call >= 0
-    kinds[launched & (events.stream[call] < -1)] = int(OpKind.BACKWARD)
+    kinds[launched & (events.stream[call] < MAIN_THREAD)] = int(OpKind.BACKWARD)
     spans = np.flatnonzero((events.role == Role.UPDATE) & ~np.isin(events.kind, DEVICE_KINDS))
     if len(spans):
         spans = spans[np.argsort(events.start_us[spans], kind="stable")]

@@ -13,6 +13,9 @@ enqueue on: their duration is the time from the last rank's start to the end, so
 other ranks were not recorded, a collective is an op of its recorded duration: **the wait for the others is inside, and stays when
 something changes**.
 
+Where no device worked, a step ends where its script's thread says so, which is a moment of that thread too. So what a thread does
+after its last collective belongs to the step in which it does it.
+
 Traces without launches (ops on threads, matched by data dependencies) are graphs of their outermost ops; a thread's pause before an
 op that no dependency explains is part of that op.
 """
@@ -31,20 +34,24 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.recorded_events import (
     CALL_KINDS,
+    CLOSES,
     DEVICE_KINDS,
     ENDS,
     LAUNCHES,
+    MAIN_THREAD,
     PAUSES,
     RESUMES,
     RUNS,
     WAITS,
     Bools,
+    complete_us,
     compute_kinds,
     first_launched,
     host_points,
     last_enqueues,
     outermost,
     sources_of,
+    step_ends,
     steps_in_order,
 )
 from dpro_search.space.recorded_rows import COLUMNS, Block, Op, block_of, codes, empty_block, occurrences
@@ -59,6 +66,7 @@ _ROLES = {
     RUNS: "",
 }
 _LAUNCH = "launch of "  # likewise, of an op of the device that launches
+_CLOSING = "host until the end of the step"  # the whole name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +122,7 @@ class _Builder:
     def __init__(self, trace: Trace) -> None:
         events, needs = trace.events, trace.dependencies
         self._trace, self._events, self._needs = trace, events, needs
+        self._complete_us = complete_us(trace)
         self._in_step = np.isin(events.step, trace.steps.index) & (events.step >= 0)
         self._steps = steps_in_order(trace)
         self._step_before = dict(zip(self._steps[1:], self._steps, strict=False))
@@ -126,7 +135,7 @@ class _Builder:
         # When what an event waited for, beside its launch, had ended; by event.
         self._free_us = np.full(len(events), -np.inf)
         waited = needs.kind != DependencyKind.LAUNCH
-        np.maximum.at(self._free_us, needs.target[waited], events.end_us[needs.source[waited]])
+        np.maximum.at(self._free_us, needs.target[waited], self._complete_us[needs.source[waited]])
         by_rank = np.argsort(events.rank[needs.target], kind="stable")
         ranks, first = np.unique(events.rank[needs.target[by_rank]], return_index=True)
         # Indices of the dependencies of each rank's events, in order.
@@ -204,7 +213,10 @@ class _Builder:
     def _labels(self, name: Ints, role: Ints, launching: Bools, rank: Int32s) -> tuple[str, ...]:
         names = self._trace.names
         rows = zip(name.tolist(), role.tolist(), launching.tolist(), rank.tolist(), strict=True)
-        return tuple(f"{_LAUNCH if launch else _ROLES[what]}{names[n]}@{self._numbers[r]}" for n, what, launch, r in rows)
+        return tuple(
+            f"{_CLOSING if what == CLOSES else f'{_LAUNCH if launch else _ROLES[what]}{names[n]}'}@{self._numbers[r]}"
+            for n, what, launch, r in rows
+        )
 
     def _end_us(self, step: int) -> float:
         steps = self._trace.steps
@@ -224,25 +236,36 @@ class _Builder:
         events = self._events
         streams, times_us, orders, at = host_points(self._trace, host, self._in_step)
         about = np.where(orders == LAUNCHES, self._first_launched[at], at)
+        columns = [times_us, orders, at, about, events.name[about], events.step[at]]
+        closed, begin_us = step_ends(self._trace, rank, host), {}
+        if len(closed.time_us):
+            more = [closed.time_us, np.full(len(closed.event), CLOSES), closed.event, closed.event, np.full(len(closed.event), -1)]
+            streams = np.append(streams, np.full(len(closed.event), MAIN_THREAD))
+            columns = [np.append(column, rows) for column, rows in zip(columns, (*more, closed.step), strict=True)]
+            order = np.lexsort((columns[2], columns[1], columns[0], streams))
+            streams, columns = streams[order], [column[order] for column in columns]
+            begin_us[MAIN_THREAD] = max(closed.begin_us, self._begin_us)
         for stream in np.unique(streams)[::-1].tolist():
             device = self._device(rank, OrderPolicy.PROGRAM, f"host thread {-stream}" if stream < 0 else f"host thread {stream}")
             mine = streams == stream
-            columns = (times_us[mine], orders[mine], at[mine], about[mine], events.name[about[mine]], events.step[at[mine]])
-            points = list(zip(*(column.tolist() for column in columns), strict=True))
+            points = list(zip(*(column[mine].tolist() for column in columns), strict=True))
             on_thread = host[events.stream[host] == stream]
             loads = on_thread[events.role[on_thread] == Role.LOADING]
             spans = np.stack((events.start_us[loads], events.end_us[loads]))
-            self._add_thread(device, points, float(events.start_us[on_thread].min()), spans)
+            known_us = begin_us.get(stream)
+            first_us = float(events.start_us[on_thread].min()) if known_us is None else known_us
+            self._add_thread(device, points, first_us, spans, known=known_us is not None)
 
     def _add_thread(
-        self, device: int, points: list[tuple[float, int, int, int, int, int]], begin_us: float, loading: Floats
+        self, device: int, points: list[tuple[float, int, int, int, int, int]], begin_us: float, loading: Floats, *, known: bool
     ) -> None:
         """Stretches between the points of a thread, each with what had to come before it.
 
-        Points are (time, what happens, event, the event it is about, name, step); spans of loading are [2, spans].
+        Points are (time, what happens, event, the event it is about, name, step); spans of loading are [2, spans]. `known`: whether
+        the thread was at work from `begin_us` on.
         """
-        end_us = self._events.end_us
-        cursor_us, known, lead_us = begin_us, False, begin_us - self._begin_us
+        complete_us = self._complete_us
+        cursor_us, lead_us = begin_us, begin_us - self._begin_us
         last_step = -1
         waits: list[tuple[int, bool]] = []
         stretches: list[Op] = []
@@ -252,7 +275,7 @@ class _Builder:
             if order == RESUMES:
                 sources = self._sources[DependencyKind.HOST][event]
                 waits += [(s, True) for s in sources]
-                arrival_us = max(float(end_us[s]) for s in sources)
+                arrival_us = max(float(complete_us[s]) for s in sources)
                 free_us = cursor_us if known else -np.inf  # a thread that begins so was idle before
                 cursor_us, known, lead_us = max(free_us, min(arrival_us, time_us)), True, 0.0
                 continue
@@ -275,8 +298,8 @@ class _Builder:
             if order == WAITS:
                 sources = self._sources[DependencyKind.SYNC][event]
                 waits = [(s, False) for s in sources]
-                arrival_us = max(float(end_us[s]) for s in sources)
-                cursor_us = max(cursor_us, min(arrival_us, float(end_us[event])))
+                arrival_us = max(float(complete_us[s]) for s in sources)
+                cursor_us = max(cursor_us, min(arrival_us, float(self._events.end_us[event])))
         if not stretches:
             return
         block = block_of(stretches)
@@ -292,7 +315,7 @@ class _Builder:
         events = self._events
         ops = ops[np.lexsort((events.end_us[ops], events.start_us[ops], events.stream[ops]))]
         streams, first = np.unique(events.stream[ops], return_index=True)
-        before_us = np.concatenate([_before_us(events.end_us[mine]) for mine in np.split(ops, first[1:])])
+        before_us = np.concatenate([_before_us(self._complete_us[mine]) for mine in np.split(ops, first[1:])])
         call = self._launches(rank, ops)
         usual_us = self._usual_latency(ops, call, before_us)
         launching = self._device(rank, OrderPolicy.UNBOUNDED, "launches") if (call >= 0).any() else -1
@@ -313,7 +336,7 @@ class _Builder:
     ) -> None:
         """Ops of device events, in order: each with its launch before it, and its pause if it is a part of a collective."""
         events = self._events
-        start_us, end_us = events.start_us[ops], events.end_us[ops]
+        start_us, end_us = events.start_us[ops], self._complete_us[ops]
         ready_us = np.maximum(self._free_us[ops], before_us)
         launched, shared = call >= 0, np.isfinite(self._last_post_us[ops])
         called_us = np.where(launched, events.start_us[call], -np.inf)

@@ -14,8 +14,10 @@ from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import Span
 from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits
+from dpro_search.space.recorded_again import compute_again
 from dpro_search.space.recorded_buckets import thread_devices
 from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_shards import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,10 @@ class UnitPlan:
         Units that are wrapped together, in the order of the forward pass; empty: each by itself.
     reduced_share
         Bytes of a reduction over those that were recorded.
+    again
+        Names of the units whose forward pass is computed again in the backward pass.
+    sharding
+        A change of the ranks that share parameters; None: as recorded.
     """
 
     ahead: int = 0
@@ -39,6 +45,8 @@ class UnitPlan:
     kept: frozenset[str] = frozenset()
     groups: tuple[tuple[str, ...], ...] = ()
     reduced_share: float = 1.0
+    again: frozenset[str] = frozenset()
+    sharding: Sharding | None = None
 
 
 def cut_at_units(edit: StepEdit, units: ShardedUnits, step: int) -> None:
@@ -65,24 +73,47 @@ def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) 
 
 def with_units(edit: StepEdit, units: ShardedUnits, step: int, plan: UnitPlan, prices: CollectivePrices) -> None:
     """Change a step of all ranks, prepared by `cut_at_units`; raises `InputError` if a price is needed and not known."""
+    groups = _Groups(edit)
     for (_, number), found in units.steps.items():
         if number == step:
-            _Rank(edit, found, units, prices).change(plan)
+            _Rank(edit, found, units, prices, groups).change(plan)
+
+
+class _Groups:
+    """Numbers of collectives whose ranks are no longer those that were recorded together."""
+
+    def __init__(self, edit: StepEdit) -> None:
+        self._edit = edit
+        self._numbers: dict[tuple[int, int, bool], int] = {}
+
+    def number(self, recorded: int, group: int, *, copies: bool = False) -> int:
+        """That of a group's part of a recorded collective, or of the all-reduce behind it; -1: no other rank was recorded."""
+        if recorded < 0:
+            return -1
+        key = recorded, group, copies
+        if key not in self._numbers:
+            self._numbers[key] = self._edit.new_collective()
+        return self._numbers[key]
 
 
 class _Rank:
     """A rank's step."""
 
-    def __init__(self, edit: StepEdit, found: StepUnits, units: ShardedUnits, prices: CollectivePrices) -> None:
-        self._edit, self._found, self._prices = edit, found, prices
+    def __init__(self, edit: StepEdit, found: StepUnits, units: ShardedUnits, prices: CollectivePrices, groups: _Groups) -> None:
+        self._edit, self._found, self._prices, self._groups = edit, found, prices, groups
+        self._number = units.numbers[found.rank]  # in the job
         self._bytes = {tensor.name: tensor.size_bytes for tensor in units.tensors}
         self._devices = thread_devices(edit)
+        self._copies_device = -1  # the stream that copies of gradients are averaged on, once there is one
         self._last_moved: dict[int, int] = {}  # by span: the last op that was moved behind it
         gathers = (*found.forward, *found.backward)
         spans = [*(each.post for each in gathers), *(each.copy_out for each in gathers), *(each.post for each in found.reductions)]
         self._ops = {id(span): edit.within(self._thread(span), span.start_us, span.end_us) for span in spans}
 
     def change(self, plan: UnitPlan) -> None:
+        for passes in self._found.passes:
+            if passes.unit in plan.again:
+                compute_again(self._edit, passes, self._found.rank, self._devices)
         gone = [each for each in self._found.backward if each.unit in plan.kept]
         forward, backward = list(self._found.forward), [each for each in self._found.backward if each not in gone]
         for each in gone:
@@ -95,6 +126,8 @@ class _Rank:
         elif plan.reduced_share != 1.0:
             for reduction in reductions:
                 self._repriced(reduction, self._bytes[reduction.unit], self._bytes[reduction.unit] * plan.reduced_share)
+        if plan.sharding is not None:
+            self._share(plan.sharding, (*forward, *backward), reductions)
         if plan.ahead or plan.backward_ahead > 1:
             for each in (*forward, *backward):
                 self._await_late(each)
@@ -190,6 +223,67 @@ class _Rank:
         if before_bytes != after_bytes:
             op = self._edit.event_op[event]
             self._edit.duration_us[op] *= self._prices.price_us(kind, after_bytes) / self._prices.price_us(kind, before_bytes)
+
+    # Other ranks that share parameters.
+
+    def _share(self, sharding: Sharding, gathers: Sequence[Gather], reductions: Sequence[Reduction]) -> None:
+        edit, group = self._edit, self._number // sharding.becomes
+        for each in gathers:
+            part = edit.event_op[each.part]
+            edit.duration_us[part] *= sharding.gather_factor(self._bytes[each.unit])
+            edit.collective[part] = self._groups.number(edit.collective[part], group)
+        for reduction in reductions:
+            part = edit.event_op[reduction.parts[0]]
+            size, recorded_us, number = self._bytes[reduction.unit], edit.duration_us[part], edit.collective[part]
+            edit.duration_us[part] *= sharding.scatter_factor(size)
+            edit.collective[part] = self._groups.number(number, group)
+            if len(reduction.parts) > 1:
+                self._share_copies(sharding, reduction.parts[1], part, size)
+            elif sharding.becomes < sharding.ranks:
+                self._add_copies(sharding, reduction, part, recorded_us * sharding.copies_share(size), number)
+
+    def _share_copies(self, sharding: Sharding, event: int, scatter: int, size: float) -> None:
+        """The all-reduce of a job that has one already, among other ranks or none."""
+        edit, part = self._edit, self._edit.event_op[event]
+        if sharding.becomes == sharding.ranks:
+            for user in edit.carried_users(part):
+                edit.carry(scatter, user)
+            for user in self._take_part_out(event):
+                edit.need(scatter, user)
+            return
+        edit.duration_us[part] *= sharding.copies_factor(size)
+        edit.collective[part] = self._groups.number(edit.collective[part], self._number % sharding.becomes, copies=True)
+
+    def _add_copies(self, sharding: Sharding, reduction: Reduction, scatter: int, price_us: float, number: int) -> None:
+        """An all-reduce behind a reduce-scatter, on a stream of its own; enqueueing it takes what enqueueing that took."""
+        edit, rank = self._edit, self._found.rank
+        if self._copies_device < 0:
+            self._copies_device = edit.new_device(rank, "stream of the all-reduces")
+        users = [user for user in edit.forget_users(scatter) if user != edit.after(scatter)]
+        launch = edit.launch_of(scatter)
+        name = f"all-reduce of {reduction.unit}@{rank}"
+        copies = self._groups.number(number, self._number % sharding.becomes, copies=True)
+        needs = [scatter]
+        if launch >= 0:
+            host = next((need for need in edit.needs[launch] if edit.is_host(need)), -1)
+            if host >= 0:
+                kind = OpKind(edit.kind[host])
+                post = edit.insert(edit.device[host], edit.duration_us[host], kind, f"post of {name}", after=host)
+                call = edit.insert(edit.device[launch], edit.duration_us[launch], OpKind.HOST, f"launch of {name}")
+                edit.need(post, call)
+                needs.append(call)
+        if copies >= 0:  # the stream waits in it until its own rank takes part
+            pause = edit.insert(self._copies_device, 0.0, OpKind.COMM, f"before {name}")
+            for need in needs:
+                edit.need(need, pause)
+            needs = [pause]
+        part = edit.insert(self._copies_device, price_us, OpKind.COMM, name, collective=copies)
+        for need in needs:
+            edit.need(need, part)
+        for user in users:
+            edit.need(part, user)
+        for user in edit.carried_users(scatter):
+            edit.carry(part, user)
 
     # Prefetching.
 

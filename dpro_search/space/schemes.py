@@ -187,6 +187,8 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
         How many units, one after the other in the forward pass, are wrapped together.
     reduce_dtype
         Element type in which gradients are reduced.
+    shard_ranks
+        How many neighbouring ranks share the parameters; groups of so many ranks have copies of each other's (HSDP).
     """
 
     prefetch: bool | None = None
@@ -196,9 +198,10 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
     kept_last_units: int | None = None
     units_together: int | None = None
     reduce_dtype: Literal["bfloat16", "float16"] | None = None
+    shard_ranks: int | None = None
 
     title = "PyTorch FSDP"
-    positive = ("prefetch_depth", "backward_prefetch_depth", "kept_last_units", "units_together")
+    positive = ("prefetch_depth", "backward_prefetch_depth", "kept_last_units", "units_together", "shard_ranks")
     words = {
         "prefetch": lambda value: "prefetched all-gathers" if value else "no prefetching",
         "prefetch_depth": lambda value: f"{counted('unit')(value)} ahead",
@@ -206,6 +209,7 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
         "kept_last_units": lambda value: f"last {counted('unit')(value)} kept after forward",
         "units_together": lambda value: f"{counted('unit')(value)} together",
         "reduce_dtype": lambda value: f"gradients reduced in {value}",
+        "shard_ranks": lambda value: f"shards over {counted('rank')(value)}",
         "reshard_after_forward": lambda value: "parameters resharded after forward" if value else "parameters kept after forward",
     }
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of
-from dpro_search.replay.replayer import replay
-from dpro_search.space.mesh import Workload, peak_memory, pipeline_orders, step_costs, step_graph
-from experiments.truth.jobs import MACHINES, RUNTIMES, workload_of
+from dpro_search.replay.parallel_step import step_us
+from dpro_search.space.mesh import PeakMemory, Recompute, rank_memories
+from experiments.truth.jobs import Kind, kind_of, workload_of
+from experiments.truth.memory import reported_bytes
 from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, Scored, group_of
+from experiments.truth.score import Predicted, RefusedError, Scored, fifth, group_of
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
@@ -23,17 +25,25 @@ MODEL_FLOPS_UTILISATION = 0.4
 def cold(row: Row) -> Predicted:
     """From public specifications and shipped tables only."""
     workload = workload_of(row)
-    seconds = step_seconds(workload)
-    return Predicted(seconds, peak_memory(workload).total_bytes, workload.cluster.groups[0].host.device.memory_bytes)
+    try:
+        workload.strategy.check(workload.model, workload.sequence)
+    except InputError as error:
+        raise RefusedError(str(error)) from None
+    limit_bytes = workload.cluster.groups[0].host.device.memory_bytes or math.inf
+    memories = rank_memories(workload)
+    fits = peak_bytes(memories) <= limit_bytes
+    if not fits and not row.text("recompute") and workload.strategy.recompute is Recompute.NONE:
+        # What a row does not say is what its job can run with: recomputation, where it would not fit otherwise.
+        again = replace(workload, strategy=replace(workload.strategy, recompute=Recompute.FULL))
+        memories = rank_memories(again)
+        fits = peak_bytes(memories) <= limit_bytes
+    seconds = math.nan if row.memory_alone else step_us(workload) / 1e6
+    return Predicted(seconds, reported_bytes(row, memories, limit_bytes), fits)
 
 
-def step_seconds(workload: Workload) -> float:
-    """The makespan of a step."""
-    strategy = workload.strategy
-    strategy.check(workload.model, workload.sequence)
-    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
-    graph = step_graph(step_costs(workload), orders)
-    return float(replay(graph, iterations=1).times.end_us.max()) / 1e6
+def peak_bytes(memories: Sequence[PeakMemory]) -> float:
+    """Of the rank that needs most."""
+    return max(memory.total_bytes for memory in memories)
 
 
 def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
@@ -42,27 +52,18 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
     A group is what differs in the strategy only, so that no row is predicted from its neighbours. GPUs and frameworks of which the
     fifth has no row take the factor of all.
     """
-    groups = sorted({group_of(found.row) for found in scored})
-    chosen = np.random.default_rng(seed).permutation(len(groups))[: max(len(groups) // 5, 1)]
-    fitted = {groups[place] for place in chosen}
-    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    fitted = fifth((found.row for found in scored), seed)
+    ratios: dict[Kind, list[float]] = defaultdict(list)
     for found in scored:
-        if group_of(found.row) in fitted and found.row.measured:
-            ratios[_kind(found.row)].append(1 / (1 + found.error))
+        if group_of(found.row) in fitted and found.timed:
+            ratios[kind_of(found.row)].append(1 / (1 + found.error))
     everything = float(np.median([ratio for each in ratios.values() for ratio in each] or [1.0]))
     factors = {kind: float(np.median(each)) for kind, each in ratios.items()}
     return [
-        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(_kind(found.row), everything)))
+        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(kind_of(found.row), everything)))
         for found in scored
         if group_of(found.row) not in fitted
     ]
-
-
-def _kind(row: Row) -> tuple[str, str]:
-    """GPU and framework, without their versions and variants."""
-    _, runtime = next(pair for pair in RUNTIMES if re.search(pair[0], row.text("framework")))
-    machine = next((name for pattern, name in MACHINES if re.search(pattern, row.text("gpu"))), "")
-    return machine, runtime.name
 
 
 def constant_mfu(row: Row) -> Predicted:

@@ -44,6 +44,11 @@ class Row:
         return self.text("status") == "ok" and self.text("tier") in ("a", "b") and step is not None and step > 0
 
     @property
+    def memory_alone(self) -> bool:
+        """Whether a run ended whose memory is exact and whose time says nothing: a tiny model (tier M)."""
+        return self.text("status") == "ok" and self.text("tier") == "m" and self.number("memory_gb") is not None
+
+    @property
     def ran_out_of_memory(self) -> bool:
         """Whether the run ended for lack of memory; crashes that were not told apart count."""
         return self.text("status").startswith("oom")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
-from dpro_search.errors import DproSearchError
+from dpro_search.errors import DproSearchError, InputError
 from experiments.truth.rows import Row
 
 
@@ -19,13 +20,12 @@ class Predicted(NamedTuple):
     """What is predicted of a row."""
 
     step_s: float
-    memory_bytes: float | None = None  # On the rank that needs most; None: not predicted.
-    limit_bytes: float | None = None  # What its device has.
+    memory_bytes: float | None = None  # What the row's figure counts; None: not predicted.
+    fits: bool = True  # Whether the job is predicted to run.
 
-    @property
-    def fits(self) -> bool:
-        """Whether the job is predicted to run."""
-        return self.memory_bytes is None or self.limit_bytes is None or self.memory_bytes <= self.limit_bytes
+
+class RefusedError(InputError):
+    """A strategy that the framework of the row refuses, or that leaves a rank without work."""
 
 
 Predict = Callable[[Row], Predicted]
@@ -38,6 +38,11 @@ class Scored:
 
     row: Row
     prediction: Predicted
+
+    @property
+    def timed(self) -> bool:
+        """Whether the row has a measured and a predicted step time."""
+        return self.row.measured and math.isfinite(self.prediction.step_s)
 
     @property
     def error(self) -> float:
@@ -53,10 +58,13 @@ def predicted(rows: Iterable[Row], predict: Predict) -> tuple[list[Scored], Coun
     left_out: Counter[tuple[str, str]] = Counter()
     started, count = time.process_time(), 0
     for row in rows:
-        if row.measured or row.ran_out_of_memory:
+        if row.measured or row.ran_out_of_memory or row.memory_alone:
             count += 1
             try:
                 scored.append(Scored(row, predict(row)))
+            except RefusedError as error:
+                scored.append(Scored(row, Predicted(math.nan, fits=False)))
+                left_out[row.values["source"], str(error)] += row.measured
             except DproSearchError as error:
                 left_out[row.values["source"], str(error)] += 1
     return scored, left_out, (time.process_time() - started) / max(count, 1)
@@ -66,7 +74,7 @@ def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
     """The errors of some rows."""
     if not scored:
         return {"rows": rows, "supported": 0}
-    ran = [found for found in scored if found.row.measured]
+    ran = [found for found in scored if found.timed]
     if not ran:
         return {"rows": rows, "supported": 0, **_memory(scored)}
     errors = np.array([found.error for found in ran])
@@ -85,13 +93,21 @@ def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
 
 def _memory(scored: Sequence[Scored]) -> dict[str, Any]:
     """Error of the memory of runs that ended, and how well runs that did not are told from them."""
-    pairs = [(found.row.number("memory_gb"), found.prediction.memory_bytes) for found in scored if found.row.measured]
-    known = [(measured, bytes_) for measured, bytes_ in pairs if measured and bytes_ is not None]
-    out = [found for found in scored if found.row.ran_out_of_memory]
-    said = [found for found in scored if not found.prediction.fits]
+    pairs = [
+        (found.row.number("memory_gb"), found.prediction.memory_bytes)
+        for found in scored
+        if found.row.measured or found.row.memory_alone
+    ]
+    errors = np.array([abs(bytes_ / 2**30 / measured - 1) for measured, bytes_ in pairs if measured and bytes_ is not None]) * 100
+    counted = [found for found in scored if not found.row.memory_alone]
+    out = [found for found in counted if found.row.ran_out_of_memory]
+    said = [found for found in counted if not found.prediction.fits]
     right = [found for found in said if found.row.ran_out_of_memory]
     return {
-        "memory_median_ape_pct": round(float(np.median([abs(b / 2**30 / m - 1) for m, b in known])) * 100, 2) if known else None,
+        "memory_rows": len(errors),
+        "memory_mape_pct": round(float(errors.mean()), 2) if len(errors) else None,
+        "memory_median_ape_pct": round(float(np.median(errors)), 2) if len(errors) else None,
+        "memory_within_5_pct": round(float((errors <= 5).mean()), 3) if len(errors) else None,
         "oom": {
             "precision": round(len(right) / len(said), 3) if said else None,
             "recall": round(len(right) / len(out), 3) if out else None,
@@ -102,6 +118,13 @@ def _memory(scored: Sequence[Scored]) -> dict[str, Any]:
 def group_of(row: Row) -> tuple[str, ...]:
     """What rows have in common that differ in the strategy only."""
     return tuple(row.text(name) for name in ("source", "model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"))
+
+
+def fifth(rows: Iterable[Row], seed: int) -> set[tuple[str, ...]]:
+    """A random fifth of the groups of rows, so that no row is predicted from its neighbours."""
+    groups = sorted({group_of(row) for row in rows})
+    chosen = np.random.default_rng(seed).permutation(len(groups))[: max(len(groups) // 5, 1)]
+    return {groups[place] for place in chosen}
 
 
 def _tau(scored: Sequence[Scored]) -> float | None:
@@ -120,10 +143,10 @@ def _tau(scored: Sequence[Scored]) -> float | None:
 
 def table(scored: Sequence[Scored], rows: Sequence[Row], by: Sequence[str]) -> dict[str, Any]:
     """Figures of all rows and of each value of some columns."""
-    measured = [row for row in rows if row.measured]
-    found: dict[str, Any] = {"all": figures(scored, len(measured))}
+    found: dict[str, Any] = {"all": figures(scored, sum(row.measured for row in rows))}
     for column in by:
-        counts = Counter(row.values.get(column, "") for row in measured)
+        counts = Counter({row.values.get(column, ""): 0 for row in rows if row.measured or row.memory_alone})
+        counts.update(row.values.get(column, "") for row in rows if row.measured)
         found[column] = {
             value: figures([one for one in scored if one.row.values.get(column, "") == value], count)
             for value, count in sorted(counts.items())

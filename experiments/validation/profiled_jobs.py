@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 import dpro_search
-from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import job_of, recorded_job
+from dpro_search.kinds import Job, job_of, recorded_job
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from experiments.validation.turns import in_turn
@@ -28,7 +29,9 @@ TRAIN = Path(__file__).parents[1] / "workloads" / "torch_train.py"
 JOBS = {
     "ddp-bert": ("--model", "bert", "--bucket-cap-mb", "4"),
     "ddp-resnet50": ("--model", "resnet50", "--batch", "4"),
+    "ddp-gpt": ("--model", "gpt", "--bucket-cap-mb", "4"),
     "fsdp-bert": ("--model", "bert", "--fsdp"),
+    "fsdp-gpt": ("--model", "gpt", "--fsdp"),
 }
 PLANS = {
     "ddp": (Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),
@@ -57,7 +60,7 @@ def rows(name: str, folder: Path, command: tuple[str, ...], steps: int, rounds: 
     """A row for each plan of a job; what was profiled or searched before is used again."""
     trace = _profiled(folder, command)
     job = job_of(trace)
-    plans = {"as recorded": Plan()} | {describe(plan): plan for plan in PLANS[name.partition("-")[0]]}
+    plans = {"as recorded": Plan()} | {describe(plan): plan for plan in (*PLANS[name.partition("-")[0]], *_recomputed(job))}
     plans |= {f"best of 100: {describe(best)}": best for best in [_best(folder)]}
     measured: dict[str, list[float]] = defaultdict(list)
     losses = ""
@@ -79,15 +82,18 @@ def rows(name: str, folder: Path, command: tuple[str, ...], steps: int, rounds: 
     return found
 
 
+def _recomputed(job: Job) -> Iterator[Plan]:
+    """The first half of an FSDP job's units computed again."""
+    choice = next((choice for choice in job.space.choices if choice.name == "recomputation"), None)
+    points = () if choice is None else choice.grids.get("first", ())
+    if points:
+        yield Plan.of(**points[(len(points) - 1) // 2])
+
+
 def _profiled(folder: Path, command: tuple[str, ...]) -> Trace:
     if not (folder / "trace").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        spec = JobSpec(
-            command=(*command, "--steps", "11", "--profile", str(folder / "profile")),
-            ranks=RANKS,
-            cores=default_cores(RANKS),
-            env={},
-        )
+        spec = JobSpec(command=(*command, "--steps", "11", "--profile", str(folder / "profile")), ranks=RANKS, env={})
         run_torch_ranks(spec, folder / "profiling")
         import_trace([folder / "profile"]).save(folder / "trace")
     return Trace.load(folder / "trace")

@@ -127,6 +127,46 @@ def bert(batch=8, length=64, blocks=4, width=384, heads=6, vocabulary=4000):
     return _Bert(length, blocks, width, heads, vocabulary), ids, torch.randint(CLASSES, (batch,), generator=generator)
 
 
+class _GptBlock(nn.Module):
+    """Causal attention and a perceptron, each behind a normalisation and beside a residual connection."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_perceptron = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.projections, self.result = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, hidden):
+        parts = self.projections(self.norm_attention(hidden)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        hidden = hidden + self.result(attended.transpose(1, 2).flatten(2))
+        return hidden + self.perceptron(self.norm_perceptron(hidden))
+
+
+class _Gpt(nn.Module):
+    def __init__(self, length, blocks, width, heads, vocabulary):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(_GptBlock(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids):
+        hidden = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden)).flatten(0, 1)
+
+
+def gpt(batch=4, length=128, blocks=6, width=256, heads=4, vocabulary=4000):
+    """A GPT-2 (Radford et al. 2019) of 6 blocks of width 256 that predicts each next token: 6.8 M parameters."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(vocabulary, (batch, length + 1), generator=generator)
+    return _Gpt(length, blocks, width, heads, vocabulary), ids[:, :-1], ids[:, 1:].flatten()
+
+
 def _conv(inputs, outputs, size, stride=1, activation=True):
     """Convolution and batch normalisation, with or without ReLU; `size` is a side or (height, width)."""
     padding = tuple(side // 2 for side in size) if isinstance(size, tuple) else size // 2
@@ -140,10 +180,10 @@ def _images(batch, pixels):
     return images, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-BUILDERS = {"resnet50": resnet50, "inception_v3": inception_v3, "vgg16": vgg16, "bert": bert}
+BUILDERS = {"resnet50": resnet50, "inception_v3": inception_v3, "vgg16": vgg16, "bert": bert, "gpt": gpt}
 
 
 def blocks(model):
     """The parts of a workload, in the order in which they run, that its parameters are divided into for sharding."""
-    parts = model.encoder.layers if isinstance(model, _Bert) else model
+    parts = model.encoder.layers if isinstance(model, _Bert) else model.blocks if isinstance(model, _Gpt) else model
     return [part for part in parts if any(True for _ in part.parameters())]

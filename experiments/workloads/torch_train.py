@@ -45,8 +45,13 @@ def sharded(model, prefetch, reshard):
     from torch.distributed.fsdp import fully_shard
 
     planned = bool(PLAN) and os.path.exists(os.path.join(PLAN, "fsdp.py"))
-    if planned:
+    if PLAN:
         sys.path.insert(0, PLAN)
+    if PLAN and os.path.exists(os.path.join(PLAN, "modules.py")):
+        from modules import planned_modules
+
+        model = planned_modules(model)
+    if planned:
         from fsdp import planned_fsdp, planned_shard, shards_itself
 
         if shards_itself():
@@ -72,6 +77,7 @@ def profiled(folder):
         activities=[ProfilerActivity.CPU, *devices],
         schedule=schedule(wait=3, warmup=2, active=5),
         record_shapes=True,
+        profile_memory=True,
         on_trace_ready=lambda p: p.export_chrome_trace(os.path.join(folder, f"rank{dist.get_rank()}.json.gz")),
     )
     profiler.start()
@@ -100,7 +106,7 @@ def main():
     else:
         bucket = {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
         parallel = replicated(model, gradient_as_bucket_view=options.bucket_view, **bucket)
-    if options.model == "bert":
+    if options.model in ("bert", "gpt"):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -51,6 +51,26 @@ def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
     assert f"measured speed-up {ran.speedup_measured:.2f}x (predicted {ran.speedup_predicted:.2f}x)" in text
 
 
+def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(first: tuple[Path, str]) -> None:
+    folder, _ = first
+    (run,) = (folder / "runs").iterdir()
+    dpro("report", run, "--out", "page.html", cwd=folder)
+    page = (folder / "page.html").read_text()
+    validation = validation_of(samples()[0])
+    assert validation is not None
+    assert "Confirmed by real runs" in page
+    assert f"{max(ran.speedup_measured for ran in validation.plans):.2f}\N{MULTIPLICATION SIGN} faster than recorded" in page
+    assert "The real runs came with the sample" in page
+
+
+def test_the_page_of_plans_that_never_ran_says_so(tmp_path: Path) -> None:
+    dpro("run", "--trials", 8, "--out", "run", cwd=tmp_path)
+    dpro("report", "run", "--out", "page.html", cwd=tmp_path)
+    page = (tmp_path / "page.html").read_text()
+    assert "Predicted, not yet measured" in page
+    assert "came with the sample" not in page
+
+
 def test_it_names_the_next_file_and_the_commands_for_another_job(first: tuple[Path, str]) -> None:
     folder, text = first
     (line,) = (line for line in text.splitlines() if line.startswith("File of the best plan:"))

@@ -1,5 +1,8 @@
 """Which ranks are on which host, and on which core."""
 
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from dpro_search.collect.communication.backends import backends_named
 from dpro_search.collect.communication.collector import CommRequest
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_ranks
+from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec
 
@@ -79,3 +83,17 @@ def test_a_hierarchy_is_measured_where_hosts_have_several_ranks_and_on_mpi_only(
 def test_ranks_that_do_not_fill_several_hosts_are_refused(ranks):
     with pytest.raises(InputError, match="--ranks-per-host 2: every number of --ranks must be that of several such hosts"):
         CommRequest(ranks=ranks, ranks_per_host=2)
+
+
+@pytest.mark.parametrize(("set_by_job", "set_here", "ranks", "threads"), [
+    ({}, None, 2, "1"), ({}, None, 1, ""), ({"OMP_NUM_THREADS": "3"}, None, 2, "3"), ({}, "2", 2, "2"),
+])  # fmt: skip
+def test_ranks_of_one_host_share_its_cores_as_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_job: dict[str, str], set_here: str | None, ranks: int, threads: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_here:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_here)
+    print_threads = (sys.executable, "-c", "import os; print(os.environ.get('OMP_NUM_THREADS', ''))")
+    run_torch_ranks(JobSpec(command=print_threads, ranks=ranks, env=set_by_job), tmp_path)
+    assert [(tmp_path / f"rank{rank}" / "log").read_text().strip() for rank in range(ranks)] == [threads] * ranks

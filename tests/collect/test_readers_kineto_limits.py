@@ -96,6 +96,19 @@ def test_ranks_of_two_jobs_are_refused(tmp_path, other):
     assert "\n" not in str(error.value)
 
 
+def test_ranks_whose_collectives_differ_in_bytes_are_of_two_jobs(tmp_path):
+    """Profiles that do not say of which job they are."""
+
+    def written(rank, elements):
+        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float", "Collective name": "allreduce"}
+        return collective_job(rank, **sizes).write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2))
+
+    assert read([written(0, 1000), written(1, 1000)]).meta.ranks == 2
+    with pytest.raises(InputError, match=r"10 of 10 collectives of ranks 0, 1 differ in bytes.*import one job at a time$") as error:
+        read([written(0, 1000), written(1, 2000)])
+    assert "\n" not in str(error.value)
+
+
 def test_real_ranks_keep_their_numbers():
     folder = shared_traces() / "kineto_single"
     for name, numbers, world in (("torchrec_a100_rank3of8", (3,), 8), ("ddp_resnet50_a100_rank0of2", (0,), 2)):

@@ -32,6 +32,9 @@ def time_us(cluster: str, size: float, *, collective: str = "all_reduce", **plac
         ("10xhgx-h100", "all_reduce", 1, 10, 256 * MIB, 10062.0),  # xxrjun/nccl-tests-cluster
         ("10xhgx-h100", "all_to_all", 8, 10, 2**30, 21160.0),
         ("16xabci-a", "all_reduce", 8, 16, 1024, 74.0),  # ABCI 2.0
+        ("32xabci-v", "all_reduce", 4, 32, 8 * MIB, 1663.0),
+        ("2xp4de.24xlarge", "all_reduce", 8, 2, 16 * MIB, 1192.0),  # aws-samples/awsome-distributed-training
+        ("2xp4de.24xlarge", "all_reduce", 8, 2, 2**30, 26217.0),
     ],
 )
 def test_published_measurements_lie_in_the_interval(
@@ -54,6 +57,16 @@ def test_latency_grows_with_the_logarithm_of_the_hosts_for_trees_and_linearly_fo
     assert rings[2] - rings[1] == pytest.approx(4 * (rings[1] - rings[0]), rel=0.01)
 
 
+def test_rings_over_networks_out_of_order_wait_for_the_network_at_every_step() -> None:
+    ordered, unordered = (
+        [time_us(f"{count}x{name}", 2**20, collective="all_gather", ranks_per_node=8, nodes=count) for count in (2, 4)]
+        for name in ("hgx-h100", "p5.48xlarge")
+    )
+    steps = 16  # more of 4 hosts than of 2
+    assert unordered[1] - unordered[0] == pytest.approx(steps * 2.327 * 15, rel=0.05)
+    assert ordered[1] - ordered[0] < (unordered[1] - unordered[0]) / 5
+
+
 def test_many_hosts_reduce_in_trees_and_a_host_of_hopper_gpus_in_the_switch() -> None:
     many, one = parse_cluster("512xpolaris"), parse_cluster("hgx-h100")
     assert estimate("all_reduce", 4096, many, Placement(ranks_per_node=4, nodes=512)).algorithm == "tree"
@@ -66,6 +79,20 @@ def test_between_two_hosts_trees_exceed_the_rate_of_the_nics() -> None:
     size, ranks = 2**32, 16
     busbw_bytes_per_us = 2 * (ranks - 1) / ranks * size / time_us("2xp4de.24xlarge", size, ranks_per_node=8, nodes=2)
     assert 1.2 < busbw_bytes_per_us / 50e3 < 1.7
+
+
+def test_two_hosts_with_fast_nics_reduce_in_rings_and_those_with_slow_ones_in_trees() -> None:
+    """A channel of a tree moves 11.8 GB/s at most on Ampere: less than a ring over a NIC of 25 GB/s, more than one of 12.5."""
+    found = {name: estimate("all_reduce", 2**30, parse_cluster(f"2x{name}"), Placement(ranks_per_node=4, nodes=2)).algorithm
+             for name in ("polaris", "p4de.24xlarge")}  # fmt: skip
+    assert found == {"polaris": "ring", "p4de.24xlarge": "tree"}
+
+
+def test_a_tree_takes_up_to_twice_as_long_for_bytes_until_it_is_full() -> None:
+    cluster = "2xp4de.24xlarge"
+    full_us = time_us(cluster, 2**31, ranks_per_node=8, nodes=2) - time_us(cluster, 2**30, ranks_per_node=8, nodes=2)
+    some_us = time_us(cluster, 8 * MIB, ranks_per_node=8, nodes=2) - time_us(cluster, 4 * MIB, ranks_per_node=8, nodes=2)
+    assert some_us / 4 == pytest.approx(2 * full_us / 1024, rel=1e-6)
 
 
 def test_a_rack_of_nvlink_is_one_domain() -> None:

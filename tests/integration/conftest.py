@@ -26,6 +26,12 @@ def mxnet_python() -> str:
 
 
 @pytest.fixture(scope="session")
+def peers_python() -> str:
+    """Python of the environment with other predictors of training steps."""
+    return _python_of("peers")
+
+
+@pytest.fixture(scope="session")
 def byteps_python(mxnet_python: str) -> str:
     """The same, where it has BytePS as well, which has no wheel: it is built for the machine's GPUs."""
     done = subprocess.run([mxnet_python, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)

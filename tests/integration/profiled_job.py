@@ -20,7 +20,11 @@ dist.init_process_group("gloo")
 torch.manual_seed(1)
 layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)]
 model = nn.Sequential(*layers, nn.Linear(256, 10))
-followed = bool(PLAN)
+if PLAN and Path(PLAN, "modules.py").exists():
+    from modules import planned_modules
+
+    model = planned_modules(model)
+followed = bool(PLAN) and Path(PLAN, f"{sys.argv[1]}.py").exists()
 if sys.argv[1] == "ddp":
     if followed:
         from ddp import planned_ddp

@@ -9,6 +9,8 @@ import pytest
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.targets import targets_for
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp, profiled_fsdp, recorded_job
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import verb
@@ -18,9 +20,10 @@ pytestmark = pytest.mark.integration
 JOB = Path(__file__).with_name("profiled_job.py")
 
 
-def run(python, how, folder, **env):
+def run(python, how, folder, ranks=2, **env):
     folder.mkdir()
-    spec = JobSpec(command=(str(python), str(JOB), how), ranks=2, cores=default_cores(2), env={"OMP_NUM_THREADS": "1", **env})
+    env = {"OMP_NUM_THREADS": "1", **env}
+    spec = JobSpec(command=(str(python), str(JOB), how), ranks=ranks, cores=default_cores(ranks), env=env)
     run_torch_ranks(spec, folder)
 
 
@@ -35,21 +38,21 @@ def recorded(request, torch_python, tmp_path_factory):
     return request.param, trace, folder
 
 
-def made(python, how, folder, plan):
+def made(python, how, folder, plan, ranks=2):
     """What a step of the job did under an exported plan: how often each op ran."""
     out = folder / "made.json"
-    run(python, how, folder / "run", MADE_TO=str(out), DPRO_SEARCH_PLAN=str(plan))
+    run(python, how, folder / "run", ranks, MADE_TO=str(out), DPRO_SEARCH_PLAN=str(plan))
     return Counter(json.loads(out.read_text()))
 
 
 def test_every_step_of_the_profile_is_replayed(recorded):
-    """How well is reported by ``experiments.validation.profiled_jobs``: it depends on what else runs on the machine."""
+    """Whatever else runs on the machine: a step's own durations add up to its own time."""
     how, trace, _ = recorded
     assert kind_of(trace) is {"ddp": profiled_ddp, "fsdp": profiled_fsdp}[how].KIND
     replayed = job_of(trace).own_durations()
     assert replayed.more["steps"]
     assert replayed.measured_us > 0
-    assert all(abs(step["error_pct"]) < 100 for step in replayed.more["steps"])
+    assert all(abs(step["error_pct"]) < 10 for step in replayed.more["steps"])
 
 
 def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path):
@@ -60,6 +63,11 @@ def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path)
     helper = tmp_path / "plan" / f"{how}.py"
     assert helper.exists()
     made(torch_python, how, tmp_path, tmp_path / "plan")
+
+
+def exported(plan, trace, python, how, folder):
+    again = recorded_job(trace, (str(python), str(JOB), how))
+    export_plan(plan, folder, targets_for(plan, again.targets), again.facts)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +81,7 @@ def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path)
         ("fsdp", {"units_together": 2}, "c10d::_allgather_base_", 5),
         ("fsdp", {"reduce_dtype": "bfloat16", "prefetch": True, "prefetch_depth": 2}, "c10d::_reduce_scatter_base_", 5),
         ("fsdp", {"backward_prefetch_depth": 2}, "c10d::_allgather_base_", 9),
+        ("fsdp", {"recomputed_modules": ("0", "1"), "reshard_after_forward": False}, "aten::addmm", 5 + 2),
     ],
 )
 def test_the_job_follows_the_plan_and_the_plan_is_what_was_predicted(how, settings, op, times, recorded, torch_python, tmp_path):
@@ -82,13 +91,18 @@ def test_the_job_follows_the_plan_and_the_plan_is_what_was_predicted(how, settin
     plan = Plan.of(**settings)
     job = job_of(trace, PlanOptions(allow_lossy=True))
     predicted = [name for name in job.timeline(plan).graph.names if name.endswith("@0")]
-    (tmp_path / "plan.json").write_bytes(plan.to_json())
-    again = recorded_job(trace, (str(torch_python), str(JOB), how))
-    from dpro_search.deploy.export import export_plan
-    from dpro_search.deploy.targets import targets_for
-
-    export_plan(plan, tmp_path / "plan", targets_for(plan, again.targets), again.facts)
+    exported(plan, trace, torch_python, how, tmp_path / "plan")
     found = made(torch_python, how, tmp_path, tmp_path / "plan")
     assert found[op] == times
     if op.startswith("c10d") and how == "fsdp" and "allgather" in op:
         assert sum(name.startswith("gloo:all_gather") for name in predicted) == times
+
+
+def test_four_ranks_share_the_parameters_in_pairs_as_a_plan_says(recorded, torch_python, tmp_path):
+    """Each unit is reduced within a pair, and averaged between the pairs."""
+    how, trace, _ = recorded
+    if how != "fsdp":
+        pytest.skip("of the other job")
+    exported(Plan.of(shard_ranks=2), trace, torch_python, how, tmp_path / "plan")
+    found = made(torch_python, how, tmp_path, tmp_path / "plan", ranks=4)
+    assert found["c10d::_reduce_scatter_base_"] == found["c10d::allreduce_"] == 5

@@ -7,7 +7,8 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._efficiency import KEYS, Work, efficiency, sentences, split_options, work_of
+from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, work_of
+from dpro_search.kinds._work import Work
 from tests.cli.facts import replayed
 
 

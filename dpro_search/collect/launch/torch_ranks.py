@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,10 +16,14 @@ _PORT = 29500  # torchrun's own; each job has its network namespaces for itself
 def run_torch_ranks(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, hook: Mapping[str, str] | None = None) -> None:
     """Run a job of torch.distributed to its end; parameters and errors are those of `run_ranks`.
 
-    A rank that is pinned to one core gets one compute thread.
+    A rank that is pinned to one core, or shares a host with others, gets one compute thread, unless the job or this process's
+    environment sets how many (https://docs.pytorch.org/docs/stable/elastic/run.html: torchrun sets OMP_NUM_THREADS likewise).
     """
     port = _PORT if hosts else free_port()
-    env = [{**spec.thread_env, **_rank_env(rank, spec.ranks, hosts, port)} for rank in range(spec.ranks)]
+    threads = spec.thread_env
+    if hosts is None and spec.ranks > 1 and "OMP_NUM_THREADS" not in {**os.environ, **spec.env}:
+        threads = {"OMP_NUM_THREADS": "1"}
+    env = [{**threads, **_rank_env(rank, spec.ranks, hosts, port)} for rank in range(spec.ranks)]
     run_ranks(spec, out, env, hosts=hosts, hook=hook)
 
 

@@ -85,6 +85,21 @@ def import_trace(sources: Sequence[Path]) -> Trace:
 
 
 def _import(sources: Sequence[Path]) -> Trace:
+    importer, chosen, left = _recognised(sources)
+    trace = importer.read(chosen)
+    dropped = dict(trace.meta.dropped) | ({"files of another format or none": len(left)} if left else {})
+    warnings = [*trace.meta.warnings, *loss_warnings(trace.meta.dropped)]
+    if left:
+        names = ", ".join(str(path) for path in left[:3]) + (", ..." if len(left) > 3 else "")
+        what = f"{len(left)} files, none of them {importer.description}, were"
+        if len(left) == 1:
+            what = f"1 file is not {importer.description} and was"
+        warnings.append(f"{what} left out: {names}")
+    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped, warnings=tuple(warnings)))
+
+
+def _recognised(sources: Sequence[Path]) -> tuple[Importer, list[Path], list[Path]]:
+    """The importer for the sources, the files that it is to read, and those of a folder that it is not."""
     named = [source for source in sources if not source.is_dir()]
     found = _distinct([*named, *(path for source in sources if source.is_dir() for path in _files_of(source))])
     heads = {path: read_head(path) for path in found}
@@ -102,16 +117,7 @@ def _import(sources: Sequence[Path]) -> Trace:
             what = f"is {other.description}" if other else _nothing_known({path: heads[path]})
             raise InputError(f"{path}: {what}, but {chosen[0]} is {first.description}; import one job at a time")
     _require_all_ranks({path for path in left if owner[path] is None}, chosen)
-    trace = first.read(sorted(chosen))
-    dropped = dict(trace.meta.dropped) | ({"files of another format or none": len(left)} if left else {})
-    warnings = [*trace.meta.warnings, *loss_warnings(trace.meta.dropped)]
-    if left:
-        names = ", ".join(str(path) for path in left[:3]) + (", ..." if len(left) > 3 else "")
-        what = f"{len(left)} files, none of them {first.description}, were"
-        if len(left) == 1:
-            what = f"1 file is not {first.description} and was"
-        warnings.append(f"{what} left out: {names}")
-    return replace(trace, meta=msgspec.structs.replace(trace.meta, dropped=dropped, warnings=tuple(warnings)))
+    return first, sorted(chosen), left
 
 
 def _require_all_ranks(unknown: Collection[Path], chosen: Sequence[Path]) -> None:

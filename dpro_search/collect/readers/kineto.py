@@ -28,7 +28,7 @@ from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
 from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives
-from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job
+from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
 from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
@@ -87,6 +87,8 @@ def read(paths: Sequence[Path]) -> Trace:
     records = [r for r, _ in ranks]
     matches = match_collectives(records) if len(records) > 1 else []
     numbers = tuple(_shown(r, position) for position, r in enumerate(records))
+    if why := two_jobs(records, matches, numbers):
+        raise InputError(f"{paths[0].parent}: {why}: the profiles are of several jobs; import one job at a time")
     # Ranks whose host is unknown are taken to have clocks of their own.
     clock, warnings = align(records, matches, tuple(r.host or f"rank {number}" for r, number in zip(records, numbers, strict=True)))
     warnings += [*of_ranks(records, numbers), *of_job(records, numbers)]
@@ -305,13 +307,11 @@ def _joined(
             setattr(r, name, _renumbered(getattr(r, name), r.names, table))
         r.start_us = r.start_us - offsets[position]
         r.end_us = r.end_us - offsets[position]
-    for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes"):
-        events[name] = np.empty(first[-1], np.float64 if name.endswith("_us") else np.int64)
+    for name in ("name", "kind", "stream", "start_us", "end_us", "step", "size_bytes", *_ORIGINS):
+        events[name] = np.empty(first[-1], np.float64 if name.endswith("_us") else np.int32 if name in _ORIGINS else np.int64)
         for position, (r, _) in enumerate(ranks):
             events[name][first[position] : first[position + 1]] = getattr(r, name)
             setattr(r, name, None)
-    for name in _ORIGINS:
-        events[name] = np.concatenate([getattr(r, name) for r, _ in ranks])
     needs = [needs for _, needs in ranks]
     moved = [np.int64(first[position]) for position in range(len(ranks))]
     dependencies = Dependencies(

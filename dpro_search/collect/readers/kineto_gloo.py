@@ -2,7 +2,7 @@
 
 The profiler marks each collective on the thread that ran it (``gloo:all_reduce``) and the operator that enqueued it (``c10d::``).
 Gloo takes collectives in the order in which they were enqueued. Nothing records a wait: a thread that ran nothing when a collective
-ended, and went on right after it, waited for it.
+ended, and went on right after it, waited for it. Gloo's thread wakes it before it notes the end, which may seem to be later then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpro_search.collect.trace import CollectiveKind, EventKind, Ints
 
 _SPAN, _POST = "gloo:", "c10d::"
 _BLOCKED_US = 20.0  # a thread that ran nothing for less did not wait
-_AFTER_US = 1000.0  # from the end of a collective to the next span of the thread that waited for it, on a busy core
+_AFTER_US = 1000.0  # between the noted end of a collective and the next span of the thread that waited for it, on a busy core
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,13 @@ def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tu
     ends_us, posted_us = r.end_us[spans], r.end_us[posts]
     found = []
     for gap in _gaps(r, np.flatnonzero(r.stream == thread)):
-        inside = (ends_us > gap.start_us) & (ends_us <= gap.end_us) & (posted_us <= gap.start_us + 1.0)
-        chosen = np.flatnonzero(inside & (ends_us >= gap.end_us - _AFTER_US))
-        if len(chosen):
-            found.append((int(spans[chosen[np.argmax(ends_us[chosen])]]), gap))
+        late_us = gap.end_us - ends_us  # by which the thread went on after each end
+        # A thread that went on before an end was noted waited for it only if it paused for longer than that.
+        early = min(gap.end_us - gap.start_us, _AFTER_US)
+        possible = (ends_us > gap.start_us) & (posted_us <= gap.start_us + 1.0) & (late_us <= _AFTER_US) & (late_us >= -early)
+        if possible.any():
+            distance_us = np.where(late_us >= 0, late_us, _AFTER_US - late_us)  # the last that had ended, else the next to end
+            found.append((int(spans[np.argmin(np.where(possible, distance_us, np.inf))]), gap))
     return found
 
 
@@ -136,8 +139,8 @@ def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
     begin_us, end_us = [gap.start_us for _, gap in waits], [gap.end_us for _, gap in waits]
     added: dict[str, Any] = {
         "name": len(r.names) - 1, "kind": EventKind.SYNC, "stream": thread, "size_bytes": -1, "correlation": -1,
-        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "step": step,
-        "start_us": begin_us, "end_us": end_us,
+        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "op": -1, "module": -1, "source": -1,
+        "step": step, "start_us": begin_us, "end_us": end_us,
     }  # fmt: skip
     start_us = np.concatenate((r.start_us, np.array(begin_us, np.float64)))
     order = np.argsort(start_us, kind="stable")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search._text import numbers_text
+from dpro_search.collect.readers.kineto_collectives import Match
 from dpro_search.collect.readers.kineto_rank import RankRecords
 from dpro_search.collect.trace import CollectiveKind, EventKind
 
@@ -18,6 +19,7 @@ _TRAINS = ("autograd::engine", "Optimizer.step", "optimizer.step")
 _TRAINING = re.compile(r"Backward\d*$|_backward")
 _WHOLE_STEP = 0.5  # of the usual number of device ops: a step at an end of the recording with fewer was cut off
 _MOST_RANKS = 1 << 20
+_SAME_BYTES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST)
 _SAME_JOB = ("backend", "nccl_version")  # of distributedInfo
 
 
@@ -46,6 +48,20 @@ def other_job(first: RankRecords, other: RankRecords) -> str:
     if ours is not None and theirs is not None and ours != theirs:
         return "distributedInfo has another process group of all ranks"
     return ""
+
+
+def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Sequence[int]) -> str:
+    """Why ranks cannot be of one job: most collectives that they would have taken part in differ in bytes; empty: they can."""
+    sized = [
+        [int(ranks[position].size_bytes[event]) for position, event in match.event.items()]
+        for match in matches
+        if all(ranks[position].collectives[event].kind in _SAME_BYTES for position, event in match.event.items())
+    ]
+    known = [sizes for sizes in sized if min(sizes) > 0]
+    other = [sizes for sizes in known if min(sizes) != max(sizes)]
+    if 2 * len(other) <= len(known):
+        return ""
+    return f"{len(other)} of {len(known)} collectives of ranks {numbers_text(numbers)} differ in bytes between the ranks"
 
 
 def leave_out_cut_steps(r: RankRecords) -> None:

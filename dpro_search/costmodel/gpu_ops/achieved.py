@@ -17,7 +17,10 @@ class Achieved:
     """Shares of peaks, and how far predictions with them are off."""
 
     matmul: float  # Of the peak at a precision, by matmuls that fill the device.
+    sustained: float  # Of `matmul`, what is left where the power limit lowers the clock: under continuous load, in 16 bits.
+    sustained_fp8: float  # The same in fp8.
     attention: float  # The same by fused attention, forward.
+    flash_2: float  # Of `attention`, what flash-attention 2 reaches.
     memory: float  # Of the memory's rate.
     floor_us: float  # Least time of a kernel.
     error: float  # Mean absolute relative error of matmuls on devices that were not used to fit.

@@ -1,25 +1,32 @@
 """`OpCosts`: durations of a model's ops on a device, by a roofline whose compute roof has the steps of tiles and waves.
 
 A matmul is computed in tiles, one on each multiprocessor at a time: time is that of whole waves of tiles, of the tile shape that is
-fastest. Memory-bound ops take their bytes at the achieved rate. Kernels take a floor at least.
+fastest, with the reduction split where there are too few tiles. Memory-bound ops take their bytes at the achieved rate, in as many
+passes as their kernels make. Kernels take a floor at least.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.gpu_ops.achieved import achieved_by
+from dpro_search.costmodel.gpu_ops.achieved import Achieved, achieved_by
+from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Op, OpType, elements
 from dpro_search.graph.model.op import Shape
 
+SPLITS = (1, 2, 4, 8, 16, 32)
+"""Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
+(split-k of cuBLAS and cuDNN): gradients of a convolution's weights are few sums over very many positions."""
+WIDE_TILE = 256 * 128  # elements of the largest tile
 BACKWARD_ATTENTION = 2.5  # FLOPs of the backward pass over those of the forward pass (Dao 2023, section 3.2)
 BACKWARD_ATTENTION_SHARE = (
     0.8  # of the forward pass's speed: 550 of 700 TFLOP/s on an H100 (Shah et al. 2024, flash-attention 3, figure 6)
 )
+TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class OpCosts:
     device: Device
     precision: str = "bf16"  # Of matmuls and attention.
     bytes_per_element: float = 2.0  # Of activations and of the weights that ops read.
+    kernels: Kernels = field(default_factory=Kernels)
+    continuous: bool = False  # Whether the device computes without rest, so that the power limit lowers its clock.
 
     def __post_init__(self) -> None:
         for what, value in (
@@ -48,60 +57,150 @@ class OpCosts:
     def forward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of an op whose dims have the given local sizes."""
         if op.type is OpType.MATMUL:
-            return self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+            quantized_us = self._quantized_us(op, elements(op.reads or op.rows, sizes))
+            return quantized_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.ATTENTION:
-            return self._attention(op, sizes, 1.0, 1.0)
-        if op.type is OpType.LOSS:  # the largest logit, the sum, and what is left: three times over the logits
-            return self._moved(3 * elements(op.reads, sizes) * self.bytes_per_element)
-        return self._moved((elements(op.reads or op.output, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
+            return self._attention(op, sizes, backward=False)
+        if op.type is OpType.LOSS:
+            return self._loss(op, sizes, backward=False)
+        return self._memory_bound(op, sizes, backward=False)
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
-        if op.type is OpType.MATMUL:
-            inputs = self._matmul(op, sizes, op.rows, op.columns, op.reduction)
-            return inputs if frozen else inputs + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
+            return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
         if op.type is OpType.ATTENTION:
-            return self._attention(op, sizes, BACKWARD_ATTENTION, BACKWARD_ATTENTION_SHARE)
+            return self._attention(op, sizes, backward=True)
         if op.type is OpType.LOSS:
-            return self._moved(2 * elements(op.reads, sizes) * self.bytes_per_element)
-        read = 2 * elements(op.reads or op.output, sizes)
-        return self._moved((read + elements(op.output, sizes)) * self.bytes_per_element)
+            return self._loss(op, sizes, backward=True)
+        return self._memory_bound(op, sizes, backward=True)
+
+    def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of the gradient of the input of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
+        quantized_us = self._quantized_us(op, elements(op.output, sizes))
+        return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
+
+    def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of the gradient of the weight of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.reduction, op.rows, op.columns)
+        return self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+
+    def launches(self, op: Op, *, backward: bool) -> int:
+        """Kernels that an op starts."""
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
+            return 2 if backward else 1
+        if op.type is OpType.ATTENTION:
+            if not self.kernels.stores_scores:
+                return 2 if backward else 1
+            return (4 if backward else 2) + self.kernels.score_passes(backward=backward).kernels + 1
+        if op.type is OpType.LOSS:
+            return self.kernels.loss_bytes().kernels[backward]
+        return self.kernels.passes(op, backward=backward).kernels
 
     def moved_us(self, count_bytes: float) -> float:
         """Of a kernel that reads and writes so many bytes."""
         return self._moved(count_bytes)
 
     def _matmul(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
-        batch = sizes["experts"] if "experts" in sizes and any("experts" in term for term in op.rows) else 1.0
         m, k, n = (elements(shape, sizes) for shape in (rows, reduction, columns))
-        if batch > 1:  # grouped: rows are those of all experts
+        precision = "bf16" if self._in_16_bits(op) else self.precision
+        batch = sizes["experts"] if any("experts" in term for term in op.rows) else 1.0
+        if batch > 1:  # rows are those of all experts, each of which has a matmul of its own
             m, k = (m / batch, k) if rows is op.rows else (m, k / batch) if reduction is op.rows else (m, k)
             n = n / batch if columns is op.rows else n
-        return self.matmul_us(m, k, n, batch)
+        floor_us = achieved_by(self.device).floor_us
+        return batch * (self.matmul_us(m, k, n, 1.0, precision) - floor_us) + floor_us
 
-    def matmul_us(self, m: float, k: float, n: float, batch: float = 1.0) -> float:
-        """Of `batch` products of m x k with k x n matrices."""
-        achieved = achieved_by(self.device)
-        peak, rate, cores = self.device.peak_flops_per_s(self.precision), self.device.memory_bytes_per_s, self.device.cores
+    def _in_16_bits(self, op: Op) -> bool:
+        """Whether a matmul is, though others are in 8 bits: the head and routers."""
+        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
+
+    def _quantized_us(self, op: Op, count: float) -> float:
+        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
+        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
+
+    def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
+        """An implicit matrix product for each group, which moves the input, the output and the weight once."""
+        groups = sizes.get(f"{op.name}.groups", 1.0)
+        m, k, n = (elements(shape, sizes) / (groups if shape is op.columns else 1.0) for shape in (rows, reduction, columns))
+        weight = elements(op.reduction, sizes) * elements(op.columns, sizes)
+        if self.precision == "fp32":  # not on matrix units
+            k *= op.winograd_share
+        return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
+
+    def matmul_us(
+        self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None, *, moved: float | None = None
+    ) -> float:
+        """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
+
+        `moved`: elements, where it is not all three matrices once.
+        """
+        achieved, precision = achieved_by(self.device), precision or self.precision
+        peak, rate, cores = self.device.peak_flops_per_s(precision), self.device.memory_bytes_per_s, self.device.cores
         assert peak is not None
         assert rate is not None
         assert cores is not None
+        if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
+            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         compute_us = math.inf
-        for rows, columns, share in achieved.tiles:
-            tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
-            flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k + achieved.reduction)
-            compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6)
-        memory_us = self.bytes_per_element * batch * (m * k + k * n + m * n) / (rate * achieved.memory) * 1e6
+        splits = SPLITS if batch * m * n < cores * WIDE_TILE else SPLITS[:1]
+        for parts in splits:
+            sums_us = (
+                0.0 if parts == 1 else 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
+            )  # fp32, written and read
+            for rows, columns, share in achieved.tiles:
+                tiles = parts * batch * math.ceil(m / rows) * math.ceil(n / columns)
+                flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k / parts + achieved.reduction)
+                compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6 + sums_us)
+        count = batch * (m * k + k * n + m * n) if moved is None else moved
+        memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
 
-    def _attention(self, op: Op, sizes: Mapping[str, float], factor: float, share: float) -> float:
+    def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
+        moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
+        return self._moved(moved * self.bytes_per_element) + (passes.kernels - 1) * achieved.floor_us
+
+    def _loss(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        found = self.kernels.loss_bytes()
+        count_bytes = found.backward if backward else found.forward
+        return self._moved(count_bytes * elements(op.reads, sizes))
+
+    def _attention(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        if self.kernels.stores_scores:
+            return self._scores(sizes, backward=backward)
         achieved = achieved_by(self.device)
-        peak = self.device.peak_flops_per_s(self.precision)
+        factor = BACKWARD_ATTENTION if backward else 1.0
+        speed = self._attention_share(achieved) * (BACKWARD_ATTENTION_SHARE if backward else 1.0)
+        peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
         assert peak is not None
-        compute_us = factor * op.forward_flops(sizes) / (peak * achieved.attention * share) * 1e6
+        compute_us = factor * op.forward_flops(sizes) / (peak * speed) * 1e6
         memory_us = self._moved(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
         return max(compute_us, memory_us) + achieved.floor_us
+
+    def _attention_share(self, achieved: Achieved) -> float:
+        if self.kernels.attention is AttentionKernels.NEWEST:
+            return achieved.attention
+        triton = TRITON_ATTENTION if self.kernels.attention is AttentionKernels.FLASH_TRITON else 1.0
+        return achieved.attention * achieved.flash_2 * triton
+
+    def _scores(self, sizes: Mapping[str, float], *, backward: bool) -> float:
+        """Attention that stores its scores: batched matmuls over all keys, masked ones too, and the ops between them."""
+        batch, queries, keys = sizes["batch"] * sizes["heads"], sizes["sequence"], sizes["keys"]
+        passes, achieved = self.kernels.score_passes(backward=backward), achieved_by(self.device)
+        total_us = passes.kernels * achieved.floor_us
+        total_us += self._moved(passes.passes * batch * queries * keys * self.bytes_per_element)
+        for width in (sizes["head_dim"], sizes["value_dim"]):
+            total_us += self.matmul_us(queries, width, keys, batch)
+            if backward:
+                total_us += self.matmul_us(keys, queries, width, batch)
+        return total_us
 
     def _moved(self, count_bytes: float) -> float:
         achieved, rate = achieved_by(self.device), self.device.memory_bytes_per_s

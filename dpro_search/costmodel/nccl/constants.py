@@ -23,6 +23,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     devices: str  # A pattern of their names, as vendors give them; the first architecture that fits a device is its.
     launch_us: float  # Of a collective, before its first step (LL).
     hop_us: float  # Of a step between two ranks of a domain (LL).
+    # What a channel of a tree moves at most, both ways together, between two domains, and between more: NCCL's perChMaxTreeBws.
+    tree_channel_bytes_per_us: tuple[float, float]
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,9 @@ all-to-all                one, a peer each         S (n - 1) / n                
 send/recv                 one                      S                                          S
 ========================  =======================  =========================================  ==============================
 
+Two facts of NCCL's model bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that
+rings are faster over fast NICs, and messages of a few MiB do not fill a tree (``treeCorrectionFactor``).
+
 n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
 """
 
@@ -31,6 +34,14 @@ from dpro_search.errors import InputError
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 SWITCH_RANKS = 5  # From so many ranks of a domain on, reductions in the switch are faster than rings.
 ORDERED_US = 10.0  # Networks with a longer latency (TCP, EFA) do not deliver in order, as the flags of LL and LL128 need.
+# Of NCCL's search for channels (src/graph/search.cc, ncclTopoDupChannels) and its model of trees (src/graph/tuning.cc).
+NCCL_LINK = 0.96  # Bytes that NCCL counts of a NIC's rate: 12 of 12.5 GB/s.
+DOUBLED_BYTES_PER_US = 25e3  # From that rate on, channels are doubled where they are few.
+FEW_CHANNELS = 4
+ONE_RANK_TREE = 0.85  # Of a tree whose ranks receive and send on one NIC.
+# Bytes by which a tree lags until it is full: what NCCL's factors for messages of medium size (treeCorrectionFactor) come to,
+# S (1 / factor - 1), for 16 MiB and more; they are 0.5 to 0.7 for less.
+FILL_BYTES = {"LL": 0.0, "LL128": 4.0 * 2**20, "Simple": 14.0 * 2**20}
 SWITCH_DEVICES = ("hopper", "blackwell")  # Architectures whose NVLink switches reduce (NVLink SHARP).
 
 
@@ -73,8 +84,8 @@ class _Costs:
         self.architecture = constants.architecture(paths.device)
         self.n, self.m, self.local = paths.ranks, paths.domains, paths.ranks_per_domain
         self.ratio = constants.nvlink_ratio if paths.inside == "nvlink" else constants.pcie_ratio
-        ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
-        self.protocols = tuple(enumerate(PROTOCOLS))[0 if ordered else -1 :]
+        self.ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
+        self.protocols = tuple(enumerate(PROTOCOLS))[0 if self.ordered else -1 :]
         # Times that bytes leave a domain in trees: between two, each direction is one tree's way up and the other's way down.
         # Copies in the host's memory are read and written on one bus, which both directions share.
         self.tree_bytes = 1.0 if self.m == 2 and not paths.staged else 2.0
@@ -93,35 +104,69 @@ class _Costs:
         """us of a byte from a rank to the next within a domain."""
         return 1.0 / (self.paths.ring_bytes_per_us * self.ratio[protocol])
 
+    def tree_channels(self) -> float:
+        """Channels of trees out of a domain: one for each NIC, two where a NIC is fast and channels are few.
+
+        Channels whose NIC goes to the one rank of its domain count for less (NCCL's pattern TREE).
+        """
+        link = self.paths.nic_link_bytes_per_us
+        count = self.paths.nic_bytes_per_us / link
+        if NCCL_LINK * link >= DOUBLED_BYTES_PER_US and count <= FEW_CHANNELS:
+            count *= 2
+        return count * (ONE_RANK_TREE if self.local == 1 else 1.0)
+
     def between(self, protocol: int) -> float:
         """us of a byte out of a domain."""
         return 1.0 / (self.nic_bytes_per_us * self.constants.net_ratio[protocol])
 
 
 def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
-    """Rings through all ranks, once or (all-reduce) twice round."""
+    """Rings through all ranks, once or (all-reduce) twice round.
+
+    On a network that does not deliver in order, each step waits until the one before it is complete everywhere: all steps take as
+    long as those between domains (an assumption; all-reduces of 4 to 64 MiB on two p4d or p4de start 0.4 to 1 ms later than rings
+    and trees whose steps overlap).
+    """
     n, m = costs.n, costs.m
     sent = rounds * (n - 1) / n
     found = []
     for number, protocol in costs.protocols:
-        inner = rounds * (n - m) * costs.hop_us(number)
-        latency_us = costs.launch_us(number) + inner + rounds * (m - 1) * costs.net_hop_us(number)
+        outer = m - 1 if costs.ordered else n - 1
+        inner = rounds * (n - 1 - outer) * costs.hop_us(number)
+        latency_us = costs.launch_us(number) + inner + rounds * outer * costs.net_hop_us(number)
         own = costs.constants.own_part / n * costs.inside(number)
         found.append(Line("ring", protocol, latency_us, own + sent * max(costs.inside(number), costs.between(number))))
     return tuple(found)
 
 
 def _trees(costs: _Costs) -> tuple[Line, ...]:
-    """Double binary trees of domains, chains of ranks within each."""
+    """Double binary trees of domains, chains of ranks within each.
+
+    However fast a NIC is, a channel of a tree moves no more than its GPU reduces: between two domains of fast NICs rings are
+    faster.
+    """
     if costs.m == 1:
         return ()
     depth, out = math.ceil(math.log2(costs.m)), costs.tree_bytes
-    found = []
+    most = costs.tree_channels() * costs.architecture.tree_channel_bytes_per_us[costs.m > 2] / 2
+    found: list[Line] = []
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
-        slowest = max(2 * costs.inside(number), out * costs.between(number))
-        found.append(Line("tree", protocol, latency_us, slowest / costs.constants.tree_ratio))
+        slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio
+        found += _filling("tree", protocol, latency_us, max(slowest, 1.0 / most))
     return tuple(found)
+
+
+def _filling(algorithm: str, protocol: str, latency_us: float, us_per_byte: float) -> tuple[Line, ...]:
+    """A tree between domains, whose chunks go up and down again before as many follow them as it can hold.
+
+    Until then bytes take twice as long.
+    """
+    fill_us = FILL_BYTES[protocol] * us_per_byte
+    return (
+        Line(algorithm, protocol, latency_us, 2 * us_per_byte),
+        Line(algorithm, protocol, latency_us + fill_us, us_per_byte),
+    )
 
 
 def _switch(costs: _Costs) -> tuple[Line, ...]:
@@ -138,7 +183,7 @@ def _switch(costs: _Costs) -> tuple[Line, ...]:
         return (Line("switch", "Simple", latency_us, inside),)
     latency_us += 2 * math.ceil(math.log2(costs.m)) * costs.net_hop_us(simple)
     outside = costs.tree_bytes * costs.between(simple) / constants.tree_ratio
-    return (Line("switch and tree", "Simple", latency_us, max(inside, outside)),)
+    return _filling("switch and tree", "Simple", latency_us, max(inside, outside))
 
 
 def _pipelines(costs: _Costs) -> tuple[Line, ...]:

@@ -47,13 +47,19 @@ class Paths:
     ring_bytes_per_us: float  # Each rank sends so much to the next while all do, within a domain; infinite for one rank there.
     nic_bytes_per_us: float  # All of the group's ranks of a domain together send so much to other domains; infinite for one domain.
     nic_latency_us: float  # Of a message between domains.
+    nic_link_bytes_per_us: float  # The most that one NIC sends; infinite for one domain.
     staged: bool  # Whether NICs take bytes from copies in the host's memory, not from the devices.
     switched: bool  # Whether one switch joins the devices of a domain, all to all: what reductions in the switch need.
     device: str  # Name of the device, as its vendor gives it.
 
     def faster(self, factor: float) -> Paths:
         """The same with links of that many times the rate."""
-        return replace(self, ring_bytes_per_us=self.ring_bytes_per_us * factor, nic_bytes_per_us=self.nic_bytes_per_us * factor)
+        return replace(
+            self,
+            ring_bytes_per_us=self.ring_bytes_per_us * factor,
+            nic_bytes_per_us=self.nic_bytes_per_us * factor,
+            nic_link_bytes_per_us=self.nic_link_bytes_per_us * factor,
+        )
 
     @property
     def ranks_per_domain(self) -> int:
@@ -142,6 +148,7 @@ def _on(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placemen
         inside=inside,
         ring_bytes_per_us=ring,
         nic_bytes_per_us=nic * together,
+        nic_link_bytes_per_us=math.inf if domains == 1 or host.nics is None else host.nics.link.each_way_bps / 8e6,
         nic_latency_us=latency_us,
         staged=host.nics is not None and host.nics.buffers == "host",
         switched=fastest is not None and fastest.level == "nvlink" and not fastest.wires and fastest.sharing == "device",

@@ -66,8 +66,9 @@ def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
     """Prefetching, resharding, units and reductions of ``fully_shard``."""
     own = FsdpSettings.of(plan)
     units = [tensor.name for tensor in facts.tensors if tensor.name != ROOT and not tensor.node]
-    if (own.units_together or own.kept_last_units or own.reduce_dtype) and not units:
-        name = next(name for name in ("units_together", "kept_last_units", "reduce_dtype") if getattr(own, name))
+    of_units = [name for name in ("units_together", "kept_last_units", "reduce_dtype", "shard_ranks") if getattr(own, name)]
+    if of_units and not units:
+        name = of_units[0]
         raise InputError(f"{name}: the units are those of the profile: export from the folder of the search")
     content: dict[str, object] = {
         "version": 1,
@@ -79,8 +80,9 @@ def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
         "units": units,
         "groups": unit_groups(units, own.units_together),
         "reduce_dtype": own.reduce_dtype,
+        "shard_ranks": own.shard_ranks,
     }
-    if own.units_together or own.reduce_dtype:
+    if own.units_together or own.reduce_dtype or own.shard_ranks:
         script: tuple[str, ...] = (
             "`from fsdp import planned_shard`, and `model = planned_shard(model)` in place of all calls of `fully_shard`; it takes "
             "their arguments.",
@@ -121,7 +123,8 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         content = {"version": 1, "recomputed": again, "bfloat16": lowered}
         files |= {"modules.json": as_json(content), "modules.py": helper_file("modules.py")}
         script.append(
-            "`from modules import planned_modules`, and `model = planned_modules(model)` before `DistributedDataParallel(model)`."
+            "`from modules import planned_modules`, and `model = planned_modules(model)` before `DistributedDataParallel(model)` "
+            "or `fully_shard`."
         )
     if plan.micro_batches is not None:
         files |= micro_batch_files(plan.micro_batches)
@@ -159,7 +162,7 @@ FSDP = Target(
     name="fsdp",
     fields=(
         *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
-        *("units_together", "reduce_dtype"),
+        *("units_together", "reduce_dtype", "shard_ranks"),
     ),
     part=fsdp_part,
     framework="pytorch",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpro_search.graph.model.architecture import Architecture, Attention, Experts, FeedForward, Layer, Positions
-from dpro_search.graph.model.op import Op, OpType, Shape, elements
+from dpro_search.graph.model.op import Op, OpType, Role, Shape, elements
 
 TOKENS = ("batch", "sequence")
 STREAM: Shape = (("batch", "sequence", "hidden"),)
@@ -23,7 +23,7 @@ class Block:
     count: int
     ops: tuple[Op, ...]
     # Sizes of dims that do not depend on the batch. "context" is the number of keys that a query sees on average, as a share of the
-    # sequence's length, "context_limit" at most so many.
+    # sequence's length, "context_limit" at most so many; "keys" is the number of keys that there are.
     sizes: Mapping[str, float] = field(default_factory=dict)
     context_share: float = 1.0
     context_limit: float | None = None
@@ -38,7 +38,7 @@ class Block:
         context = sequence * self.context_share
         if limit is not None and limit < sequence:
             context = limit - limit**2 / (2 * sequence) if self.context_share < 1 else limit
-        found = {**self.sizes, "batch": batch, "sequence": sequence, "context": context}
+        found = {**self.sizes, "batch": batch, "sequence": sequence, "context": context, "keys": sequence}
         if self.top_k:
             found["capacity"] = batch * sequence * self.top_k / self.sizes["experts"]
         return found
@@ -48,12 +48,7 @@ class Block:
         return sum(elements(op.weight, self.sizes) for op in self.ops)
 
 
-def parameters_of(architecture: Architecture) -> int:
-    """Parameters of a model; those of a tied head count once."""
-    return round(sum(block.count * block.parameters() for block in blocks_of(architecture)))
-
-
-def blocks_of(architecture: Architecture) -> tuple[Block, ...]:
+def blocks_of_transformer(architecture: Architecture) -> tuple[Block, ...]:
     """Embedding, layers (equal ones as one block), head."""
     layers = (
         _layer(architecture, layer, f"layer{number}" if len(architecture.layers) > 1 else "layer")
@@ -120,7 +115,7 @@ def _head(model: Architecture) -> Block:
     if model.head_transform:
         add(_matmul("transform", last, ("hidden",), (("transformed",),), bias=True))
         sizes["transformed"] = model.hidden
-        add(_pointwise("activation", (last,), ((*TOKENS, "transformed"),), saves=(last,)))
+        add(_pointwise("activation", (last,), ((*TOKENS, "transformed"),), saves=(last,), role=Role.ACTIVATION))
         add(_norm(model, "transform_norm", last))
     head = _matmul("head", last, ("hidden",), (("vocab",),), bias=model.head_bias)
     if model.tied:
@@ -195,17 +190,17 @@ def _attention(model: Architecture, attention: Attention, name: str, normed: str
         yield from _latent_projections(attention, name, normed)
         columns: Shape = (queries, queries, values)
         read = f"{name}.rotation"
-        yield _pointwise(read, (f"{name}.queries", f"{name}.keys_values"), _of_tokens(columns))
+        yield _pointwise(read, (f"{name}.queries", f"{name}.keys_values"), _of_tokens(columns), role=Role.ROTATION)
     else:
         columns = (queries, ("kv_heads", "head_dim"), ("kv_heads", "value_dim"))
         read = f"{name}.qkv"
         yield _matmul(read, normed, ("hidden",), columns, bias=attention.bias)
         if attention.qk_norm:
             weight: Shape = (("head_dim",), ("head_dim",))
-            yield _pointwise(f"{name}.qk_norm", (read,), _of_tokens(columns), weight=weight, saves=(read,))
+            yield _pointwise(f"{name}.qk_norm", (read,), _of_tokens(columns), weight=weight, saves=(read,), role=Role.NORM)
             read = f"{name}.qk_norm"
         if model.positions is Positions.ROTARY:
-            yield _pointwise(f"{name}.rotation", (read,), _of_tokens(columns))
+            yield _pointwise(f"{name}.rotation", (read,), _of_tokens(columns), role=Role.ROTATION)
             read = f"{name}.rotation"
     core = f"{name}.core"
     yield Op(
@@ -229,11 +224,13 @@ def _latent_projections(attention: Attention, name: str, normed: str) -> Iterato
         yield _matmul(f"{name}.query_down", normed, ("hidden",), (("query_rank",),))
         latent: Shape = ((*TOKENS, "query_rank"),)
         source, reduction = f"{name}.query_norm", "query_rank"
-        yield _pointwise(source, (f"{name}.query_down",), latent, weight=(("query_rank",),), saves=(f"{name}.query_down",))
+        read = (f"{name}.query_down",)
+        yield _pointwise(source, read, latent, weight=(("query_rank",),), saves=read, role=Role.NORM)
     yield _matmul(f"{name}.queries", source, (reduction,), (("heads", "head_dim"),))
     down: Shape = (("kv_rank",), ("rotary",))
     yield _matmul(f"{name}.kv_down", normed, ("hidden",), down)
-    yield _pointwise(f"{name}.kv_norm", (f"{name}.kv_down",), _of_tokens(down), weight=(("kv_rank",),), saves=(f"{name}.kv_down",))
+    read = (f"{name}.kv_down",)
+    yield _pointwise(f"{name}.kv_norm", read, _of_tokens(down), weight=(("kv_rank",),), saves=read, role=Role.NORM)
     yield _matmul(f"{name}.keys_values", f"{name}.kv_norm", ("kv_rank",), (("heads", "plain"), ("heads", "value_dim")))
 
 
@@ -241,7 +238,8 @@ def _feed_forward(feed_forward: FeedForward, normed: str, width: str, name: str 
     columns: Shape = ((width,), (width,)) if feed_forward.gated else ((width,),)
     yield _matmul(f"{name}.up", normed, ("hidden",), columns, bias=feed_forward.bias)
     inner: Shape = ((*TOKENS, width),)
-    yield _pointwise(f"{name}.activation", (f"{name}.up",), inner, reads=_of_tokens(columns), saves=(f"{name}.up",))
+    read, role = (f"{name}.up",), _activation(feed_forward)
+    yield _pointwise(f"{name}.activation", read, inner, reads=_of_tokens(columns), saves=read, role=role)
     yield _matmul(f"{name}.down", f"{name}.activation", (width,), (("hidden",),), bias=feed_forward.bias)
 
 
@@ -270,8 +268,8 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
 
     yield grouped("experts.up", "dispatch", "hidden", columns)
     inner: Shape = ((*places, "expert_ffn"),)
-    read = tuple((*places, *term) for term in columns)
-    yield _pointwise("experts.activation", ("experts.up",), inner, reads=read, saves=("experts.up",))
+    read, role = tuple((*places, *term) for term in columns), _activation(experts)
+    yield _pointwise("experts.activation", ("experts.up",), inner, reads=read, saves=("experts.up",), role=role)
     yield grouped("experts.down", "experts.activation", "expert_ffn", (("hidden",),))
     combined = Op(
         name="combine",
@@ -290,14 +288,18 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
         yield _pointwise("experts_sum", ("combine", "shared_expert.down"), STREAM)
 
 
+def _activation(layer: FeedForward | Experts) -> Role:
+    return Role.GATED_ACTIVATION if layer.gated else Role.ACTIVATION
+
+
 def _norm(model: Architecture, name: str, source: str) -> Op:
     weight: Shape = (("hidden",),) * ((1 + model.norm_bias) if model.norm_weight else 0)
-    return _pointwise(name, (source,), STREAM, weight=weight, saves=(source,))
+    return _pointwise(name, (source,), STREAM, weight=weight, saves=(source,), role=Role.NORM)
 
 
 def _residual(model: Architecture, name: str, stream: str, branch: str) -> Op:
     """The sum of a branch, with dropout where the model has it, and of the stream that it left."""
-    op = _pointwise(name, (stream, branch), STREAM, reads=STREAM * 2)
+    op = _pointwise(name, (stream, branch), STREAM, reads=STREAM * 2, role=Role.RESIDUAL)
     return op if not model.dropout else _with_mask(op)
 
 
@@ -333,10 +335,12 @@ def _pointwise(
     reads: Shape | None = None,
     weight: Shape = (),
     saves: tuple[str, ...] = (),
+    role: Role = Role.OTHER,
 ) -> Op:
     return Op(
         name=name,
         type=OpType.POINTWISE,
+        role=role,
         inputs=inputs,
         output=output,
         reads=output if reads is None else reads,

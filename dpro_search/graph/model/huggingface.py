@@ -5,56 +5,13 @@ Each family is a function of its `Config`. Its keys and defaults are those of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model.architecture import Architecture, Attention, Experts, FeedForward, Layer, Positions
-
-
-@dataclass(frozen=True)
-class Config:
-    """A ``config.json``, with errors that name it and the key."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def whole(self, *names: str, default: int | None = None) -> int:
-        """The first of some keys that is there, a whole number; raises `InputError` if none is and there is no default."""
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"{self.where}: {name} must be a whole number, not {value!r}")
-            return value
-        if default is None:
-            raise InputError(f"{self.where}: {' or '.join(names)} is missing")
-        return default
-
-    def yes(self, name: str, *, default: bool) -> bool:
-        """A key that is true or false."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise InputError(f"{self.where}: {name} must be true or false, not {value!r}")
-        return default if value is None else value
-
-    def share(self, name: str, *, default: float) -> float:
-        """A number from 0 to 1."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise InputError(f"{self.where}: {name} must be a number from 0 to 1, not {value!r}")
-        return float(value)
-
-    def word(self, name: str, *, default: str) -> str:
-        """A key that is a string."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{self.where}: {name} must be a string, not {value!r}")
-        return default if value is None else value
+from dpro_search.graph.model.config import Config, gated, head_dim, llama_attention, llama_like
+from dpro_search.graph.model.families import MORE, any_decoder
 
 
 def from_config(values: Mapping[str, Any], where: str = "config.json", name: str = "") -> Architecture:
@@ -79,42 +36,11 @@ def from_config(values: Mapping[str, Any], where: str = "config.json", name: str
         values = {**nested, "tie_word_embeddings": values.get("tie_word_embeddings", nested.get("tie_word_embeddings"))}
     config = Config({key: value for key, value in values.items() if value is not None}, where)
     kind = config.word("model_type", default="")
+    if kind not in FAMILIES and {"hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"} <= config.values.keys():
+        return any_decoder(config, name or config.word("_name_or_path", default="") or kind)
     if kind not in FAMILIES:
         raise InputError(f"{where}: model_type '{kind}' is not known (known: {', '.join(sorted(FAMILIES))})")
     return FAMILIES[kind](config, name or config.word("_name_or_path", default="") or kind)
-
-
-def _head_dim(config: Config, heads: int) -> int:
-    hidden = config.whole("hidden_size", "n_embd", "d_model")
-    found = config.whole("head_dim", default=0)
-    if not found and hidden % heads:
-        raise InputError(f"{config.where}: hidden_size {hidden} does not divide by {heads} heads")
-    return found or hidden // heads
-
-
-def _llama_attention(config: Config, **more: Any) -> Attention:
-    heads = config.whole("num_attention_heads")
-    kv_heads = config.whole("num_key_value_heads", default=heads)
-    return Attention(heads=heads, kv_heads=kv_heads, head_dim=_head_dim(config, heads), **more)
-
-
-def _llama_like(config: Config, name: str, layers: Sequence[Layer], **more: Any) -> Architecture:
-    return Architecture(
-        name=name,
-        hidden=config.whole("hidden_size"),
-        vocab=config.whole("vocab_size"),
-        layers=_joined(layers),
-        **{"tied": config.yes("tie_word_embeddings", default=False), **more},
-    )
-
-
-def _joined(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Layers without those that repeat nothing."""
-    return tuple(layer for layer in layers if layer.count)
-
-
-def _gated(config: Config, *names: str, bias: bool = False) -> FeedForward:
-    return FeedForward(hidden=config.whole(*(names or ("intermediate_size",))), gated=True, bias=bias)
 
 
 def _llama(config: Config, name: str) -> Architecture:
@@ -122,32 +48,32 @@ def _llama(config: Config, name: str) -> Architecture:
     window = config.whole("sliding_window", default=0) if config.word("model_type", default="") == "mistral" else 0
     layer = Layer(
         count=config.whole("num_hidden_layers"),
-        attention=_llama_attention(config, bias=bias, window=window or None),
-        feed_forward=_gated(config, bias=config.yes("mlp_bias", default=False)),
+        attention=llama_attention(config, bias=bias, window=window or None),
+        feed_forward=gated(config, bias=config.yes("mlp_bias", default=False)),
     )
-    return _llama_like(config, name, [layer])
+    return llama_like(config, name, [layer])
 
 
 def _qwen2(config: Config, name: str) -> Architecture:
     layer = Layer(
         count=config.whole("num_hidden_layers"),
-        attention=_llama_attention(config, bias=True, output_bias=False),
-        feed_forward=_gated(config),
+        attention=llama_attention(config, bias=True, output_bias=False),
+        feed_forward=gated(config),
     )
-    return _llama_like(config, name, [layer])
+    return llama_like(config, name, [layer])
 
 
 def _qwen3(config: Config, name: str) -> Architecture:
-    attention = _llama_attention(config, bias=config.yes("attention_bias", default=False), qk_norm=True)
-    return _llama_like(
-        config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=_gated(config))]
+    attention = llama_attention(config, bias=config.yes("attention_bias", default=False), qk_norm=True)
+    return llama_like(
+        config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=gated(config))]
     )
 
 
 def _qwen_moe(config: Config, name: str) -> Architecture:
     third = config.word("model_type", default="").startswith("qwen3")
     bias = config.yes("attention_bias", default=False) if third else True
-    attention = _llama_attention(config, bias=bias, output_bias=bias if third else False, qk_norm=third)
+    attention = llama_attention(config, bias=bias, output_bias=bias if third else False, qk_norm=third)
     shared = 0 if third else config.whole("shared_expert_intermediate_size", default=0)
     experts = Experts(
         count=config.whole("num_experts"),
@@ -157,32 +83,32 @@ def _qwen_moe(config: Config, name: str) -> Architecture:
         shared_gate=bool(shared),
     )
     layer = Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=experts)
-    return _llama_like(config, name, [layer])
+    return llama_like(config, name, [layer])
 
 
 def _mixtral(config: Config, name: str) -> Architecture:
     experts = Experts(
         count=config.whole("num_local_experts"), top_k=config.whole("num_experts_per_tok"), hidden=config.whole("intermediate_size")
     )
-    attention = _llama_attention(config, window=config.whole("sliding_window", default=0) or None)
-    return _llama_like(config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=experts)])
+    attention = llama_attention(config, window=config.whole("sliding_window", default=0) or None)
+    return llama_like(config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=experts)])
 
 
 def _gemma(config: Config, name: str) -> Architecture:
     """Gemma 1; Gemma 2 and 3 have four norms a layer, and layers that see a window in turn with some that see everything."""
     kind = config.word("model_type", default="")
-    count, attention = config.whole("num_hidden_layers"), _llama_attention(config, qk_norm=kind.startswith("gemma3"))
+    count, attention = config.whole("num_hidden_layers"), llama_attention(config, qk_norm=kind.startswith("gemma3"))
     if kind == "gemma":
-        return _llama_like(config, name, [Layer(count=count, attention=attention, feed_forward=_gated(config))], tied=True)
+        return llama_like(config, name, [Layer(count=count, attention=attention, feed_forward=gated(config))], tied=True)
     turn = config.whole("sliding_window_pattern", default=6 if kind.startswith("gemma3") else 2)
     full = count // turn
     window = config.whole("sliding_window", default=4096)
-    narrow = _llama_attention(config, qk_norm=kind.startswith("gemma3"), window=window)
+    narrow = llama_attention(config, qk_norm=kind.startswith("gemma3"), window=window)
     layers = [
-        Layer(count=count - full, attention=narrow, feed_forward=_gated(config), norms=4),
-        Layer(count=full, attention=attention, feed_forward=_gated(config), norms=4),
+        Layer(count=count - full, attention=narrow, feed_forward=gated(config), norms=4),
+        Layer(count=full, attention=attention, feed_forward=gated(config), norms=4),
     ]
-    return _llama_like(config, name, layers, tied=True)
+    return llama_like(config, name, layers, tied=True)
 
 
 def _deepseek(config: Config, name: str) -> Architecture:
@@ -207,10 +133,10 @@ def _deepseek(config: Config, name: str) -> Architecture:
         router_bias=config.word("topk_method", default="") == "noaux_tc" or config.word("model_type", default="") == "deepseek_v3",
     )
     layers = [
-        Layer(count=dense, attention=attention, feed_forward=_gated(config)),
+        Layer(count=dense, attention=attention, feed_forward=gated(config)),
         Layer(count=count - dense, attention=attention, feed_forward=experts),
     ]
-    return _llama_like(config, name, layers)
+    return llama_like(config, name, layers)
 
 
 def _gpt_oss(config: Config, name: str) -> Architecture:
@@ -223,17 +149,17 @@ def _gpt_oss(config: Config, name: str) -> Architecture:
         router_bias=True,
     )
     window = config.whole("sliding_window", default=128)
-    narrow, full = (_llama_attention(config, bias=True, sinks=True, window=size) for size in (window, None))
+    narrow, full = (llama_attention(config, bias=True, sinks=True, window=size) for size in (window, None))
     layers = [
         Layer(count=count - count // 2, attention=narrow, feed_forward=experts),
         Layer(count=count // 2, attention=full, feed_forward=experts),
     ]
-    return _llama_like(config, name, layers)
+    return llama_like(config, name, layers)
 
 
 def _gpt2(config: Config, name: str) -> Architecture:
     hidden, heads = config.whole("n_embd", default=768), config.whole("n_head", default=12)
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=_head_dim(config, heads), bias=True)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=True)
     feed_forward = FeedForward(hidden=config.whole("n_inner", default=4 * hidden), bias=True)
     return Architecture(
         name=name,
@@ -250,7 +176,7 @@ def _gpt2(config: Config, name: str) -> Architecture:
 
 def _opt(config: Config, name: str) -> Architecture:
     heads = config.whole("num_attention_heads")
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=_head_dim(config, heads), bias=True)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=True)
     layer = Layer(
         count=config.whole("num_hidden_layers"),
         attention=attention,
@@ -308,7 +234,7 @@ def _mpt(config: Config, name: str) -> Architecture:
 
 def _bert(config: Config, name: str) -> Architecture:
     hidden, heads = config.whole("hidden_size", default=768), config.whole("num_attention_heads", default=12)
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=_head_dim(config, heads), bias=True, causal=False)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=True, causal=False)
     feed_forward = FeedForward(hidden=config.whole("intermediate_size", default=4 * hidden), bias=True)
     return Architecture(
         name=name,
@@ -332,8 +258,8 @@ def _bert(config: Config, name: str) -> Architecture:
 def _t5(config: Config, name: str) -> Architecture:
     """Encoder and decoder one after the other, on as many tokens each."""
     heads, dim = config.whole("num_heads"), config.whole("d_kv")
-    gated = config.word("feed_forward_proj", default="relu").startswith("gated")
-    feed_forward = FeedForward(hidden=config.whole("d_ff"), gated=gated)
+    has_gate = config.word("feed_forward_proj", default="relu").startswith("gated")
+    feed_forward = FeedForward(hidden=config.whole("d_ff"), gated=has_gate)
     count = config.whole("num_layers")
     seen, causal = (Attention(heads=heads, kv_heads=heads, head_dim=dim, causal=causal) for causal in (False, True))
     decoder = Layer(
@@ -354,7 +280,7 @@ def _t5(config: Config, name: str) -> Architecture:
 def _vit(config: Config, name: str) -> Architecture:
     hidden, heads = config.whole("hidden_size", default=768), config.whole("num_attention_heads", default=12)
     patch, image = config.whole("patch_size", default=16), config.whole("image_size", default=224)
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=_head_dim(config, heads), bias=True, causal=False)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=True, causal=False)
     feed_forward = FeedForward(hidden=config.whole("intermediate_size", default=4 * hidden), bias=True)
     labels = config.values.get("id2label")
     return Architecture(
@@ -393,4 +319,5 @@ FAMILIES: Mapping[str, Callable[[Config, str], Architecture]] = {
     "bert": _bert,
     "t5": _t5,
     "vit": _vit,
+    **MORE,
 }

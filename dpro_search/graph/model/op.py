@@ -29,6 +29,17 @@ class OpType(StrEnum):
     LOSS = "loss"  # softmax and cross-entropy over the vocabulary
 
 
+class Role(StrEnum):
+    """What a memory-bound op does; frameworks differ in the kernels that they compute it with."""
+
+    NORM = "norm"
+    ROTATION = "rotation"  # of queries and keys, by position
+    ACTIVATION = "activation"
+    GATED_ACTIVATION = "gated activation"  # the activation of one half, times the other (SwiGLU)
+    RESIDUAL = "residual"  # the sum of a branch and the stream that it left
+    OTHER = "other"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """An operation of one micro-batch.
@@ -39,6 +50,7 @@ class Op:
 
     name: str
     type: OpType
+    role: Role = Role.OTHER  # Of a memory-bound op.
     inputs: tuple[str, ...] = ()  # Tensors that it reads, by the name of the op that makes them ("" is the block's input).
     output: Shape  # What it writes; also what the next op reads.
     reads: Shape = ()  # What it reads beside weights.
@@ -46,6 +58,9 @@ class Op:
     reduction: Shape = ()
     columns: Shape = ()
     weight: Shape = ()  # Its parameters.
+    # Of its multiply-adds, how many are left in Winograd's algorithm, which units without matrices of fixed size can use.
+    winograd_share: float = 1.0
+    sparse: bool = False  # Whether gradients are of the rows only that were read, which the optimizer updates in place.
     # Tensors that the backward pass needs, by the name of the op that makes them ("" is the block's input). Each is kept once.
     saves: tuple[str, ...] = ()
     saves_bytes: Shape = ()  # What else it needs, one byte an element: masks of dropout.

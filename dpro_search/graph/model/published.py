@@ -1,4 +1,4 @@
-"""`published`: architectures of well-known models by name, from ``published.toml``."""
+"""`model`: well-known models by name; `published`: those that are transformers, from ``published.toml``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from dpro_search.errors import InputError
 from dpro_search.graph.model.architecture import Architecture
 from dpro_search.graph.model.huggingface import from_config
+from dpro_search.graph.model.model import Model
+from dpro_search.graph.model.networks import NETWORKS, network
 
 NOT_KEYS = ("source",)
 
@@ -21,15 +23,21 @@ def _configs() -> dict[str, dict[str, Any]]:
 
 
 def names() -> tuple[str, ...]:
-    """All names, in the order of the file."""
+    """All transformers, in the order of the file."""
     return tuple(_configs())
+
+
+def model(name: str) -> Model:
+    """The transformer or the network of a name like "llama3-8b" or "resnet50"; raises `InputError` for one that is not known."""
+    return network(name.lower()) if name.lower() in NETWORKS else published(name)
 
 
 def published(name: str) -> Architecture:
     """The architecture of a name like "llama3-8b"; raises `InputError` for a name that is not known."""
     config = _configs().get(name.lower())
     if config is None:
-        near = get_close_matches(name.lower(), names(), n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names())}"
+        every = (*names(), *NETWORKS)
+        near = get_close_matches(name.lower(), every, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(every)}"
         raise InputError(f"model '{name}' is not known: {hint}")
     return from_config({key: value for key, value in config.items() if key not in NOT_KEYS}, name=name.lower())

@@ -21,6 +21,7 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
 from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_memory import MemoryChange, buckets_changes
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import (
     BucketSize,
@@ -111,6 +112,16 @@ class ProfiledDdp(PlannedSteps):
             static=bool(own.static_graph),
         )
         with_buckets(edit, self.gradients, step, changed, self.prices)
+
+    def _memory_changes(self, plan: Plan) -> list[MemoryChange] | None:
+        as_views = bool(DdpSettings.of(plan).gradient_as_bucket_view)
+        return buckets_changes(self.trace, self.gradients, as_views=as_views, half=plan.compression is not None)
+
+    def _least_bytes(self, plan: Plan) -> int | None:
+        if not self.gradients.known:
+            return None
+        copies = 2 if DdpSettings.of(plan).gradient_as_bucket_view else 3  # parameters, buckets, and gradients beside these
+        return sum(tensor.size_bytes for tensor in self.tensors) * (copies + self._optimizer_copies)
 
     def _part_bytes(self) -> dict[int, int]:
         gradients = self.gradients

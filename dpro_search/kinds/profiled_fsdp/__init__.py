@@ -8,7 +8,7 @@ import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.parts.pytorch import FSDP
+from dpro_search.deploy.parts.pytorch import FSDP, PYTORCH
 from dpro_search.kinds._base import Kind
 
 _MARKS = ("FSDP::", "FullyShardedDataParallel")
@@ -21,7 +21,7 @@ class ProfiledFsdpKind(Kind):
 
     title = "a profiled fully sharded job"
     formats = ("kineto",)
-    targets = (FSDP,)
+    targets = (FSDP, PYTORCH)
     job_name = "dpro_search.kinds.profiled_fsdp.job:ProfiledFsdp"
     profile_launcher_name = "dpro_search.collect.launchers.torch:PYTORCH_FSDP"
 

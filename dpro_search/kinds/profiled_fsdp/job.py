@@ -8,21 +8,26 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.sharded_units import ShardedUnits, sharded_units_of
+from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of
 from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_memory import MemoryChange, units_changes
+from dpro_search.space.recorded_shards import Sharding
 from dpro_search.space.recorded_units import UnitPlan, cut_at_units, explain_units, with_units
+from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import (
     BackwardPrefetch,
     ForwardPrefetch,
     KeptUnits,
+    RecomputedUnits,
     ReduceDtype,
+    ShardRanks,
     UnitsTogether,
 )
 from dpro_search.space.units_together import unit_groups
@@ -33,6 +38,7 @@ _QUESTIONS: dict[str, Plan] = {
     "reshard_after_forward=0": Plan.of(reshard_after_forward=False),
     "units_together=2": Plan.of(units_together=2),
     "reduce_dtype=bfloat16": Plan.of(reduce_dtype="bfloat16"),
+    "shard_ranks=8": Plan.of(shard_ranks=8),
 }
 
 
@@ -42,7 +48,7 @@ class ProfiledFsdp(PlannedSteps):
     title = "a profiled fully sharded job"
     askable = (
         *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
-        *("units_together", "reduce_dtype"),
+        *("units_together", "reduce_dtype", "shard_ranks", "recomputed_modules"),
     )
 
     @classmethod
@@ -52,7 +58,8 @@ class ProfiledFsdp(PlannedSteps):
 
     def __init__(self, trace: Trace, units: ShardedUnits, *, allow_lossy: bool = False) -> None:
         self.units, self._allow_lossy = units, allow_lossy
-        super().__init__(trace, _space(self.title, units, allow_lossy=allow_lossy))
+        super().__init__(trace, PlanSpace(JobFacts(name=self.title, tensors=units.tensors), []))
+        self.space = self._space()
         self.tensors = units.tensors
 
     @property
@@ -67,22 +74,91 @@ class ProfiledFsdp(PlannedSteps):
         found._scales = self._scales
         return found
 
+    def _moved(self, change: ClusterChange) -> Self:
+        changed = super()._moved(change)
+        changed.space = changed._space()  # other ranks can share the parameters
+        return changed
+
+    @property
+    def _recorded_ranks(self) -> int:
+        """All ranks of the recorded job."""
+        return max(self.trace.meta.world_size or 0, self.trace.meta.ranks)
+
+    @property
+    def _shared_by(self) -> int | None:
+        """How many ranks share the parameters without a plan, where the job runs now; None: not known."""
+        recorded = self.units.shared_by
+        return recorded if self.place is None or recorded != self._recorded_ranks else self.place.ranks
+
     def _prepare(self, edit: StepEdit, step: int) -> None:
         cut_at_units(edit, self.units, step)
         explain_units(edit, self.trace, self.units, step)
 
     def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
+        with_units(edit, self.units, step, self._unit_plan(plan), self.prices)
+
+    def _unit_plan(self, plan: Plan) -> UnitPlan:
         own = FsdpSettings.of(plan)
-        again = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
-        kept = again if own.reshard_after_forward is False else again[: own.kept_last_units or 0]
-        changed = UnitPlan(
+        back = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
+        kept = back if own.reshard_after_forward is False else back[: own.kept_last_units or 0]
+        sharding = None
+        if own.shard_ranks is not None:
+            assert self.place is not None, "else refused"
+            assert self._shared_by is not None, "likewise"
+            sharding = Sharding(cluster=self.place.cluster, ranks=self.place.ranks, was=self._shared_by, becomes=own.shard_ranks)
+        return UnitPlan(
             ahead=own.prefetch_depth or 1 if own.prefetch else 0,
             backward_ahead=own.backward_prefetch_depth or 1,
             kept=frozenset(kept),
             groups=unit_groups([tensor.name for tensor in self.tensors], own.units_together),
             reduced_share=0.5 if own.reduce_dtype else 1.0,
+            again=frozenset(plan.recomputed_modules or ()),
+            sharding=sharding,
         )
-        with_units(edit, self.units, step, changed, self.prices)
+
+    def _memory_changes(self, plan: Plan) -> list[MemoryChange] | None:
+        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by
+        return units_changes(self.trace, self.units, self._unit_plan(plan), shared_by=shared_by)
+
+    def _space(self) -> PlanSpace:
+        units = self.units
+        facts = JobFacts(name=self.title, tensors=units.tensors)
+        if not units.tensors:
+            return PlanSpace(facts, [])
+        back = len(units.first.backward)
+        unsized = None if units.sized else (
+            "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
+        )  # fmt: skip
+        ranks = self._recorded_ranks if self.place is None else self.place.ranks
+        return PlanSpace(
+            facts,
+            [
+                ForwardPrefetch(facts, units=len(units.tensors)),
+                BackwardPrefetch(facts, units=back),
+                KeptUnits(facts, units=back),
+                UnitsTogether(facts, units=len(units.tensors) - 1, refused=unsized),
+                ReduceDtype(facts, allow_lossy=self._allow_lossy, refused=unsized),
+                ShardRanks(facts, ranks=ranks, shared_by=self._shared_by, refused=unsized or self._no_sharding()),
+                RecomputedUnits(facts, [each.unit for each in units.first.passes if each.unit != ROOT]),
+            ],
+        )
+
+    def _no_sharding(self) -> str | None:
+        """Why other groups of ranks cannot share the parameters; None: they can."""
+        if self.place is None:
+            return f"what collectives of other groups of ranks take needs the machine: {self.place_is_unknown}"
+        if self._shared_by is None:
+            return "the profile does not name the process groups"
+        return None
+
+    def _least_bytes(self, plan: Plan) -> int | None:
+        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by
+        if not self.units.sized or shared_by is None:
+            return None
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
+        kept = sum(sizes[unit] for unit in self._unit_plan(plan).kept)
+        gathered = max(kept, sum(sorted(sizes.values())[-2:]))  # one unit computes while another is gathered
+        return sum(sizes.values()) * (2 + self._optimizer_copies) // shared_by + gathered
 
     def _part_bytes(self) -> dict[int, int]:
         sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
@@ -92,8 +168,8 @@ class ProfiledFsdp(PlannedSteps):
 
     def assumed(self) -> Iterator[str]:
         yield self.units.why
-        if self.units.hybrid:
-            yield "other shard groups are not offered: what collectives of other groups of ranks take is not in the profile"
+        if self.units.tensors and (why := self._no_sharding()) is not None:
+            yield f"other shard groups are not offered: {why}"
         yield from super().assumed()
 
     def diagnose(self) -> dict[str, Any]:
@@ -137,23 +213,3 @@ class ProfiledFsdp(PlannedSteps):
         ]
         columns = ("unit", "parameters", "gathers", "gather, with waits", "reduce")
         return [*super().tables(facts), *([Table(title="units", columns=columns, rows=rows)] if rows else [])]
-
-
-def _space(title: str, units: ShardedUnits, *, allow_lossy: bool) -> PlanSpace:
-    facts = JobFacts(name=title, tensors=units.tensors)
-    if not units.tensors:
-        return PlanSpace(facts, [])
-    again = len(units.first.backward)
-    unsized = None if units.sized else (
-        "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
-    )  # fmt: skip
-    return PlanSpace(
-        facts,
-        [
-            ForwardPrefetch(facts, units=len(units.tensors)),
-            BackwardPrefetch(facts, units=again),
-            KeptUnits(facts, units=again),
-            UnitsTogether(facts, units=len(units.tensors) - 1, refused=unsized),
-            ReduceDtype(facts, allow_lossy=allow_lossy, refused=unsized),
-        ],
-    )

@@ -8,21 +8,32 @@ import numpy as np
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.errors import InputError
-from dpro_search.search.samplers._base import Proposal, Sampler
+from dpro_search.search.objective import Ranked
+from dpro_search.search.samplers._base import NoPlanLeftError, Proposal, Sampler
 from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.transformations import PlanSpace, horovod_space
 
 SAMPLERS = ("auto", "critical-path", "mcmc", "nsga2", "optuna")
 SEEDLESS = frozenset({"critical-path"})  # samplers whose plans hardly depend on the seed: two of them would propose the same
 
-__all__ = ["SAMPLERS", "SEEDLESS", "Guide", "Proposal", "Sampler", "make_sampler", "sampler_for"]
+__all__ = ["SAMPLERS", "SEEDLESS", "Guide", "NoPlanLeftError", "Proposal", "Sampler", "make_sampler", "sampler_for"]
 
 
-def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: Guide | None = None, *, island: int = 0) -> Sampler:
+def sampler_for(
+    space: PlanSpace,
+    name: str,
+    seed: int | Sequence[int],
+    guide: Guide | None = None,
+    *,
+    island: int = 0,
+    ranked: Ranked | None = None,
+) -> Sampler:
     """A sampler by name, with all its randomness from `seed`.
 
     Parameters
     ----------
+    ranked
+        Plans in the order of bounds, which "auto" then follows; None: there are none.
     island
         Number of this sampler among those that share the trials of a search: portfolios begin with different members.
 
@@ -33,6 +44,10 @@ def sampler_for(space: PlanSpace, name: str, seed: int | Sequence[int], guide: G
     """
     rng = np.random.default_rng(seed)
     match name:  # imported here: Optuna takes half a second
+        case "auto" if ranked is not None:
+            from dpro_search.search.samplers._best_first import BestFirstSampler
+
+            return BestFirstSampler(space, rng, ranked)
         case "auto":
             from dpro_search.search.samplers._auto import AutoSampler
 

@@ -13,7 +13,7 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace, horovod_space
 from dpro_search.space.transformations.cycle_time import CYCLE_RANGE_US, rounded_cycle_us
 
-__all__ = ["CYCLE_RANGE_US", "Proposal", "Sampler", "as_change", "cost_us", "rounded_cycle_us"]
+__all__ = ["CYCLE_RANGE_US", "NoPlanLeftError", "Proposal", "Sampler", "as_change", "cost_us", "rounded_cycle_us"]
 
 _INFEASIBLE_US = 1e9  # per byte of memory: an infeasible plan comes after every feasible one
 
@@ -23,6 +23,10 @@ class Proposal(NamedTuple):
 
     plan: Plan
     origin: str
+
+
+class NoPlanLeftError(Exception):
+    """A sampler knows that no plan is left that could be listed."""
 
 
 class Sampler(abc.ABC):
@@ -64,7 +68,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def ask(self) -> Proposal:
-        """Propose the next plan to evaluate."""
+        """Propose the next plan to evaluate; raises `NoPlanLeftError` where none is left, and then again."""
 
     @abc.abstractmethod
     def tell(self, proposal: Proposal, prediction: Prediction) -> None:

@@ -26,26 +26,34 @@ class LocalOp(NamedTuple):
 
     op: Op
     sizes: Mapping[str, float]  # Of its dims on the rank.
+    # What goes round a ring of ranks beside it: the op has as many parts as the ring has ranks, and each waits for what arrives.
+    beside: tuple[Collective, ...] = ()
 
 
 class Collective(NamedTuple):
-    """What the ranks along an axis exchange."""
+    """What the ranks along an axis exchange; all send, to the next one of a ring, where the type is SEND."""
 
     type: CollectiveKind
-    axis: str
+    axis: str  # Of the strategy's groups.
     elements: float  # Of the whole tensor of all ranks (all-gather, reduce-scatter), or of each rank's (all others).
     tensor: str  # Name of the op that made it.
     gradient: bool  # Whether it is the tensor's gradient.
-    repeats: int = 1  # Times that the backward pass of an attention over a split context sends what the forward pass sends once.
+    repeats: int = 1
 
 
 class Weight(NamedTuple):
     """Parameters of an op on one rank."""
 
     op: str
-    elements: float
+    tensors: tuple[float, ...]  # Elements of each: weight, or weights side by side, and bias.
     shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
     expert: bool
+    sparse: bool = False  # Of a table of which each step updates some rows only.
+
+    @property
+    def elements(self) -> float:
+        """Of all its tensors."""
+        return sum(self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,8 @@ class _Compiler:
     def __init__(self, block: Block, layout: Layout, batch: int, sequence: int) -> None:
         self._block, self._layout = block, layout
         self._sizes = block.sizes_at(batch, sequence)
+        if "capacity" in self._sizes:
+            self._sizes["capacity"] *= layout.expert_load
         self._ops = {op.name: op for op in block.ops}
         self._splits = {op.name: layout.of(op) for op in block.ops}
         stream = ((layout.stream_axis, "sequence"),) if layout.stream_axis and layout.axes[layout.stream_axis] > 1 else ()
@@ -82,7 +92,7 @@ class _Compiler:
             forward=tuple(self._forward()),
             backward=tuple(self._backward()),
             weights=tuple(self._weights()),
-            saved={name: self._elements(name) for op in self._block.ops for name in op.saves},
+            saved=self._saved(),
             saved_bytes=sum(elements(op.saves_bytes, self._local(op)) for op in self._block.ops),
             input_elements=self._elements(""),
         )
@@ -98,14 +108,15 @@ class _Compiler:
                     if (name, need) not in whole:
                         whole.add((name, need))
                         yield from self._converted(name, self._made(name), self._partial(name), need, gradient=False)
-            if op.type is OpType.ATTENTION:
-                yield from self._context(op, times=1)
-            yield LocalOp(op, self._local(op))
+            yield from self._context(op, gradient=False)
+            yield self._op(op, gradient=False)
             if op.type is OpType.DISPATCH:
                 yield from self._sent(op.name, gradient=False, back=False)
         last = self._block.ops[-1]
-        need = self._input if last.type is not OpType.LOSS else self._made(last.name)
-        yield from self._converted(last.name, self._made(last.name), self._partial(last.name), need, gradient=False)
+        if last.type is OpType.LOSS:
+            yield from self._loss(last)
+        else:
+            yield from self._converted(last.name, self._made(last.name), self._partial(last.name), self._input, gradient=False)
 
     def _backward(self) -> Iterator[LocalOp | Collective]:
         for op in reversed(self._block.ops):
@@ -114,9 +125,9 @@ class _Compiler:
             if op is self._block.ops[-1] and op.type is not OpType.LOSS:
                 yield from self._converted(op.name, self._input, frozenset(), self._made(op.name), gradient=True)
             yield from self._gathered_again(op)
-            if op.type is OpType.ATTENTION:
-                yield from self._context(op, times=2)
-            yield LocalOp(op, self._local(op))
+            yield from self._context(op, gradient=False, again=True)
+            yield self._op(op, gradient=True)
+            yield from self._context(op, gradient=True)
             if op.type is OpType.COMBINE:
                 yield from self._sent(op.inputs[0], gradient=True, back=False)
                 continue
@@ -129,12 +140,17 @@ class _Compiler:
 
     def _gathered_again(self, op: Op) -> Iterator[Collective]:
         """A saved input that every rank keeps a part of, and that the gradient of the weight needs whole."""
-        if op.type is OpType.MATMUL:
+        if op.type is OpType.MATMUL and self._layout.regather_inputs:
             for name in op.saves:
                 if name in op.inputs:
                     need = restricted(self._splits[op.name], self._shape(name))
                     found = self._converted(name, self._made(name), frozenset(), need, gradient=False)
                     yield from (collective for collective in found if collective.type is CollectiveKind.ALL_GATHER)
+
+    def _loss(self, op: Op) -> Iterator[Collective]:
+        """Of logits of which each rank has a part of the vocabulary: their maximum, the sum of exponentials, and the target's."""
+        for axis in sorted(self._partial(op.name)):
+            yield Collective(CollectiveKind.ALL_REDUCE, axis, elements(op.output, self._local(op)), op.name, False, 3)
 
     def _converted(self, name: str, have: Splits, partial: frozenset[str], need: Splits, *, gradient: bool) -> Iterator[Collective]:
         """Collectives that bring a tensor from one layout to another."""
@@ -158,22 +174,39 @@ class _Compiler:
             if self._layout.axes.get(collective.axis, 1) > 1:
                 yield collective
 
-    def _context(self, op: Op, *, times: int) -> Iterator[Collective]:
-        """Keys and values of the whole sequence for the queries of a part."""
-        if self._layout.axes.get(CONTEXT, 1) == 1:
-            return
-        keys_values = tuple(term for term in op.reads if "kv_heads" in term) or op.reads[1:]
+    def _op(self, op: Op, *, gradient: bool) -> LocalOp:
+        """An op, with the ring of keys and values where there is one: one hop less than ranks, and for their gradients as many."""
+        ways = self._layout.axes.get(CONTEXT, 1)
+        beside: tuple[Collective, ...] = ()
+        if op.type is OpType.ATTENTION and self._layout.ring and ways > 1:
+            size, name = self._keys_values(op) / ways, op.inputs[0]
+            beside = (Collective(CollectiveKind.SEND, CONTEXT, size, name, False, ways - 1),)
+            if gradient:
+                beside += (Collective(CollectiveKind.SEND, CONTEXT, size, name, True, ways),)
+        return LocalOp(op, self._local(op), beside)
+
+    def _context(self, op: Op, *, gradient: bool, again: bool = False) -> Iterator[Collective]:
+        """Keys and values of the whole sequence for the queries of a part; their gradients, summed where they came from."""
+        ways = self._layout.axes.get(CONTEXT, 1)
+        if op.type is OpType.ATTENTION and ways > 1 and not self._layout.ring and (not again or self._layout.regather_inputs):
+            kind = CollectiveKind.REDUCE_SCATTER if gradient else CollectiveKind.ALL_GATHER
+            yield Collective(kind, CONTEXT, self._keys_values(op), op.inputs[0], gradient)
+
+    def _keys_values(self, op: Op) -> float:
+        """Elements of the keys and values of all ranks of a context parallel group."""
+        terms = tuple(term for term in op.reads if "kv_heads" in term) or op.reads[1:]
         rest = tuple(pair for pair in self._splits[op.name] if pair[0] != CONTEXT)
-        size = elements(keys_values, self._layout.local(self._sizes, rest))
-        yield Collective(CollectiveKind.ALL_GATHER, CONTEXT, size, op.inputs[0], times > 1, times)
+        return elements(terms, self._layout.local(self._sizes, rest))
 
     def _weights(self) -> Iterator[Weight]:
         for op in self._block.ops:
             if op.weight:
                 splits = self._splits[op.name]
                 shared = axes_of(splits, op.dims - dims_of(op.weight) - {"experts", "capacity"}) - {EXPERTS, EXPERT_WIDTH}
-                local = elements(op.weight, self._layout.local(self._sizes, restricted(splits, op.weight)))
-                yield Weight(op.name, local, shared, "experts" in dims_of(op.weight) and "capacity" in op.dims)
+                sizes = self._layout.local(self._sizes, restricted(splits, op.weight))
+                tensors = tuple(elements((term,), sizes) for term in op.weight)
+                expert = "experts" in dims_of(op.weight) and "capacity" in op.dims
+                yield Weight(op.name, tensors, shared, expert, op.sparse)
 
     def _shape(self, name: str) -> Shape:
         return self._ops[name].output if name else (("batch", "sequence", "hidden"),)
@@ -187,7 +220,26 @@ class _Compiler:
         return axes_of(self._splits[name], self._ops[name].partial_dims) if name else frozenset()
 
     def _local(self, op: Op) -> dict[str, float]:
-        return self._layout.local(self._sizes, self._splits[op.name])
+        found = self._layout.local(self._sizes, self._splits[op.name])
+        ways = self._layout.axes.get(CONTEXT, 1)
+        if op.type is OpType.ATTENTION and not self._layout.balanced and self._block.context_share < 1:
+            # of n x n / 2 products the last of p ranks has n / p rows of n - n / (2 p) on average
+            found["context"] *= (2 * ways - 1) / ways
+        return found
+
+    def _saved(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for op in self._block.ops:
+            for name in op.saves:
+                found[name] = max(found.get(name, 0.0), self._kept(op, name))
+        return found
+
+    def _kept(self, op: Op, name: str) -> float:
+        """Elements of a tensor that an op's backward pass needs: a part, or the whole that was gathered for it."""
+        if op.type is OpType.MATMUL and name in op.inputs and not self._layout.regather_inputs:
+            need = restricted(self._splits[op.name], self._shape(name))
+            return elements(self._shape(name), self._layout.local(self._sizes, need))
+        return self._elements(name)
 
     def _elements(self, name: str) -> float:
         """Of a tensor on one rank, in the layout in which it is kept: that in which it was made, or split further to be summed."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts
-from dpro_search.graph.model import Architecture, Block, OpType, blocks_of
+from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
+from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
-from dpro_search.space.mesh.groups import Groups
+from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
+from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
 from dpro_search.space.mesh.runtime import Runtime
+from dpro_search.space.mesh.scales import Scales
+from dpro_search.space.mesh.schedule import stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
 
@@ -18,17 +26,29 @@ ADAM_PASSES_BYTES = 30.0
 """Read and written by Adam for each parameter: gradient (4), two moments and the fp32 parameter twice (24), the parameter (2)."""
 
 
+CONTENTION = 0.2
+"""By how much compute is slower beside collectives: Duan et al. ("Proteus", TPDS 2024) fit 0.1 to 0.3 to machines and models."""
+SLOWED = CONTENTION / (1 + CONTENTION)
+"""Of the time of a collective that runs beside compute, what the compute loses."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A model, how it is trained, and on what."""
 
-    model: Architecture
+    model: Model
     sequence: int
     strategy: Strategy
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
+    calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
+    expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
+    # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
+    # see what that is worth.
+    interference: bool = True
+    scales: Scales = UNSCALED  # Parts that take another time.
 
     @property
     def element_bytes(self) -> float:
@@ -36,16 +56,31 @@ class Workload:
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
 
-def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
-    """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over."""
+_AXES_OF_PASSES = ("tp", "cp", "ep", "etp", "pp")
+
+
+def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
+    """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over.
+
+    A head that uses the embedding's matrix has a copy of it where it is on another rank.
+    """
     strategy = workload.strategy
+    count, copied = strategy.pp * strategy.virtual_stages, copies_embedding(workload)
+    stages = {} if known is None else known.stages
+    key = strategy.stage_layers or count, copied
+    if key not in stages:
+        stages[key] = _cut(workload, strategy.stage_layers, count, copied)
+    return stages[key]
+
+
+def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> tuple[tuple[Block, ...], ...]:
     embedding, *layers, head = blocks_of(workload.model)
-    each = [replace(block, count=1) for block in layers for _ in range(block.count)]
-    count = strategy.pp * strategy.virtual_stages
-    per_stage, left = divmod(len(each), count)
+    if copied:
+        head = blocks_of(replace(workload.model, tied=False))[-1]
+    each = [one for block in layers for one in (replace(block, count=1),) * block.count]
+    even = [len(part) for part in np.array_split(range(len(each)), count)]
     stages: list[tuple[Block, ...]] = []
-    for stage in range(count):
-        size = per_stage + (stage < left)
+    for size in given or (_stages_by_cost(each, head, count) if workload.runtime.stages_by_cost else even):
         stages.append(tuple(each[:size]))
         each = each[size:]
     stages[0] = (embedding, *stages[0])
@@ -53,24 +88,74 @@ def stages_of(workload: Workload) -> tuple[tuple[Block, ...], ...]:
     return tuple(stages)
 
 
-class Pricer:
-    """Costs of the blocks of a workload; equal blocks are priced once."""
+def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[int]:
+    """Layers of each stage, where a stage ends with the layer that reaches its share of all multiply-adds with weights.
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._layout = layout_of(workload.strategy)
-        self.groups = Groups(workload.strategy, workload.cluster)
-        device = workload.cluster.groups[0].host.device
-        self._ops = OpCosts(device, workload.precision, workload.element_bytes)
-        self._programs: dict[str, BlockProgram] = {}
+    Every stage but the last one, which has the head, has a layer at least.
+    """
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    found, spent, stage = [0] * count, 0.0, 0
+    for number, cost in enumerate(costs, 1):
+        spent += cost
+        found[stage] += 1
+        full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
+        if full and stage < count - 1:
+            stage += 1
+    return found
+
+
+def copies_embedding(workload: Workload) -> bool:
+    """Whether the embedding and a head that uses its matrix are on different ranks of a pipeline."""
+    plan = workload.strategy
+    last = plan.pp * plan.virtual_stages - 1
+    return workload.model.tied and last not in stages_on(plan.schedule, 0, plan.pp, plan.virtual_stages)
+
+
+def ranks_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
+    """Blocks of each rank of the pipeline."""
+    plan, stages = workload.strategy, stages_of(workload, known)
+    on_rank = (stages_on(plan.schedule, rank, plan.pp, plan.virtual_stages) for rank in range(plan.pp))
+    return tuple(tuple(block for stage in mine for block in stages[stage]) for mine in on_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What was found of a workload under other strategies, to be used again under the next: only the strategy may differ."""
+
+    stages: dict[Any, tuple[tuple[Block, ...], ...]] = field(default_factory=dict)
+    programs: dict[Any, BlockProgram] = field(default_factory=dict)
+    passes: dict[Any, LayerCosts] = field(default_factory=dict)
+    ways: KnownWays = field(default_factory=dict)
+
+
+class Pricer:
+    """Costs of the blocks of a workload; equal blocks are priced once, with `known` once for all strategies that agree on them."""
+
+    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+        self._workload, self._known = workload, known or Known()
+        self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
+        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
+        self.slowed = SLOWED if workload.interference else 0.0
+        device = workload.scales.device(workload.cluster.groups[0].host.device)
+        self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[str, LayerCosts] = {}
+        plan = workload.strategy
+        self._split = (  # what programs depend on
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
+            *(plan.sequence_parallel, plan.regather_inputs, plan.cp_ring, plan.cp_balanced),
+        )
+        self._copied = copies_embedding(workload)  # likewise the head's
 
     def program(self, block: Block) -> BlockProgram:
         """What a rank does in a block."""
-        if block.name not in self._programs:
+        key = block.name, self._split, self._copied
+        found = self._known.programs.get(key)
+        if found is None:
             workload = self._workload
-            self._programs[block.name] = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
-        return self._programs[block.name]
+            found = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
+            self._known.programs[key] = found
+        return found
 
     def layer(self, block: Block) -> LayerCosts:
         """What a block takes."""
@@ -78,77 +163,212 @@ class Pricer:
             self._layers[block.name] = self._priced(block)
         return self._layers[block.name]
 
+    def is_bound_by_host(self, block: Block) -> bool:
+        """Whether the host takes longer to start a block's forward pass than the device to compute it."""
+        steps = self.program(block).forward
+        return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
+
     def _priced(self, block: Block) -> LayerCosts:
-        program, workload = self.program(block), self._workload
+        program = self.program(block)
+        places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
+        sends_between = self.groups.placements["pp"].nodes > 1
+        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places, sends_between
+        passes = self._known.passes.get(key)
+        if passes is None:
+            passes = self._known.passes[key] = self._passes(block, program)
+        gather_us, reduce_us = self._exchanges(program)
+        return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
+
+    def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
+        """Forward and backward pass of a block; of the strategy only what is in the key of `_priced` decides."""
+        workload = self._workload
         strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
-        backward_us = sum(self._step_us(step, backward=True) for step in program.backward)
+        backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
+        forward_us = max(forward_us, self._host_us(program.forward, backward=False))
+        backward_us = max(backward_us, self._host_us(program.backward, backward=True))
         is_layer = block.name.startswith("layer")
-        if is_layer:
-            forward_us = max(forward_us, runtime.layer_host_us)
-            backward_us = max(backward_us, 2 * runtime.layer_host_us)
         if is_layer and strategy.recompute is Recompute.FULL:
             backward_us += forward_us
         elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
-        gather_us, reduce_us = self._exchanges(program)
-        return LayerCosts(forward_us=forward_us, backward_us=backward_us, gather_us=gather_us, reduce_us=reduce_us)
+        costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
+        return replace(costs, weights_us=self._weights_us(program))
+
+    def _weights_us(self, program: BlockProgram) -> float:
+        """Of a backward pass, the gradients of weights."""
+        ops = [
+            step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
+        ]
+        if self._workload.frozen:
+            return 0.0
+        return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
+
+    def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
+        """Of a backward pass. Tensor parallel collectives run beside matmuls that do not need them, where the runtime does so.
+
+        A matmul's input that is gathered again is needed by the gradient of the weight only, and the gradient of the input can be
+        exchanged while that of the weight is computed (Megatron-LM's linear layers with asynchronous communication).
+        """
+        if not self._workload.runtime.overlap_tensor:
+            return sum(self._step_us(step, backward=True) for step in steps)
+        total_us = gathered_us = weight_us = 0.0
+        for step in steps:
+            if isinstance(step, Collective):
+                us = self._step_us(step, backward=True)
+                if step.axis != "tp":
+                    total_us += us
+                elif not step.gradient:
+                    gathered_us += us
+                else:
+                    total_us += self._beside(weight_us, us)
+                    weight_us = 0.0
+                continue
+            total_us += weight_us
+            weight_us = 0.0
+            if step.op.type is OpType.MATMUL and not self._workload.frozen:
+                factor = self._workload.calibration.matmul
+                total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
+                weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
+            else:
+                total_us += gathered_us + self._step_us(step, backward=True)
+            gathered_us = 0.0
+        return total_us + weight_us + gathered_us
+
+    def _beside(self, compute_us: float, collective_us: float) -> float:
+        """Of a collective and of compute that neither waits for the other."""
+        return max(collective_us, compute_us + self.slowed * collective_us)
+
+    def _accumulated_us(self, program: BlockProgram) -> float:
+        """What it takes to add a micro-batch's gradients to those before."""
+        if self._workload.frozen:
+            return 0.0
+        held = sum(weight.elements for weight in program.weights)
+        return self._moved_us(held * self._workload.runtime.accumulate_bytes)
+
+    def _moved_us(self, count_bytes: float) -> float:
+        return self._workload.calibration.memory * self._ops.moved_us(count_bytes)
+
+    def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
+        """Of the host, to start a pass."""
+        host, calibration = self._workload.runtime.host, self._workload.calibration
+        kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
+        collectives = sum(isinstance(step, Collective) for step in steps)
+        each_us = host.backward_us if backward else host.forward_us
+        factor = calibration.host * self._workload.scales.host
+        total_us = factor * (host.layer_us + kernels * each_us + collectives * host.collective_us)
+        if self.groups.placements["pp"].nodes > 1:
+            tensor = sum(isinstance(step, Collective) and step.axis == "tp" for step in steps)
+            total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
+        return total_us
 
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
-            return step.repeats * self.groups.us(step.type, step.elements * self._workload.element_bytes, step.axis)
+            return step.repeats * self._exchanged_us(step.type, step.elements * self._workload.element_bytes, step.axis)
+        calibration = self._workload.calibration
+        factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
         if backward:
-            return self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
-        return self._ops.forward_us(step.op, step.sizes)
+            op_us = factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
+        else:
+            op_us = factor * self._ops.forward_us(step.op, step.sizes)
+        return self._ring_us(op_us, step.beside) if step.beside else op_us
+
+    def _ring_us(self, op_us: float, beside: Sequence[Collective]) -> float:
+        """Of an op in as many parts as a ring has ranks: beside each part what the next one needs is on its way."""
+        element_bytes = self._workload.element_bytes
+        sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
+        parts = self.groups.placements[beside[0].axis].ranks
+        hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
+        return sum(
+            self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
+        )
+
+    def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
+        calibration = self._workload.calibration
+        factor = calibration.between if self.groups.placements[axis].nodes > 1 else calibration.inside
+        return factor * self.groups.us(kind, size_bytes, axis)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
-        strategy, runtime = self._workload.strategy, self._workload.runtime
         gather_us = reduce_us = 0.0
-        if self._workload.frozen and strategy.zero_stage < 3:
-            return 0.0, 0.0
-        for expert in (False, True):
-            elements = sum(weight.elements for weight in program.weights if weight.expert == expert)
-            axis = "expert replicas" if expert else "replicas"
-            gradients = elements * runtime.gradient_bytes
-            if not elements:
-                continue
-            if self._workload.frozen:
-                gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
-            elif strategy.zero_stage:
-                gather_us += self.groups.us(CollectiveKind.ALL_GATHER, elements * self._workload.element_bytes, axis)
-                reduce_us += self.groups.us(CollectiveKind.REDUCE_SCATTER, gradients, axis)
+        for found in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
+            if found.gradient:
+                reduce_us += self._exchanged_us(found.type, found.elements * self._workload.runtime.gradient_bytes, found.axis)
             else:
-                reduce_us += self.groups.us(CollectiveKind.ALL_REDUCE, gradients, axis)
+                gather_us += self._exchanged_us(found.type, found.elements * self._workload.element_bytes, found.axis)
         return gather_us, reduce_us
+
+    def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
+        """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
+        found = tuple(self.layer(block) for block in blocks)
+        strategy, runtime = self._workload.strategy, self._workload.runtime
+        if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
+            return found
+        backward = [[size * runtime.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)]
+        buckets = gradient_buckets(backward, runtime.bucket_bytes, runtime.first_bucket_bytes)
+        sums = [sum(self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets]
+        return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(found, reversed(sums), strict=True))
+
+    def shared_us(self) -> float:
+        """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
+        if self._workload.frozen or not self._workload.strategy.sequence_parallel:
+            return 0.0
+        most = max(shared_elements([self.program(block) for block in blocks]) for blocks in ranks_of(self._workload))
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.runtime.gradient_bytes, "tp")
+
+    def tied_us(self) -> float:
+        """At the end of a step, the sum of the gradients of both copies of an embedding."""
+        if self._workload.frozen or not copies_embedding(self._workload):
+            return 0.0
+        embedding = self.program(stages_of(self._workload)[0][0])
+        elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
+        return self._exchanged_us(
+            CollectiveKind.ALL_REDUCE, elements * self._workload.runtime.gradient_bytes, "first and last stage"
+        )
+
+    def norm_us(self) -> float:
+        """Before the update, the sum over all ranks of the squares of gradients: one number."""
+        if self._workload.frozen or not self._workload.runtime.clip_gradients:
+            return 0.0
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, 4.0, "world")
 
     def update_us(self, blocks: tuple[Block, ...]) -> float:
         """The optimizer's work for some blocks on one rank."""
         strategy = self._workload.strategy
         if self._workload.frozen:
             return 0.0
-        held = 0.0
-        for block in blocks:
-            for weight in self.program(block).weights:
-                ways = (strategy.expert_dp if weight.expert else strategy.dp * strategy.cp) if strategy.zero_stage else 1
+        held_bytes: dict[str, tuple[float, int]] = {}
+        for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
+            weights = [weight for weight in self.program(block).weights if not weight.sparse]
+            held = 0.0
+            for weight in weights:
+                ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
                 held += weight.elements / ways
-        return self._ops.moved_us(held * ADAM_PASSES_BYTES)
+            held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
+        moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
+        tensors = sum(held_bytes[block.name][1] for block in blocks)
+        host_us = self._workload.calibration.host * self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
+        return max(moved_us, host_us)
 
 
-def step_costs(workload: Workload) -> StepCosts:
+def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
     """What the parts of a step take."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages = stages_of(workload)
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages = stages_of(workload, known)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
-    on_rank = [tuple(block for stage in stages[rank :: strategy.pp] for block in stage) for rank in range(strategy.pp)]
     return StepCosts(
-        stages=tuple(tuple(pricer.layer(block) for block in stage) for stage in stages),
-        send_us=pricer.groups.send_us(sent_bytes),
-        update_us=tuple(pricer.update_us(blocks) for blocks in on_rank),
+        stages=tuple(pricer.stage(stage) for stage in stages),
+        send_us=workload.calibration.between * pricer.groups.send_us(sent_bytes),
+        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
+        tied_us=pricer.tied_us(),
+        shared_us=pricer.shared_us(),
+        norm_us=pricer.norm_us(),
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,
         overlap=workload.runtime.overlap_gradients,
+        overlap_gathers=workload.runtime.overlap_gathers,
+        slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
     )

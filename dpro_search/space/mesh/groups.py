@@ -6,8 +6,10 @@ from functools import cached_property
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.costmodel.nccl import Placement, collective_us
+from dpro_search.costmodel.nccl import Placement, ways_of
+from dpro_search.costmodel.nccl.lines import Line
 from dpro_search.errors import InputError
+from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.strategy import Strategy
 
 _NAMES = {
@@ -16,13 +18,26 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.ALL_TO_ALL: "all_to_all",
 }
+UNSCALED = Scales()
+KnownWays = dict[tuple[str, Placement, float], tuple[Line, ...]]
+"""Ways to do a collective on one cluster, by its name, its group's place and the factor on the links' rate."""
 
 
 class Groups:
     """Groups of a strategy on the first devices of a cluster.
 
-    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); "ep", "etp"
-    and "expert replicas" of experts.
+    Axes: "tp", "cp", "dp" and "pp" as in `Strategy`; "replicas", all ranks that hold the same parameters (dp and cp); of these
+    "shard", over which ZeRO splits, and "shard replicas"; "ep", "etp", "expert replicas", "expert shard" and "expert shard
+    replicas" of experts; "first and last stage"; and "world".
+
+    Parameters
+    ----------
+    scales
+        Factors on the times.
+    known
+        What groups of other strategies on the same cluster have found; this one adds to it.
+    shared
+        Whether other groups like each of these, of the other ranks, exchange at the same time; False: each is alone.
 
     Raises
     ------
@@ -30,50 +45,78 @@ class Groups:
         The cluster has too few devices.
     """
 
-    def __init__(self, strategy: Strategy, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        scales: Scales = UNSCALED,
+        known: KnownWays | None = None,
+        *,
+        shared: bool = True,
+    ) -> None:
         if strategy.devices > cluster.ranks:
             raise InputError(f"{cluster.name} has {cluster.ranks} devices, and the strategy needs {strategy.devices}")
-        self._strategy, self._cluster = strategy, cluster
+        self._strategy, self._cluster, self._scales, self._shared = strategy, cluster, scales, shared
+        self._known: KnownWays = {} if known is None else known
 
     @cached_property
     def placements(self) -> dict[str, Placement]:
         """Where the group of the first rank is, by axis."""
+        return {axis: self._placement(stride, size) for axis, (stride, size) in self._strides.items()}
+
+    def ranks(self, axis: str) -> range:
+        """The group of the first rank along an axis."""
+        stride, size = self._strides[axis]
+        return range(0, stride * size, stride)
+
+    @cached_property
+    def _strides(self) -> dict[str, tuple[int, int]]:
+        """Distance of neighbours, and number of ranks, by axis."""
         plan = self._strategy
         dense, experts = plan.tp * plan.cp, plan.ep * plan.etp
-        strides = {
+        return {
             "tp": (1, plan.tp),
             "cp": (plan.tp, plan.cp),
             "dp": (dense, plan.dp),
             "replicas": (plan.tp, plan.cp * plan.dp),
+            "shard": (plan.tp, plan.zero_ways),
+            "shard replicas": (plan.tp * plan.zero_ways, plan.dp_replicate),
             "pp": (dense * plan.dp, plan.pp),
+            "first and last stage": (dense * plan.dp * max(plan.pp - 1, 1), min(plan.pp, 2)),
+            "world": (1, plan.devices),
             "etp": (1, plan.etp),
             "ep": (plan.etp, plan.ep),
             "expert replicas": (experts, plan.expert_dp),
+            "expert shard": (experts, plan.expert_zero_ways),
+            "expert shard replicas": (experts * plan.expert_zero_ways, plan.dp_replicate),
         }
-        return {axis: self._placement(stride, size) for axis, (stride, size) in strides.items()}
 
     def _placement(self, stride: int, size: int) -> Placement:
         per_host = min(self._cluster.ranks_per_host or self._cluster.ranks, self._strategy.devices)
         if stride >= per_host:
-            return Placement(ranks_per_node=1, nodes=size, node_stride=max(stride // per_host, 1), concurrent=per_host)
-        inside = min(size, max(per_host // stride, 1))
+            concurrent = per_host if self._shared else 1
+            return Placement(ranks_per_node=1, nodes=size, node_stride=max(stride // per_host, 1), concurrent=concurrent)
+        on_one = stride * (size - 1) < per_host  # the last rank is on the host of the first
+        inside = size if on_one else min(size, max(per_host // stride, 1))
         return Placement(
             ranks_per_node=inside,
             nodes=max(size // inside, 1),
             stride=stride if inside > 1 else 1,
-            concurrent=max(per_host // inside, 1),
+            concurrent=max(per_host // inside, 1) if self._shared else 1,
         )
 
     def us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
-        """What a collective over an axis takes; 0 for one rank."""
+        """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank."""
+        if kind is CollectiveKind.SEND:
+            return self.send_us(size_bytes, axis)
         placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
-        return float(collective_us(_NAMES[kind], size_bytes, self._cluster, placement))
+        return self._fastest_us(_NAMES[kind], size_bytes, placement, axis)
 
-    def send_us(self, size_bytes: float) -> float:
-        """What it takes to send to the next pipeline stage; every rank does at the same time."""
-        placement = self.placements["pp"]
+    def send_us(self, size_bytes: float, axis: str = "pp") -> float:
+        """What it takes to send to the next rank along an axis; every rank does at the same time."""
+        placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
         pair = Placement(
@@ -83,4 +126,14 @@ class Groups:
             node_stride=placement.node_stride if placement.ranks_per_node == 1 else 1,
             concurrent=placement.concurrent,
         )
-        return float(collective_us("send_recv", size_bytes, self._cluster, pair))
+        return self._fastest_us("send_recv", size_bytes, pair, "send" if axis == "pp" else axis)
+
+    def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str) -> float:
+        """`costmodel.nccl.collective_us` of one call, with the scales."""
+        if axis in self._scales.free:
+            return 0.0
+        key = collective, placement, self._scales.bandwidth
+        ways = self._known.get(key)
+        if ways is None:
+            ways = self._known[key] = ways_of(collective, self._cluster, placement, faster=self._scales.bandwidth)
+        return self._scales.communication * min(way.latency_us + way.us_per_byte * size_bytes for way in ways)

@@ -25,6 +25,14 @@ class Layout:
     splits: Mapping[str, tuple[str, ...]]  # Axes over which a dim is split.
     # The axis over which sequences are split where no other dim is (sequence parallel, Korthikanti et al. 2022); None: none.
     stream_axis: str | None = None
+    # Whether inputs of matmuls that were gathered for the forward pass are gathered again for the gradients of weights
+    # (Megatron-LM, Korthikanti et al. 2022, section 4.2.2), or kept whole (PyTorch's `parallelize_module`).
+    regather_inputs: bool = True
+    ring: bool = False  # Keys and values go round the ranks of a context parallel group; False: they are gathered.
+    # Whether every rank of a context parallel group has as much of a causal attention: a part of the sequence's start and one of
+    # its end; False: the last rank, with the end of the sequence, has most.
+    balanced: bool = True
+    expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all.
 
     def of(self, op: Op) -> Splits:
         """The splits of an op's dims."""

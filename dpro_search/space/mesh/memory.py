@@ -1,33 +1,46 @@
-"""`peak_memory`: what each rank of a strategy holds when it holds most, by category."""
+"""`rank_memories`, `peak_memory`: what ranks hold when they hold most, by category.
+
+A rank holds most at the end of a forward pass (the loss's on the last stage), with the activations of all micro-batches that its
+stages have in flight; or, with few activations, in the optimizer's step.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dpro_search.graph.model import Block, OpType
+from dpro_search.graph.model import Block
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
-from dpro_search.space.mesh.pipeline import pipeline_orders
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, stages_of
+from dpro_search.space.mesh.kept import Kept, kept_of
+from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
 
-SAVED_SCORES_BYTES = 5.0
-"""For each score of an attention that is not fused: outputs of softmax and dropout (2 each), a mask (Korthikanti et al. 2022)."""
+CONTEXT_BYTES = 1.05 * 2**30
+"""What the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and loaded kernels."""
+CHANNELS = 16
+CHANNEL_BYTES = 2 * 10 * 2**20
+"""Of a channel of an NCCL communicator, to send and to receive: buffers of its protocols, 4 MiB and less (`NCCL_BUFFSIZE`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Bytes on the rank that holds most. The sum is that of the categories, not what the driver shows."""
+    """Bytes on a rank when it holds most, by category."""
 
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
-    activations_bytes: float  # Of all micro-batches in flight.
+    activations_bytes: float  # Of all micro-batches in flight, and what is computed again.
     logits_bytes: float  # The logits, their copy for the loss, and the gradient.
-    gathered_bytes: float  # Parameters and gradients of layers that are gathered for a while (ZeRO-3).
+    gathered_bytes: float  # Parameters and gradients of layers that are gathered for a while (ZeRO-3), or in the optimizer's step.
+    buckets_bytes: float = 0.0  # Of gradients that are reduced, beside the gradients.
+    workspace_bytes: float = 0.0  # Of matmul libraries.
+    fragments_bytes: float = 0.0  # Of the allocator: blocks that are cut up when a tensor of their size is asked for.
+    cached_bytes: float = 0.0  # Of the allocator: what it has, does not use, and gives back when memory is short.
+    context_bytes: float = 0.0  # Of the driver and of NCCL, outside the allocator.
 
     @property
-    def total_bytes(self) -> float:
-        """All categories."""
+    def allocated_bytes(self) -> float:
+        """What tensors hold: `torch.cuda.max_memory_allocated`."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -35,80 +48,183 @@ class PeakMemory:
             + self.activations_bytes
             + self.logits_bytes
             + self.gathered_bytes
+            + self.buckets_bytes
+            + self.workspace_bytes
         )
 
+    @property
+    def reserved_bytes(self) -> float:
+        """What the allocator holds: `torch.cuda.max_memory_reserved`."""
+        return self.allocated_bytes + self.fragments_bytes + self.cached_bytes
 
-def peak_memory(workload: Workload) -> PeakMemory:
+    @property
+    def total_bytes(self) -> float:
+        """What a device shows and must have.
+
+        The allocator gives cached blocks back rather than fail, but jobs that need them to be given back in every step mostly do
+        fail (experiments/truth, out-of-memory rows).
+        """
+        return self.reserved_bytes + self.context_bytes
+
+    def reserved_within(self, limit_bytes: float) -> float:
+        """What the allocator holds on a device: it gives cached blocks back rather than fail."""
+        fits = self.reserved_bytes + self.context_bytes <= limit_bytes
+        return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
+
+
+def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
     """Of the pipeline rank that needs most."""
-    strategy, pricer = workload.strategy, Pricer(workload)
-    stages = stages_of(workload)
-    orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
-    found = []
-    for rank, order in enumerate(orders):
-        held = peak = 0.0
-        for done in order:
-            size = sum(_saved_bytes(workload, pricer, block) for block in stages[done.stage])
-            held += size if done.direction == "F" else -size
-            peak = max(peak, held)
-        blocks = tuple(block for stage in stages[rank :: strategy.pp] for block in stage)
-        found.append(_of_rank(workload, pricer, blocks, peak))
-    return max(found, key=lambda memory: memory.total_bytes)
+    return max(rank_memories(workload, known), key=lambda memory: memory.total_bytes)
 
 
-def _saved_bytes(workload: Workload, pricer: Pricer, block: Block) -> float:
-    """What a block keeps of a micro-batch from its forward to its backward pass; logits count apart."""
-    program, element = pricer.program(block), workload.element_bytes
-    if block.name.startswith("layer") and workload.strategy.recompute is Recompute.FULL:
-        return program.input_elements * element
-    names = program.saved
-    kept = sum(size for name, size in names.items() if name != "head") * element + program.saved_bytes
-    if not workload.runtime.flash_attention and workload.strategy.recompute is Recompute.NONE:
-        kept += _scores(workload, pricer, block) * SAVED_SCORES_BYTES
-    return kept
+def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakMemory, ...]:
+    """Of each pipeline rank, from the first stage's on."""
+    return _Ledger(workload, known).memories()
 
 
-def _scores(workload: Workload, pricer: Pricer, block: Block) -> float:
-    """Elements of the attention's scores on a rank: batch x heads x sequence x sequence."""
-    return sum(
-        step.sizes["batch"] * step.sizes["heads"] * step.sizes["sequence"] * workload.sequence
-        for step in pricer.program(block).forward
-        if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION
-    )
+class _Ledger:
+    def __init__(self, workload: Workload, known: Known | None) -> None:
+        self._workload, self._pricer = workload, Pricer(workload, known)
+        self._plan, self._rules = workload.strategy, workload.runtime.memory
+        self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)
+        self._kept: dict[str, Kept] = {}
 
+    def memories(self) -> tuple[PeakMemory, ...]:
+        plan = self._plan
+        orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+        return tuple(self._of_rank(rank, order) for rank, order in enumerate(orders))
 
-def _of_rank(workload: Workload, pricer: Pricer, blocks: tuple[Block, ...], activations_bytes: float) -> PeakMemory:
-    strategy, runtime, element = workload.strategy, workload.runtime, workload.element_bytes
-    weights = gradients = optimizer = largest = 0.0
-    for block in blocks:
-        mine = 0.0
-        for weight in pricer.program(block).weights:
-            ways = strategy.expert_dp if weight.expert else strategy.dp * strategy.cp
-            weights += weight.elements * element / (ways if strategy.zero_stage == 3 else 1)
-            mine += weight.elements
-            if workload.frozen:
+    def _of(self, block: Block) -> Kept:
+        if block.name not in self._kept:
+            workload = self._workload
+            self._kept[block.name] = kept_of(
+                self._pricer.program(block),
+                self._rules,
+                workload.element_bytes,
+                stores_scores=not workload.runtime.flash_attention,
+                dropout=workload.model.dropout > 0,
+            )
+        return self._kept[block.name]
+
+    def _of_rank(self, rank: int, order: tuple[Pass, ...]) -> PeakMemory:
+        blocks = self._on_ranks[rank]
+        states = self._states(blocks)
+        activations, logits, in_flight = self._passes(order)
+        gathered = self._gathered_bytes(blocks)
+        found = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
+        step = self._step_bytes(states)
+        passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
+        if max(step, passing) > activations + logits + gathered:  # the optimizer's step holds most
+            found = replace(states, gathered_bytes=max(step, passing))
+        largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
+        fragments = largest if self._plan.micro_batches > 1 else 0.0
+        waiting = self._waiting_bytes(blocks, in_flight, fragments)
+        unfit = 0.0 if found.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
+        return replace(found, fragments_bytes=fragments, cached_bytes=waiting + unfit)
+
+    def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
+        """What lives as long as the job."""
+        plan, runtime, rules, element = self._plan, self._workload.runtime, self._rules, self._workload.element_bytes
+        weights = gradients = optimizer = whole = 0.0
+        for weight in (weight for block in blocks for weight in self._pricer.program(block).weights):
+            ways = plan.expert_zero_ways if weight.expert else plan.zero_ways
+            weights += weight.elements * element / (ways if plan.zero_stage == 3 else 1)
+            if self._workload.frozen or weight.sparse:
                 continue
-            gradients += weight.elements * runtime.gradient_bytes / (ways if strategy.zero_stage >= 2 else 1)
-            optimizer += weight.elements * runtime.optimizer_bytes / (ways if strategy.zero_stage >= 1 else 1)
-        largest = max(largest, mine)
-    if any(block.name.startswith("layer") for block in blocks) and strategy.recompute is Recompute.FULL:
-        whole = [_recomputed_bytes(workload, pricer, block) for block in blocks if block.name.startswith("layer")]
-        activations_bytes += max(whole)
-    logits = pricer.program(blocks[-1]).saved.get("head", 0.0)
-    gathered = largest * (2 * element + runtime.gradient_bytes) if strategy.zero_stage == 3 else 0.0
-    return PeakMemory(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_bytes=optimizer,
-        activations_bytes=activations_bytes,
-        logits_bytes=logits * (2 * element + runtime.loss_bytes),
-        gathered_bytes=gathered,
-    )
+            whole += weight.elements
+            gradients += weight.elements * runtime.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)
+            optimizer += weight.elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+        communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
+        return PeakMemory(
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            optimizer_bytes=optimizer,
+            activations_bytes=0.0,
+            logits_bytes=0.0,
+            gathered_bytes=0.0,
+            buckets_bytes=whole * rules.bucket_bytes if plan.dp * plan.cp > 1 and not plan.zero_stage else 0.0,
+            workspace_bytes=rules.workspace_bytes(self._workload.cluster.groups[0].host.device),
+            context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
+        )
 
+    def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:
+        """Activations and logits when a rank holds most of both, and the layers then in flight."""
+        held, flying, best = 0.0, 0, (0.0, 0.0, 0)
+        for done in order:
+            stage = self._stages[done.stage]
+            size = sum(self._held_bytes(block) for block in stage)
+            layers = sum(block.name.startswith("layer") for block in stage)
+            if done.direction == "I":  # gradients of weights need all that the input's needs
+                continue
+            if done.direction != "F":
+                held, flying = held - size, flying - layers
+                continue
+            held, flying = held + size, flying + layers
+            logits = sum(self._of(block).logits_bytes for block in stage)
+            again = max((self._again_bytes(block) for block in stage), default=0.0)
+            if held + max(logits, again) > sum(best[:2]):
+                best = (held + again, logits, flying) if again > logits else (held, logits, flying)
+        return best
 
-def _recomputed_bytes(workload: Workload, pricer: Pricer, block: Block) -> float:
-    """What one layer holds while its backward pass runs on activations that were computed again."""
-    program = pricer.program(block)
-    kept = sum(program.saved.values()) * workload.element_bytes + program.saved_bytes
-    if not workload.runtime.flash_attention:
-        kept += _scores(workload, pricer, block) * SAVED_SCORES_BYTES
-    return kept
+    def _held_bytes(self, block: Block) -> float:
+        """What a block keeps of a micro-batch from its forward to its backward pass; logits count apart."""
+        kept = self._of(block)
+        if not self._recomputed(block):
+            return kept.activations_bytes + (kept.scores_bytes if self._plan.recompute is Recompute.NONE else 0.0)
+        return kept.input_bytes
+
+    def _again_bytes(self, block: Block) -> float:
+        """What the backward pass of a block holds for a while: gradients, and activations that it computes again."""
+        kept = self._of(block)
+        if self._recomputed(block):
+            return kept.activations_bytes + kept.scores_bytes + kept.transient_bytes
+        return kept.transient_bytes + (kept.scores_bytes if self._plan.recompute is Recompute.SELECTIVE else 0.0)
+
+    def _recomputed(self, block: Block) -> bool:
+        return self._plan.recompute is Recompute.FULL and block.name.startswith("layer")
+
+    def _gathered_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """The parameters of two layers (one computes, the next is gathered) and the gradients of one (ZeRO-3)."""
+        if self._plan.zero_stage < 3:
+            return 0.0
+        element, runtime = self._workload.element_bytes, self._workload.runtime
+        largest = max(sum(weight.elements for weight in self._pricer.program(block).weights) for block in blocks)
+        return largest * (2 * element + (0.0 if self._workload.frozen else runtime.gradient_bytes))
+
+    def _step_bytes(self, states: PeakMemory) -> float:
+        """Temporaries of the optimizer's step."""
+        if self._plan.zero_stage not in (1, 2) or self._plan.dp * self._plan.cp == 1:
+            return 0.0
+        return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
+
+    def _waiting_bytes(self, blocks: tuple[Block, ...], flying: int, fragments: float) -> float:
+        """Buffers of collectives that the device has not run yet, of as many layers as the host is ahead.
+
+        With several micro-batches in turn a forward pass starts while those of the backward pass before it wait; what they displace
+        is among the fragments.
+        """
+        layers = [self._of(block) for block in blocks if block.name.startswith("layer")]
+        ahead = self._layers_ahead(blocks)
+        forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * min(ahead, flying)
+        backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * min(ahead, len(layers))
+        return forward + (max(backward - fragments, 0.0) if self._plan.micro_batches > 1 else 0.0)
+
+    def _layers_ahead(self, blocks: tuple[Block, ...]) -> float:
+        """Layers that the host is ahead of the device.
+
+        Empirical (nanotron on H100, 1 to 32 stages): between two stages, which answer each micro-batch, the host is ahead only by
+        what the device takes longer; with one stage, or with several micro-batches to start with, it is always.
+        """
+        ahead, host_us = self._rules.layers_ahead, self._rules.layer_host_us
+        peak = self._workload.cluster.groups[0].host.device.peak_flops_per_s(self._workload.precision)
+        if self._plan.pp != 2 or not host_us or peak is None:
+            return ahead
+        layers = [self._pricer.program(block) for block in blocks if block.name.startswith("layer")]
+        flops = sum(step.op.forward_flops(step.sizes) for step in layers[0].forward if isinstance(step, LocalOp)) if layers else 0.0
+        device_us = flops / peak * 1e6
+        return ahead * max(1 - host_us / device_us, 0.0) if device_us else 0.0
+
+    def _unfit_bytes(self, step: float, largest: float) -> float:
+        """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""
+        ways = self._plan.dp * self._plan.cp
+        return step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0

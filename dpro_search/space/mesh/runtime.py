@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dpro_search.costmodel.gpu_ops import Kernels
+from dpro_search.space.mesh.memory_rules import MemoryRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the host takes to start work on the device; the device waits for it where its own work is shorter.
+
+    Defaults: Megatron-LM's layers in Python. On tensors too small to matter (OPT-350M, tensor parallel 8, micro-batch 1) the 14
+    kernels of a layer's forward pass take 1.1 to 1.4 ms on hosts of V100, RTX 3090 and A100, with modules, random states and checks
+    around them; the 22 of the backward pass take about 1 ms (op profiles of Sailor, ETH Zurich 2025, less 50 us for each start of
+    autograd).
+    """
+
+    forward_us: float = 85.0  # Each kernel of a forward pass.
+    backward_us: float = 45.0  # Each kernel of a backward pass.
+    collective_us: float = 60.0  # Each collective: the process group's Python and C++, and NCCL's enqueue (estimated).
+    layer_us: float = 0.0  # Of a layer and pass, whatever it launches: hooks.
+    parameter_us: float = 20.0  # Each parameter tensor in an update, where many share a kernel (estimated).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,12 +30,28 @@ class Runtime:
     """Properties of a framework and of how it is used. Defaults: Megatron-Core's, with its distributed optimizer."""
 
     name: str = "megatron-core"
-    flash_attention: bool = True  # Scores are never stored.
-    overlap_gradients: bool = True
+    kernels: Kernels = field(default_factory=Kernels)
+    host: Host = field(default_factory=Host)
+    overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
+    overlap_gathers: bool = True  # Parameters that ZeRO splits are gathered beside the first forward pass.
     overlap_sends: bool = True
+    # Gradients that ZeRO does not split are summed in buckets of so many bytes (PyTorch's DistributedDataParallel: 25 MiB, the
+    # first one 1 MiB); 0: one for each layer.
+    bucket_bytes: float = 0.0
+    first_bucket_bytes: float = 2.0**20
+    clip_gradients: bool = True  # By their norm over all ranks, which every rank waits for before it updates.
+    # Collectives of tensor parallel inputs and of their gradients run beside the matmuls that need neither.
+    overlap_tensor: bool = True
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
+    # Moved for each parameter when a micro-batch's gradient is added to those before: the matmul itself reads and writes fp32.
+    accumulate_bytes: float = 6.0
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
-    # Least time of the host for a layer's forward pass; twice that for its backward pass. A bare layer of PyTorch takes 220 us to
-    # dispatch (measured, torch 2.13, tensors of a few elements), its kernels 5 us each to launch, and frameworks wrap both.
-    layer_host_us: float = 400.0
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
+    # A pipeline stage ends where its share of the matmuls of all layers and of the head is reached; False: as many layers each.
+    stages_by_cost: bool = False
+    memory: MemoryRules = field(default_factory=MemoryRules)
+
+    @property
+    def flash_attention(self) -> bool:
+        """Whether the scores of attention are never stored."""
+        return not self.kernels.stores_scores

@@ -6,12 +6,12 @@ parameters and gradients (data parallel and ZeRO), and one for each direction in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.mesh.pipeline import Pass
+from dpro_search.space.mesh.pipeline import Direction, Pass
 from dpro_search.space.replay_graph import ReplayGraph
 
 
@@ -21,8 +21,15 @@ class LayerCosts:
 
     forward_us: float
     backward_us: float  # With what is computed again.
+    weights_us: float = 0.0  # Of `backward_us`, for the gradients of weights, which no other stage waits for.
     gather_us: float = 0.0  # All-gather of its parameters.
     reduce_us: float = 0.0  # All-reduce or reduce-scatter of its gradients.
+
+    def pass_us(self, direction: Direction) -> float:
+        """What it takes of a pass."""
+        if direction == "F":
+            return self.forward_us
+        return {"B": self.backward_us, "I": self.backward_us - self.weights_us, "W": self.weights_us}[direction]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +40,19 @@ class StepCosts:
     passes; those of gradients overlap with its last backward pass, or with every one where each micro-batch reduces them.
     """
 
-    stages: tuple[tuple[LayerCosts, ...], ...]  # Layers of each stage; stage s is on rank s mod the number of ranks.
+    stages: tuple[tuple[LayerCosts, ...], ...]  # Layers of each stage.
     send_us: float = 0.0  # Activations, or their gradients, of a micro-batch from one stage to the next.
     update_us: tuple[float, ...] = ()  # The optimizer's work on each rank; empty: none.
+    tied_us: float = 0.0  # All-reduce of the gradients of an embedding of which the first and the last stage have a copy.
+    shared_us: float = 0.0  # On every rank after its last pass: all-reduce of gradients of which tensor parallel ranks have parts.
+    norm_us: float = 0.0  # All-reduce of the gradients' norm over all ranks; no rank updates before it.
     # Whether layers gather their parameters for every pass and reduce their gradients after every one (ZeRO-3).
     every_pass: bool = False
     regather: bool = True  # Of `every_pass`: gather again for the backward pass.
     prefetch: int = 1  # Layers whose parameters are gathered ahead.
-    overlap: bool = True  # False: parameters are gathered before the first pass, gradients reduced after the last one.
+    overlap: bool = True  # False: gradients are reduced after the last pass, and parameters gathered after the update.
+    overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
+    slowed: float = 0.0  # What compute loses of the time of a collective that runs beside it.
     overlap_send: bool = True  # False: a rank computes nothing while it sends.
 
 
@@ -57,45 +69,57 @@ class _Step:
         self._exchange = [self._builder.add_device(rank, name=f"collectives {rank}") for rank in ranks]
         self._forward_link = [self._builder.add_device(rank, name=f"sends {rank}") for rank in ranks]
         self._backward_link = [self._builder.add_device(rank, name=f"sends back {rank}") for rank in ranks]
-        self._ends: dict[Pass, int] = {}  # last op of each pass that was added
+        self._on_rank = [sorted({done.stage for done in order}) for order in orders]
+        self._rank_of = {stage: rank for rank in ranks for stage in self._on_rank[rank]}
+        self._ends: dict[Pass, int] = {}  # last op of each pass that was added, by what it makes
         self._arrivals: dict[Pass, int] = {}  # the op that brings a pass its input
         self._last: list[int | None] = [None for _ in ranks]  # last op on a rank's compute device
         self._gathered: list[list[int]] = [[] for _ in ranks]  # computes of a rank's layers, for prefetching
         self._reduces: list[list[int]] = [[] for _ in ranks]
+        self._pass_us: dict[tuple[int, Direction], float] = {}  # of a stage
+        self._gathering = [any(layer.gather_us for layer in stage) for stage in costs.stages]
+        self._reducing = [any(layer.reduce_us for layer in stage) for stage in costs.stages]
 
     def graph(self) -> ReplayGraph:
         """Adds passes in any order that their inputs allow; each rank keeps its own."""
         places = [0] * len(self._orders)
-        first = [{stage: self._first(order, "F", stage) for stage in self._stages(rank)} for rank, order in enumerate(self._orders)]
-        last = [{stage: self._last_pass(order, stage) for stage in self._stages(rank)} for rank, order in enumerate(self._orders)]
+        first = {stage: self._first(order, stage) for order, stages in self._by_rank() for stage in stages}
+        last = {stage: self._last_pass(order, stage) for order, stages in self._by_rank() for stage in stages}
         left = sum(map(len, self._orders))
         while left:
             before = left
             for rank, order in enumerate(self._orders):
                 while places[rank] < len(order) and self._ready(order[places[rank]]):
                     done = order[places[rank]]
-                    self._add(rank, done, first=done == first[rank][done.stage], last=done == last[rank][done.stage])
+                    self._add(rank, done, first=done == first[done.stage], last=done == last[done.stage])
                     places[rank] += 1
                     left -= 1
             assert left < before, "the orders of the ranks wait for each other"
         self._updates()
         return self._builder.build()
 
-    def _stages(self, rank: int) -> range:
-        return range(rank, len(self._costs.stages), len(self._orders))
+    @property
+    def _gathers_beside(self) -> bool:
+        return self._costs.every_pass or (self._costs.overlap and self._costs.overlap_gathers)
+
+    def _by_rank(self) -> Iterator[tuple[Sequence[Pass], list[int]]]:
+        return zip(self._orders, self._on_rank, strict=True)
 
     @staticmethod
-    def _first(order: Sequence[Pass], direction: str, stage: int) -> Pass:
-        return next(found for found in order if found.direction == direction and found.stage == stage)
+    def _first(order: Sequence[Pass], stage: int) -> Pass:
+        return next(found for found in order if found.direction == "F" and found.stage == stage)
 
     @staticmethod
     def _last_pass(order: Sequence[Pass], stage: int) -> Pass:
-        return next(found for found in reversed(order) if found.direction == "B" and found.stage == stage)
+        """After which the stage's gradients are complete."""
+        return next(found for found in reversed(order) if found.direction in "BW" and found.stage == stage)
 
     def _needs(self, done: Pass) -> Pass | None:
-        """The pass of another stage whose result a pass needs."""
+        """The pass whose result a pass needs, by what it makes."""
         if done.direction == "F":
             return None if done.stage == 0 else Pass("F", done.stage - 1, done.micro_batch)
+        if done.direction == "W":
+            return _made(done._replace(direction="I"))
         last = len(self._costs.stages) - 1
         return Pass("F", last, done.micro_batch) if done.stage == last else Pass("B", done.stage + 1, done.micro_batch)
 
@@ -109,28 +133,27 @@ class _Step:
         if needed is not None:
             arrival = self._arrivals.get(needed, self._ends[needed])
             after.append(arrival)
-        layers = self._costs.stages[done.stage]
         overlap = self._costs.overlap or self._costs.every_pass
         gathers = (
-            overlap
-            and any(layer.gather_us for layer in layers)
+            self._gathers_beside
+            and self._gathering[done.stage]
             and (
                 (first and not self._costs.every_pass)
-                or (self._costs.every_pass and (done.direction == "F" or self._costs.regather))
+                or (self._costs.every_pass and (done.direction == "F" or (done.direction != "W" and self._costs.regather)))
             )
         )
-        reduces = (
-            overlap and done.direction == "B" and any(layer.reduce_us for layer in layers) and (last or self._costs.every_pass)
-        )
+        reduces = overlap and done.direction in "BW" and self._reducing[done.stage] and (last or self._costs.every_pass)
         inputs = [op for op in after if op is not None]
         end = self._layers(rank, done, inputs) if gathers or reduces else self._whole(rank, done, inputs)
-        self._ends[done] = self._last[rank] = end
+        self._ends[_made(done)] = self._last[rank] = end
         self._send(rank, done, end)
 
     def _whole(self, rank: int, done: Pass, after: list[int]) -> int:
-        layers = self._costs.stages[done.stage]
         forward = done.direction == "F"
-        total_us = sum(layer.forward_us if forward else layer.backward_us for layer in layers)
+        key = done.stage, done.direction
+        if key not in self._pass_us:
+            self._pass_us[key] = sum(layer.pass_us(done.direction) for layer in self._costs.stages[done.stage])
+        total_us = self._pass_us[key]
         return self._builder.add_op(
             self._compute[rank],
             total_us,
@@ -143,12 +166,17 @@ class _Step:
         """A pass layer by layer, with the collectives of each layer's parameters and gradients beside it."""
         costs, builder = self._costs, self._builder
         forward = done.direction == "F"
-        gathers = (forward or (costs.every_pass and costs.regather)) and (costs.every_pass or done.micro_batch == 0)
+        again = costs.every_pass and costs.regather and done.direction != "W"
+        gathers = (forward or again) and (costs.every_pass or done.micro_batch == 0)
+        gathers = gathers and self._gathers_beside
         layers = list(enumerate(costs.stages[done.stage]))
         for number, layer in layers if forward else reversed(layers):
             label = f"{done.direction}{done.micro_batch} of layer {number} of stage {done.stage}"
             needs = list(after)
-            if gathers and layer.gather_us:
+            kept = (
+                not forward and done.stage == len(costs.stages) - 1 and number == len(layers) - 1
+            )  # the head, used last and first
+            if gathers and layer.gather_us and not kept:
                 mine = self._gathered[rank]
                 ahead = costs.prefetch + 1
                 start = mine[-ahead : -ahead + 1 or None] if costs.every_pass and len(mine) >= ahead else []
@@ -156,15 +184,16 @@ class _Step:
                     self._exchange[rank], layer.gather_us, name=f"gather for {label}", kind=OpKind.COMM, after=start
                 )
                 needs.append(gather)
+            beside_us = (layer.gather_us if gathers and not kept else 0.0) + (layer.reduce_us if done.direction in "BW" else 0.0)
             compute = builder.add_op(
                 self._compute[rank],
-                layer.forward_us if forward else layer.backward_us,
+                layer.pass_us(done.direction) + costs.slowed * beside_us,
                 name=label,
                 kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
                 after=needs,
             )
             self._gathered[rank].append(compute)
-            if not forward and layer.reduce_us:
+            if done.direction in "BW" and layer.reduce_us:
                 self._reduces[rank].append(
                     builder.add_op(
                         self._exchange[rank], layer.reduce_us, name=f"reduce of {label}", kind=OpKind.COMM, after=[compute]
@@ -176,25 +205,52 @@ class _Step:
     def _send(self, rank: int, done: Pass, end: int) -> None:
         """To the rank of the next stage, if it is another one."""
         forward = done.direction == "F"
-        target = done.stage + (1 if forward else -1)
-        if not 0 <= target < len(self._costs.stages) or len(self._orders) == 1 or not self._costs.send_us:
+        target = self._rank_of.get(done.stage + (1 if forward else -1), rank)
+        if target == rank or done.direction == "W" or not self._costs.send_us:
             return
         device = (self._forward_link if forward else self._backward_link)[rank] if self._costs.overlap_send else self._compute[rank]
         sent = self._builder.add_op(
             device, self._costs.send_us, name=f"send {done.direction}{done.micro_batch}", kind=OpKind.COMM, after=[end]
         )
-        self._arrivals[done] = sent
+        self._arrivals[_made(done)] = sent
         if not self._costs.overlap_send:
             self._last[rank] = sent
 
     def _updates(self) -> None:
+        after = [[*self._reduces[rank], *([] if last is None else [last])] for rank, last in enumerate(self._last)]
+        if not (self._costs.overlap or self._costs.every_pass):
+            for rank, stages in enumerate(self._on_rank):
+                reduce_us = sum(layer.reduce_us for stage in stages for layer in self._costs.stages[stage])
+                after[rank] = [self._alone(rank, "reduce gradients", reduce_us, after[rank])]
+        after = self._summed_at_the_end(after)
+        for rank, stages in enumerate(self._on_rank):
+            if self._costs.update_us:
+                update_us = self._costs.update_us[rank]
+                update = self._builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after[rank])
+                after[rank] = [update]
+            gather_us = sum(layer.gather_us for stage in stages for layer in self._costs.stages[stage])
+            if gather_us and not self._gathers_beside:
+                self._alone(rank, "gather parameters", gather_us, after[rank])
+
+    def _summed_at_the_end(self, after: list[list[int]]) -> list[list[int]]:
+        """What each rank's update waits for, with the collectives that come once in a step."""
         costs = self._costs
-        for rank, last in enumerate(self._last):
-            after = [*self._reduces[rank], *([] if last is None else [last])]
-            if not (costs.overlap or costs.every_pass):
-                layers = [layer for stage in self._stages(rank) for layer in costs.stages[stage]]
-                alone_us = sum(layer.reduce_us + layer.gather_us for layer in layers)
-                name = "reduce gradients, gather parameters"
-                after = [self._builder.add_op(self._exchange[rank], alone_us, name=name, kind=OpKind.COMM, after=after)]
-            if costs.update_us:
-                self._builder.add_op(self._compute[rank], costs.update_us[rank], name="update", kind=OpKind.UPDATE, after=after)
+        if costs.shared_us:
+            after = [[self._alone(rank, "reduce shared gradients", costs.shared_us, before)] for rank, before in enumerate(after)]
+        first, last = self._rank_of[0], self._rank_of[len(costs.stages) - 1]
+        if costs.tied_us and first != last:
+            both = [*after[first], *after[last]]
+            after[first] = after[last] = [self._alone(first, "reduce gradients of the tied embedding", costs.tied_us, both)]
+        if costs.norm_us:
+            norm = self._alone(0, "sum norms of gradients", costs.norm_us, [op for each in after for op in each])
+            after = [[norm] for _ in after]
+        return after
+
+    def _alone(self, rank: int, name: str, us: float, after: list[int]) -> int:
+        """Collectives beside which nothing is computed."""
+        return self._builder.add_op(self._exchange[rank], us, name=name, kind=OpKind.COMM, after=after)
+
+
+def _made(done: Pass) -> Pass:
+    """A pass by what it makes for others: the gradient of the input is that of a whole backward pass."""
+    return done._replace(direction="B") if done.direction == "I" else done

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, FeedForward
+from dpro_search.graph.model import Architecture, Experts, FeedForward, Model, Network
 from dpro_search.space.mesh.layout import Layout
+from dpro_search.space.mesh.schedule import Schedule, check_schedule
 
 
 class Recompute(StrEnum):
@@ -16,14 +17,6 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"  # the attention's scores; nothing where attention is fused
     FULL = "full"  # all of a layer but its input
-
-
-class Schedule(StrEnum):
-    """In which order a pipeline's stages run micro-batches."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +34,13 @@ class Strategy:
     ep: int = 1  # Devices that share the experts of a layer; they are taken from dp, cp and tp.
     etp: int = 1  # Tensor parallel degree of experts.
     virtual_stages: int = 1  # Groups of layers that each pipeline stage has.
+    stage_layers: tuple[int, ...] = ()  # Layers of each stage in the order of the forward pass; empty: as many on each.
     zero_stage: int = 0  # 1: optimizer state is split over dp and cp; 2: gradients too; 3: parameters too (FSDP).
+    dp_replicate: int = 1  # Of dp, copies of what ZeRO splits (HSDP; Megatron-LM's optimizer instances); it splits over the others.
     sequence_parallel: bool = False  # Norms and residuals split the sequence over tp.
+    regather_inputs: bool = True  # Of sequence parallel and gathering context parallel: see `Layout.regather_inputs`.
+    cp_ring: bool = False  # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
+    cp_balanced: bool = True  # Each of cp's ranks has as much of a causal attention; False: the last one has most.
     micro_batch: int = 1
     global_batch: int = 1
     recompute: Recompute = Recompute.NONE
@@ -56,6 +54,9 @@ class Strategy:
             if field.name == "zero_stage":
                 if value not in (0, 1, 2, 3):
                     raise InputError(f"zero_stage must be 0, 1, 2 or 3, not {value}")
+            elif field.name == "stage_layers":
+                if any(count < 0 for count in value):
+                    raise InputError(f"stage_layers must be at least 0, not {min(value)}")
             elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise InputError(f"{field.name} must be at least 1, not {value}")
 
@@ -70,11 +71,21 @@ class Strategy:
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
     @property
+    def zero_ways(self) -> int:
+        """Ranks over which ZeRO splits."""
+        return self.dp * self.cp // self.dp_replicate
+
+    @property
+    def expert_zero_ways(self) -> int:
+        """Ranks over which it splits what belongs to experts."""
+        return self.expert_dp // self.dp_replicate
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of each replica in a step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
-    def check(self, model: Architecture, sequence: int) -> None:
+    def check(self, model: Model, sequence: int) -> None:
         """Raise `InputError` with a reason and the nearest legal value where a model cannot be split like that."""
         per_step = self.dp * self.micro_batch
         if self.global_batch % per_step:
@@ -82,6 +93,9 @@ class Strategy:
             raise InputError(
                 f"global_batch {self.global_batch} does not divide into dp {self.dp} x micro_batch {self.micro_batch}: use {legal}"
             )
+        if isinstance(model, Network):
+            self._check_network(model)
+            return
         for layer in model.layers:
             attention, feed_forward = layer.attention, layer.feed_forward
             _divides("tp", self.tp, attention.heads, "heads")
@@ -99,14 +113,36 @@ class Strategy:
             raise InputError(f"ep {self.ep} x etp {self.etp} must divide dp x cp x tp = {self.dp * self.cp * self.tp}")
         ways = self.cp * (self.tp if self.sequence_parallel else 1) * (2 if self.cp > 1 and model.layers[0].attention.causal else 1)
         _divides("cp (twice, for causal attention) x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
+        if self.dp * self.cp % self.dp_replicate or self.expert_dp % self.dp_replicate:
+            raise InputError(
+                f"dp_replicate {self.dp_replicate} must divide dp {self.dp} x cp {self.cp}, and the replicas of experts"
+            )
+        self._check_stages(model)
+
+    def _check_stages(self, model: Architecture) -> None:
         stages = self.pp * self.virtual_stages
-        if stages > model.layer_count:
-            raise InputError(f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers")
-        if self.virtual_stages > 1:
-            if self.pp == 1:
-                raise InputError("virtual_stages needs pp above 1")
-            if self.micro_batches % self.pp:
-                raise InputError(f"virtual_stages needs micro-batches ({self.micro_batches}) that divide by pp {self.pp}")
+        if self.stage_layers:
+            if len(self.stage_layers) != stages:
+                raise InputError(f"stage_layers has {len(self.stage_layers)} stages, and pp x virtual_stages is {stages}")
+            if sum(self.stage_layers) != model.layer_count:
+                raise InputError(f"stage_layers sum to {sum(self.stage_layers)}, and {model.name} has {model.layer_count} layers")
+        elif stages > model.layer_count:
+            said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {model.layer_count} layers"
+            raise InputError(f"{said}: use pp {max(model.layer_count // self.virtual_stages, 1)}")
+        if self.virtual_stages > 1 and self.pp == 1:
+            raise InputError("virtual_stages needs pp above 1")
+        check_schedule(self.schedule, self.pp, self.virtual_stages, self.micro_batches)
+
+    def _check_network(self, model: Network) -> None:
+        """Networks are split over data parallel ranks, and embedding tables over ranks as experts are."""
+        split = [name for name in ("tp", "pp", "cp", "etp", "virtual_stages") if getattr(self, name) > 1]
+        if split:
+            raise InputError(f"{split[0]} {getattr(self, split[0])}: {model.name} is split over dp only")
+        if self.ep > 1:
+            if not model.tables:
+                raise InputError(f"ep {self.ep}: {model.name} has no embedding tables")
+            if self.dp % self.ep:
+                raise InputError(f"ep {self.ep} must divide dp = {self.dp}")
 
 
 def _divides(name: str, ways: int, size: int, what: str) -> None:
@@ -131,4 +167,7 @@ def layout_of(strategy: Strategy) -> Layout:
             "expert_ffn": ("etp",),
         },
         stream_axis="tp" if strategy.sequence_parallel else None,
+        regather_inputs=strategy.regather_inputs,
+        ring=strategy.cp_ring,
+        balanced=strategy.cp_balanced,
     )

@@ -1,11 +1,17 @@
-"""How PyTorch's ``fully_shard`` gathers parameters: prefetching, and resharding after the forward pass."""
+"""How PyTorch's ``fully_shard`` gathers and reduces: prefetching, resharding, shards over fewer ranks, units computed again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
+
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch, Transformation
+
+_MOST_POINTS = 8  # of a grid
+_MOST_SHOWN = 8  # in an error
 
 
 class Prefetch(Switch):
@@ -146,3 +152,80 @@ class ReduceDtype(Knob):
     @cached_property
     def choice(self) -> Choice:
         return self.offered(["bfloat16", "float16"] if self._allowed and self._refused is None else [])
+
+
+class ShardRanks(Knob):
+    """Parameters are shared by fewer neighbouring ranks, and copied to the others (HSDP): a mesh of two dimensions."""
+
+    name = "shard-ranks"
+    fields = ("shard_ranks",)
+
+    def __init__(self, job: JobFacts, *, ranks: int, shared_by: int | None, refused: str | None) -> None:
+        """`ranks`: of the job; `shared_by`: how many share the parameters in the recorded one."""
+        super().__init__(job)
+        self._ranks, self._shared_by, self._refused = ranks, shared_by, refused
+
+    def legal(self, plan: Plan) -> str | None:
+        wanted = plan.get("shard_ranks")
+        if wanted is None:
+            return None
+        if self._refused is not None:
+            return f"shard_ranks: {self._refused}"
+        if self._ranks % wanted or wanted < 2:
+            return f"shard_ranks: {self._ranks} ranks do not make groups of {wanted}; use {_listed(self._divisors)}"
+        return None
+
+    def simplest(self, plan: Plan) -> Plan:
+        return plan.changed(shard_ranks=None) if plan.get("shard_ranks") == self._shared_by else plan
+
+    @property
+    def _divisors(self) -> list[int]:
+        return [count for count in range(2, self._ranks + 1) if self._ranks % count == 0]
+
+    @cached_property
+    def choice(self) -> Choice:
+        return self.offered([] if self._refused else [count for count in self._divisors if count != self._shared_by])
+
+
+class RecomputedUnits(Transformation):
+    """Units of a profiled job whose forward pass runs again in the backward pass; the first ones are worth most memory."""
+
+    name = "recomputation"
+    fields = ("recomputed_modules",)
+    weight = 2.0
+
+    def __init__(self, job: JobFacts, units: Sequence[str]) -> None:
+        """`units`: those that can, in the order of the forward pass."""
+        super().__init__(job)
+        self._units = tuple(units)
+
+    def legal(self, plan: Plan) -> str | None:
+        unknown = next((name for name in plan.recomputed_modules or () if name not in self._units), None)
+        if unknown is None:
+            return None
+        known = f"units that can are {_listed(self._units)}" if self._units else "the profile does not mark what units compute"
+        return f"recomputed_modules: '{unknown}' cannot be computed again: {known}"
+
+    def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
+        """One more unit or one less."""
+        if not self._units:
+            return plan
+        chosen = set(plan.recomputed_modules or ()) ^ {self._units[int(rng.integers(len(self._units)))]}
+        return self._with(plan, chosen)
+
+    def simplest(self, plan: Plan) -> Plan:
+        return self._with(plan, set(plan.recomputed_modules or ()))
+
+    def _with(self, plan: Plan, chosen: set[str]) -> Plan:
+        return plan.changed(recomputed_modules=tuple(unit for unit in self._units if unit in chosen) or None)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The first units, and more of them from one grid point to the next."""
+        counts = sorted({-(-len(self._units) * part // _MOST_POINTS) for part in range(1, _MOST_POINTS + 1)} - {0})
+        points = tuple({"recomputed_modules": self._units[:count]} for count in counts)
+        return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)} | ({"first": points} if points else {}))
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:_MOST_SHOWN])) + (", ..." if len(values) > _MOST_SHOWN else "")

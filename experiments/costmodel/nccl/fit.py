@@ -16,7 +16,6 @@ from dpro_search.costmodel.nccl.placement import Paths, paths
 from experiments.costmodel.nccl.data import Measured, cluster_of
 
 SMALL_BYTES = 2**20
-STAGED = ("AWS-g4dn-T4", "AWS-p3dn-V100")  # NICs that read the host's memory
 LOSS_SCALE = 0.1  # errors beyond it count linearly: single systems with a fault of their own do not decide
 PRIOR = 0.2  # weight of a constant's start, NCCL's own: decides only what the measurements leave open
 
@@ -42,6 +41,8 @@ DEVICES = {
     "blackwell": r"\bG?B(100|200|300)",
     "other": "",
 }
+TREE_CHANNELS = {"ampere": [23.6e3, 17.8e3], "hopper": [41.4e3, 36e3], "blackwell": [82.8e3, 72e3], "other": [18.5e3, 10e3]}
+"""What a channel of a tree moves at most between two nodes and more: perChMaxTreeBws of NCCL's src/graph/tuning.cc."""
 
 
 def constants(values: dict[str, float], intervals: dict[str, float] | None = None, source: str = "-") -> NcclConstants:
@@ -61,7 +62,13 @@ def table(values: dict[str, float], intervals: dict[str, float], source: str) ->
         return [best * values[f"{name}.LL"], best * values["part.LL128"], best]
 
     kinds = [
-        {"name": name, "devices": devices, "launch_us": values[f"launch.{name}"], "hop_us": values[f"hop.{name}"]}
+        {
+            "name": name,
+            "devices": devices,
+            "launch_us": values[f"launch.{name}"],
+            "hop_us": values[f"hop.{name}"],
+            "tree_channel_bytes_per_us": TREE_CHANNELS[name],
+        }
         for name, devices in DEVICES.items()
     ]
     return {
@@ -121,17 +128,8 @@ class Calls:
 
 
 def for_fit(measured: Sequence[Measured]) -> list[Measured]:
-    """Without calls that decide nothing about the constants.
-
-    L40S beyond two GPUs wait for the host's memory. Of large all-reduces between two nodes it is not known whether they went in
-    rings or in trees, which move half of the bytes: systems differ by more than two times, relative to their NICs.
-    """
-    return [
-        row
-        for row in measured
-        if not (row.system == "AIC-l40s" and row.ranks > 2)
-        and not (row.collective == "all_reduce" and row.nodes == 2 and row.bytes >= SMALL_BYTES and row.system not in STAGED)
-    ]
+    """Without L40S beyond two GPUs, which wait for the host's memory."""
+    return [row for row in measured if not (row.system == "AIC-l40s" and row.ranks > 2)]
 
 
 def thinned(measured: Sequence[Measured]) -> list[Measured]:

@@ -5,7 +5,15 @@ import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import (
-    DeviceProfile, OpKind, Probes, Stack, attention, default_model, gemm, joined, streamed,
+    DeviceProfile,
+    OpKind,
+    Probes,
+    Stack,
+    attention,
+    default_model,
+    gemm,
+    joined,
+    streamed,
 )  # fmt: skip
 from dpro_search.costmodel.devices.model import interval_width
 from dpro_search.costmodel.devices.model_file import load

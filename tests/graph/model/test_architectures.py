@@ -32,6 +32,13 @@ CHECKPOINTS = {  # parameters of the weights on the Hugging Face hub
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,
     "gpt-oss-120b": 116_829_156_672,
+    "pythia-6.9b": 6_857_302_016,
+    "gpt-j-6b": 6_050_882_784,
+    "falcon-7b": 6_921_720_704,
+    "phi-2": 2_779_683_840,
+    "phi-3-mini": 3_821_079_552,
+    "starcoder2-3b": 3_030_371_328,
+    "olmo-7b": 6_888_095_744,
 }
 SMALL = {  # parameters of what transformers 4.57 builds of a small configuration
     "bloom": ({"n_layer": 3, "hidden_size": 96, "n_head": 4, "vocab_size": 1000}, 431_904),
@@ -121,6 +128,21 @@ def test_an_impossible_configuration_is_one_line(values, said):
     with pytest.raises(InputError, match=said) as error:
         from_config(values, "mine.json")
     assert "\n" not in str(error.value)
+
+
+def test_a_family_that_is_not_known_is_read_by_the_usual_keys():
+    usual = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    }
+    assert parameters_of(from_config({"model_type": "new", **usual})) == CHECKPOINTS["llama3-8b"]
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 14336}
+    (layer,) = from_config({"model_type": "new", **usual, **experts}).layers
+    assert (layer.feed_forward.count, layer.feed_forward.top_k) == (8, 2)
 
 
 def test_an_unknown_name_suggests_the_nearest():

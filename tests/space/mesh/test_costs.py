@@ -4,15 +4,15 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.graph.model import parameters_of, published
+from dpro_search.graph.model import model, parameters_of, published
 from dpro_search.replay.replayer import replay
 from dpro_search.space.mesh import Recompute, Strategy, Workload, peak_memory, pipeline_orders, step_costs, step_graph
 
 
-def workload(model="llama3-8b", cluster="2xhgx-h100", sequence=4096, **degrees):
+def workload(name="llama3-8b", cluster="2xhgx-h100", sequence=4096, **degrees):
     strategy = Strategy(**{"global_batch": 64, **degrees})
-    strategy.check(published(model), sequence)
-    return Workload(model=published(model), sequence=sequence, strategy=strategy, cluster=parse_cluster(cluster))
+    strategy.check(published(name), sequence)
+    return Workload(model=published(name), sequence=sequence, strategy=strategy, cluster=parse_cluster(cluster))
 
 
 def step_us(job):
@@ -28,8 +28,8 @@ def test_a_step_is_between_half_the_peak_and_the_peak():
 
 
 def test_tensor_parallel_over_slow_links_costs_more_than_within_a_host():
-    assert step_us(workload(tp=16, sequence_parallel=True, cluster="2xp4d.24xlarge", model="llama2-7b")) > 1.5 * step_us(
-        workload(tp=8, dp=2, sequence_parallel=True, cluster="2xp4d.24xlarge", model="llama2-7b")
+    assert step_us(workload(tp=16, sequence_parallel=True, cluster="2xp4d.24xlarge", name="llama2-7b")) > 1.5 * step_us(
+        workload(tp=8, dp=2, sequence_parallel=True, cluster="2xp4d.24xlarge", name="llama2-7b")
     )
 
 
@@ -71,3 +71,38 @@ def test_a_strategy_that_does_not_fit_the_cluster_is_one_line():
 def test_an_illegal_strategy_names_the_nearest_legal_value(degrees, said):
     with pytest.raises(InputError, match=said):
         workload(**degrees)
+
+
+def test_networks_run_data_parallel_and_gain_from_more_devices():
+    def samples_per_s(devices):
+        strategy = Strategy(dp=devices, micro_batch=64, global_batch=64 * devices)
+        strategy.check(model("resnet50"), 1)
+        job = Workload(
+            model=model("resnet50"), sequence=1, strategy=strategy, cluster=parse_cluster("1xhgx-h100"), precision="fp16"
+        )
+        return 64 * devices / step_us(job) * 1e6
+
+    assert 4 * samples_per_s(1) < samples_per_s(8) < 8 * samples_per_s(1)
+
+
+def test_ranks_that_share_embedding_tables_hold_a_part_of_each_and_exchange_vectors():
+    def memory(ep):
+        strategy = Strategy(dp=2, ep=ep, micro_batch=1024, global_batch=2048)
+        strategy.check(model("dlrm"), 1)
+        job = Workload(model=model("dlrm"), sequence=1, strategy=strategy, cluster=parse_cluster("1xhgx-h200"), precision="fp32")
+        return peak_memory(job).weights_bytes
+
+    assert memory(2) == pytest.approx(memory(1) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "said"),
+    [
+        ("resnet50", {"tp": 2}, "tp 2: resnet50 is split over dp only"),
+        ("resnet50", {"ep": 2, "dp": 2}, "resnet50 has no embedding tables"),
+        ("dlrm", {"ep": 3, "dp": 4}, "ep 3 must divide dp = 4"),
+    ],
+)
+def test_networks_are_split_over_data_parallel_ranks_only(name, degrees, said):
+    with pytest.raises(InputError, match=said):
+        Strategy(**{"global_batch": 64, **degrees}).check(model(name), 1)

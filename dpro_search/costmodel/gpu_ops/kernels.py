@@ -1,0 +1,120 @@
+"""`Kernels`: which kernels a framework computes memory-bound ops, attention and losses with, and what each reads and writes.
+
+Counts follow from the sources of the kernels: a *pass* is one read or one write of a tensor. What an op reads
+forward it reads again backward beside the gradient of its output, unless its kernel keeps something smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from dpro_search.graph.model import Op, OpType
+from dpro_search.graph.model.op import Role
+
+
+class AttentionKernels(StrEnum):
+    """How attention is computed."""
+
+    NEWEST = "newest"  # the fastest fused kernels of the device: flash-attention 3 on Hopper, cuDNN on Blackwell
+    FLASH_2 = "flash-attention 2"  # also on devices that have faster ones
+    FLASH_TRITON = "flash-attention in Triton"
+    SCORES = "scores"  # two batched matmuls with a fused softmax between them (Megatron-LM before 2023)
+    EAGER = "eager"  # the same with PyTorch's own ops: scale, mask, softmax, dropout
+
+
+class LossKernels(StrEnum):
+    """How the cross-entropy over the vocabulary is computed."""
+
+    FUSED = "fused"  # one kernel that writes the gradients over 16-bit logits (Transformer Engine, Liger)
+    LOG_SOFTMAX = "log softmax"  # of PyTorch, on a copy of the logits in fp32
+    VOCAB_PARALLEL = "vocab parallel"  # Megatron-LM's, on a copy in fp32: maximum, difference, exponential, sum, quotient
+
+
+class Passes(NamedTuple):
+    """What the kernels of an op move, once forward or once backward."""
+
+    reads: float  # Passes over what the op reads.
+    output: float  # Passes over its output.
+    kernels: int
+
+
+class ScorePasses(NamedTuple):
+    """What the kernels between the two matmuls of an unfused attention move, in passes over the scores."""
+
+    passes: float
+    kernels: int
+
+
+class LossBytes(NamedTuple):
+    """What the kernels of a loss move, in bytes of each logit (16-bit logits)."""
+
+    forward: float
+    backward: float
+    kernels: tuple[int, int]  # Forward, backward.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The kernels of a framework. Defaults: Megatron-Core's with Transformer Engine."""
+
+    fused: bool = True  # Hand-written or compiled kernels for activations, rotations, and residual sums with dropout.
+    attention: AttentionKernels = AttentionKernels.NEWEST
+    attention_dropout: bool = False  # Of unfused attention, on the scores.
+    loss: LossKernels = LossKernels.FUSED
+
+    @property
+    def stores_scores(self) -> bool:
+        """Whether the scores of attention are written to memory."""
+        return self.attention in (AttentionKernels.SCORES, AttentionKernels.EAGER)
+
+    def passes(self, op: Op, *, backward: bool) -> Passes:
+        """Of a memory-bound op."""
+        if op.type in _MOVES:
+            return _MOVES[op.type]
+        table = _FUSED if self.fused else _EAGER
+        found = table.get(op.role, _ANY)[backward]
+        if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
+            mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
+            found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
+        return found
+
+    def score_passes(self, *, backward: bool) -> ScorePasses:
+        """Of an unfused attention, beside its matmuls. A causal softmax in one kernel reads only what is not masked."""
+        softmax = {AttentionKernels.SCORES: (1.5, 2, 1), AttentionKernels.EAGER: (6, 7, 3)}[self.attention]
+        dropout = 2.5 if self.attention_dropout else 0.0
+        return ScorePasses(softmax[backward] + dropout, softmax[2] + bool(dropout))
+
+    def loss_bytes(self) -> LossBytes:
+        """Of the loss."""
+        return _LOSS[self.loss]
+
+
+# Forward and backward passes by role. Residual sums: the gradient goes to both branches as it is, and where they meet again their
+# gradients are added. Fused gates read gate and value once; eager ones compute the activation and the product in two kernels, and
+# backward three products and the concatenation of the two gradients. Rotations rotate a copy of queries, keys and values.
+_ANY = (Passes(1, 1, 1), Passes(1, 1, 1))
+_FUSED = {
+    Role.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    Role.ROTATION: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    Role.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    Role.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    Role.RESIDUAL: (Passes(1, 1, 1), Passes(1, 1, 1)),
+}
+_EAGER = {
+    **_FUSED,
+    Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
+    Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
+}
+# Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's
+# permutation and chunk sort). The kernels that choose experts count as those of the dispatch: softmax, top-k, counts, losses.
+_MOVES = {OpType.DISPATCH: Passes(1, 3, 16), OpType.COMBINE: Passes(3, 1, 3)}
+# LOG_SOFTMAX: cast (2 + 4), log-softmax (4 + 4 + 4), its gradient (zeros 4, 8 + 4), cast back (4 + 2).
+# VOCAB_PARALLEL: cast (2 + 4), maximum (4), difference (4 + 4), exponential (4 + 4), sum (4), quotient (4 + 4); product with the
+# loss's gradient (4 + 4), cast back (4 + 2).
+_LOSS = {
+    LossKernels.FUSED: LossBytes(6.0, 4.0, (1, 1)),
+    LossKernels.LOG_SOFTMAX: LossBytes(18.0, 22.0, (3, 3)),
+    LossKernels.VOCAB_PARALLEL: LossBytes(38.0, 14.0, (12, 4)),
+}

@@ -1,0 +1,19 @@
+"""`Model`: a transformer or another network, and what both have."""
+
+from __future__ import annotations
+
+from dpro_search.graph.model.architecture import Architecture
+from dpro_search.graph.model.block import Block, blocks_of_transformer
+from dpro_search.graph.model.network import Network
+
+Model = Architecture | Network
+
+
+def blocks_of(model: Model) -> tuple[Block, ...]:
+    """The blocks of a model: of a transformer embedding, layers (equal ones as one block) and head."""
+    return model.blocks if isinstance(model, Network) else blocks_of_transformer(model)
+
+
+def parameters_of(model: Model) -> int:
+    """Parameters of a model; those of a tied head count once."""
+    return round(sum(block.count * block.parameters() for block in blocks_of(model)))

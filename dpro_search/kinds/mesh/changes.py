@@ -1,0 +1,86 @@
+"""`single_changes`: what one might change about a strategy, a setting at a time; `remedies`: what makes a plan fit in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from dpro_search.errors import InputError
+from dpro_search.space.mesh import Recompute, Strategy
+from dpro_search.space.plan import Plan, Prediction
+
+_MOST_REMEDIES = 3
+
+
+class Predictor(Protocol):
+    """A job, as far as it is needed here."""
+
+    def predict(self, plan: Plan) -> Prediction:
+        """Raises `InputError` for a plan that is not legal."""
+
+
+def single_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
+    """Settings with one other value: degrees and micro-batch doubled and halved, each recomputation, each ZeRO stage.
+
+    They may be illegal.
+    """
+    for name in ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch"):
+        value = getattr(strategy, name)
+        yield {name: value * 2}
+        if value > 1:
+            yield {name: value // 2}
+    yield from ({"recompute": kind.value} for kind in Recompute if kind is not strategy.recompute)
+    yield from ({"zero_stage": stage} for stage in range(4) if stage != strategy.zero_stage)
+    if strategy.tp > 1:
+        yield {"sequence_parallel": not strategy.sequence_parallel}
+
+
+def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
+    """Of those, the ones that need less memory, also further ones."""
+    yield from ({"recompute": kind.value} for kind in list(Recompute)[list(Recompute).index(strategy.recompute) + 1 :])
+    yield from ({"zero_stage": stage} for stage in range(strategy.zero_stage + 1, 4))
+    if strategy.micro_batch > 1:
+        yield {"micro_batch": 1}
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        yield {"sequence_parallel": True}
+    for name in ("tp", "pp", "cp"):
+        yield from ({name: getattr(strategy, name) * factor} for factor in (2, 4, 8))
+
+
+def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> list[dict[str, Any]]:
+    """The fastest changes with which a plan fits in memory, one setting at a time, or two where one is not enough.
+
+    Returns
+    -------
+    list
+        At most three rows with "change" (as ``--set`` takes it), "predicted_iteration_us", "peak_memory_bytes"; empty: none is
+        enough.
+    """
+    alone = list(_saving_changes(strategy))
+    pairs = ({**one, **other} for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys())
+    for settings in (alone, pairs):
+        found = [row for row in (_predicted(job, plan, values) for values in settings) if row is not None]
+        fits = [row for row in found if row.pop("infeasible") is None]
+        if fits:
+            return sorted(fits, key=lambda row: float(row["predicted_iteration_us"]))[:_MOST_REMEDIES]
+    return []
+
+
+def _predicted(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row of `remedies`; None for what is not legal."""
+    try:
+        found = job.predict(plan.changed(**values))
+    except InputError:
+        return None
+    return {
+        "change": change_text(values),
+        "predicted_iteration_us": found.iteration_us,
+        "peak_memory_bytes": found.peak_memory_bytes,
+        "infeasible": found.infeasible,
+    }
+
+
+def change_text(values: Mapping[str, Any]) -> str:
+    """Settings as ``--set`` takes them."""
+    return ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())

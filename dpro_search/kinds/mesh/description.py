@@ -1,0 +1,254 @@
+"""``job.toml``: a parallel job as it is written down, and `described` to read it.
+
+    model = "llama3-8b"           # a built-in name, or the path of a config.json of Hugging Face
+    cluster = "4xhgx-h100"
+    global_batch = 512            # sequences
+    sequence = 8192               # tokens
+
+    [runs]                        # how it runs today; without this table: a usual strategy that fits in memory
+    tp = 2
+
+Every error is one line with the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.cluster.names import names_file
+from dpro_search.cluster.table import File
+from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.errors import InputError
+from dpro_search.graph.model import Architecture, from_config, published
+from dpro_search.kinds._base import Description
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
+from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.space.mesh import Strategy, Workload
+
+Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
+KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
+_PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
+_EXPECTED = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`")
+_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "float": "a number", "object": "a table"}
+_VALUE = re.compile(r"Invalid enum value (.*)")
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a ``job.toml``.
+
+    Attributes
+    ----------
+    model
+        Name of a published model, or path of a ``config.json``, from the file's folder.
+    cluster
+        As ``--cluster`` takes it; a file's path from the file's folder.
+    global_batch, sequence
+        Sequences of a step, and tokens of a sequence.
+    precision
+        Of matmuls and attention.
+    optimizer
+        Which decides memory: Adam keeps two moments and a copy of the parameters in fp32.
+    framework
+        What runs it, one of `FRAMEWORKS`.
+    runs
+        How it runs today; None: `usual_strategy`.
+    """
+
+    model: str
+    cluster: str
+    global_batch: int
+    sequence: int
+    precision: Precision = "bf16"
+    optimizer: Literal["adam", "adamw"] = "adam"
+    framework: str = "megatron-core"
+    runs: MeshSettings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshDescription(Description):
+    """What a file says, with what follows from it."""
+
+    fixed: Fixed
+    cluster: Cluster
+    precision: Precision
+    runs: MeshSettings
+    strategy: Strategy  # That of `runs`.
+    chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
+
+    def workload(self, strategy: Strategy) -> Workload:
+        """The job under a strategy."""
+        return Workload(
+            model=self.fixed.model,
+            sequence=self.fixed.sequence,
+            strategy=strategy,
+            cluster=self.cluster,
+            precision=self.precision,
+            runtime=FRAMEWORKS[self.framework].runtime,
+        )
+
+
+def described(path: Path) -> MeshDescription | None:
+    """The job that a file describes; None: it describes something else.
+
+    Raises
+    ------
+    InputError
+        Something in it is wrong or impossible.
+    """
+    if path.suffix.lower() != ".toml":
+        return None
+    file = File(path)
+    values = file.values()
+    if not any(key in values for key in KEYS) or isinstance(values.get("model"), Mapping):
+        return None
+    found = _converted(file, values)
+    files: dict[str, Path] = {}
+    model = _model(file, found.model, files)
+    cluster = _cluster(file, found.cluster, files)
+    framework = FRAMEWORKS.get(found.framework)
+    if framework is None:
+        file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
+    try:
+        OpCosts(cluster.groups[0].host.device, found.precision)
+    except InputError as error:
+        file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
+    for key in ("global_batch", "sequence"):
+        if not 0 < getattr(found, key) <= 10**9:
+            file.fail(key, f"must be from 1 to 1e9, not {getattr(found, key)}")
+    fixed = Fixed(
+        model=model,
+        sequence=found.sequence,
+        global_batch=found.global_batch,
+        devices=cluster.ranks,
+        zero_stage=framework.zero_stage,
+    )
+    runs = found.runs
+    try:
+        if runs is None:
+            runs = usual_strategy(fixed, cluster, found.precision, framework.runtime)
+        strategy = resolved(runs, fixed)
+    except InputError as error:
+        _fail_at_setting(file, str(error), values)
+    return MeshDescription(
+        framework=found.framework,
+        provenance=_provenance(found, fixed, cluster, strategy),
+        warnings=(),
+        files=files,
+        fixed=fixed,
+        cluster=cluster,
+        precision=found.precision,
+        runs=runs,
+        strategy=strategy,
+        chosen=found.runs is None,
+    )
+
+
+def model_of(name: str, folder: Path = Path()) -> tuple[Architecture, Path | None]:
+    """The model of a built-in name or of a ``config.json``, and that file; raises `InputError`."""
+    if not name.lower().endswith(".json") and "/" not in name:
+        return published(name), None
+    path = folder / name
+    try:
+        values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: not a config.json of a model: {reason}") from error
+    return from_config(values, str(path)), path
+
+
+def _model(file: File, name: str, files: dict[str, Path]) -> Architecture:
+    try:
+        model, path = model_of(name, file.path.parent)
+    except InputError as error:
+        file.fail("model", str(error))
+    if path is not None:
+        files["model_config"] = path
+    return model
+
+
+def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
+    beside = file.path.parent / name
+    path = beside if name.lower().endswith(".toml") and beside.is_file() else Path(name)
+    try:
+        cluster = parse_cluster(str(path) if names_file(name) else name)
+    except InputError as error:
+        file.fail("cluster", str(error))
+    if path.is_file():
+        files["cluster_file"] = path
+    kinds = {group.host.device.name for group in cluster.groups}
+    if len(kinds) > 1:
+        file.fail("cluster", f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
+    return cluster
+
+
+def _converted(file: File, values: Mapping[str, Any]) -> JobFile:
+    """The values with their types; every error of msgspec at its key."""
+    try:
+        return msgspec.convert(values, JobFile)
+    except (msgspec.ValidationError, InputError) as error:
+        text = str(error)
+    path = _PATH.search(text)
+    what = text[: path.start()] if path else text
+    key = path.group(1) if path else ""
+    known = MeshSettings.__struct_fields__ if key.startswith("runs") else JobFile.__struct_fields__
+    if unknown := _UNKNOWN.match(what):
+        file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"unknown key; {_near(unknown[1], known)}")
+    if missing := _MISSING.match(what):
+        file.fail(key, f"'{missing[1]}' is missing; 'dpro-search describe' writes a complete file")
+    if value := _VALUE.match(what):
+        file.fail(key, _unknown(value[1].strip("'"), _choices(key)))
+    if expected := _EXPECTED.match(what):
+        return file.fail(key, f"must be {_KINDS.get(expected[1], expected[1])}, not {_KINDS.get(expected[2], expected[2])}")
+    named = next((f"runs.{name}" for name in MeshSettings.__struct_fields__ if what.startswith(f"{name} ")), "")
+    return file.fail(named or key, what.replace("`", ""))
+
+
+def _fail_at_setting(file: File, text: str, values: Mapping[str, Any]) -> NoReturn:
+    """Raise `InputError` at the setting that a message begins with."""
+    first = text.split(" ", 1)[0]
+    if first in MeshSettings.__struct_fields__ and "runs" in values:
+        file.fail(f"runs.{first}", text)
+    file.fail(first if first in JobFile.__struct_fields__ else "runs", text)
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    return {
+        "precision": PRECISIONS,
+        "optimizer": ("adam", "adamw"),
+        "runs.zero_stage": ("0", "1", "2", "3"),
+        "runs.recompute": ("none", "selective", "full"),
+        "runs.schedule": ("1f1b", "interleaved", "gpipe"),
+    }.get(key, ())
+
+
+def _unknown(value: str, known: tuple[str, ...]) -> str:
+    return f"'{value}' is not known; {_near(value, known)}"
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+
+
+def _provenance(found: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    degrees = ", ".join(
+        f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
+    )
+    return (
+        ("model", fixed.model.name),
+        ("batch", f"{fixed.global_batch} sequences of {fixed.sequence} tokens, {found.precision}, {found.optimizer}"),
+        ("devices", f"{fixed.devices} of {cluster.describe()}"),
+        ("strategy", degrees or "one device"),
+    )

@@ -1,0 +1,89 @@
+"""What `diagnose` says of a parallel job: stages, gains of changes, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._base import Table
+from dpro_search.kinds._facts import critical_table, gain_table
+from dpro_search.kinds.mesh.explain import WORDS
+from dpro_search.quantities import size_text, time_text
+from dpro_search.replay.path_findings import costliest
+from dpro_search.replay.sentences import share
+from dpro_search.replay.timeline import Timeline
+from dpro_search.space.mesh import Strategy
+from dpro_search.space.scenario import SCALES
+
+_MOST_ROWS = 16
+
+
+def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
+    """What one rank of each pipeline stage does; all ranks of a stage do the same."""
+    graph = timeline.graph
+    alike = strategy.devices // strategy.pp
+    found = []
+    for stage in range(strategy.pp):
+        own = graph.rank_of_op == stage
+        passes_us = float(graph.duration_us[own & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD))].sum())
+        update_us = float(graph.duration_us[own & (graph.op_kind == OpKind.UPDATE)].sum())
+        waits_us = max(timeline.iteration_us - passes_us - update_us, 0.0)
+        found.append(
+            {
+                "rank": stage * alike,
+                "host": f"stage {stage}",
+                "alike": alike,
+                "breakdown_us": {"passes": passes_us, "optimizer": update_us, "waits": waits_us},
+                "last_pct": None,
+                "waited_us": waits_us,
+            }
+        )
+    return found
+
+
+def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences: parts of the step beside computation, the costliest first, then the best change."""
+    step_us = sum(breakdown_us.values())
+    parts = [(us, f"{_capital(WORDS[name])} takes {share(us, step_us)}.") for name, us in breakdown_us.items() if name != "compute"]
+    changes = [row for row in gains if row["gain_us"] > 0 and not row["what_if"].startswith(SCALES)]
+    best = [(row["gain_us"], f"'{row['what_if']}' would gain {share(row['gain_us'], step_us)}.") for row in changes[:1]]
+    return [*costliest(parts, step_us), *costliest(best, step_us)]
+
+
+def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedies: Sequence[Mapping[str, Any]]) -> str:
+    """What the rank needs that needs most, and, where a device has not so much, the fastest change that fits."""
+    total = sum(memory.values())
+    most = max(memory, key=lambda name: memory[name])
+    of = "" if limit_bytes is None else f" of {size_text(limit_bytes)}"
+    sentence = f"Memory of the rank that needs most: {size_text(total)}{of}, {size_text(memory[most])} of it for {most}"
+    if limit_bytes is None or total <= limit_bytes:
+        return f"{sentence}."
+    if not remedies:
+        return f"{sentence}: it does not fit, and no change of one or two settings is enough; 'dpro-search run' tries all."
+    best = remedies[0]
+    then = f"{size_text(best['peak_memory_bytes'])}, {time_text(best['predicted_iteration_us'])} an iteration"
+    return f"{sentence}: it does not fit. '{best['change']}' would ({then})."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def tables(facts: Mapping[str, Any]) -> list[Table]:
+    """The facts as tables."""
+    stages = [
+        (row["host"], str(row["alike"]), *(time_text(row["breakdown_us"][part]) for part in ("passes", "optimizer", "waits")))
+        for row in facts["ranks"][:_MOST_ROWS]
+    ]
+    memory = [(name, size_text(size)) for name, size in facts["memory_bytes"].items() if size]
+    parts = [(WORDS[name], time_text(us)) for name, us in facts["breakdown_us"].items()]
+    return [
+        Table(title="iteration", columns=("part", "time"), rows=parts),
+        Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),
+        Table(title="pipeline stages", columns=("stage", "ranks", "passes", "optimizer", "waits"), rows=stages),
+        critical_table(facts["critical_ops"]),
+        gain_table(facts["gains"], facts["iteration_us"]),
+    ]

@@ -1,0 +1,100 @@
+"""Frameworks that a description can name: how each runs a step (`Runtime`), and its usual ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
+from dpro_search.space.mesh import Host, MemoryRules, Runtime
+
+
+class Framework(NamedTuple):
+    """A framework for training on many devices."""
+
+    runtime: Runtime
+    zero_stage: int  # Where a job sets none.
+    zero_stages: tuple[int, ...] = (0, 1)  # That a search may set.
+
+
+# CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
+# four collectives with events and copies (its llama.py).
+_LAUNCHES_QUEUED, _NANOTRON_LAUNCHES = 1024, 60
+_LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
+
+_FSDP = Runtime(
+    name="PyTorch FSDP",
+    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
+    kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    gradient_bytes=2.0,
+    accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
+    # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
+    memory=MemoryRules(logits_bytes=4.0, transformer_engine=False),
+)
+# Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
+_MEGATRON_DEEPSPEED = Runtime(
+    name="Megatron-DeepSpeed",
+    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_gradients=False,
+    overlap_gathers=False,
+    overlap_sends=False,
+    overlap_tensor=False,
+    memory=MemoryRules(transformer_engine=False),
+)
+# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
+# gradients added to fp32 copies by a hook, parameters gathered after the update.
+_NANOTRON = Runtime(
+    name="nanotron",
+    # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
+    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
+    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_gathers=False,
+    overlap_sends=False,
+    bucket_bytes=50 * 2.0**20,  # DistributedDataParallel's 25 MiB of 16-bit gradients, which a hook sums in fp32.
+    first_bucket_bytes=2 * 2.0**20,
+    accumulate_bytes=10.0,
+    stages_by_cost=True,
+    # models/llama.py: queries stay in the storage of all three, keys and values are copied; SiLU and product apart; loss in fp32 on
+    # an fp32 copy. optim/gradient_accumulator.py: 16-bit gradients until the pass ends, DDP's buckets without ZeRO. distributed.py
+    # (`all_gather_coalesced`): flat copies of the parameters, and those of torch.distributed's list all-gather.
+    memory=MemoryRules(
+        pass_gradient_bytes=2.0,
+        bucket_bytes=2.0,
+        step_bytes=4.0,
+        rotation_copies=(0.0, 1.0, 1.0),
+        gate_copies=1.0,
+        logits_bytes=8.0,
+        transformer_engine=False,
+        layers_ahead=_LAUNCHES_QUEUED / _NANOTRON_LAUNCHES,
+        layer_host_us=_NANOTRON_LAUNCHES * _LAUNCH_US,
+    ),
+)
+_PYTORCH = Runtime(
+    name="PyTorch, eager",
+    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
+    memory=MemoryRules(
+        norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
+    ),
+)
+# A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
+_TENSORFLOW = Runtime(
+    name="TensorFlow",
+    host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
+    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+)
+# CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
+_GRAPHS = Runtime(
+    name="Megatron-Core, CUDA graphs", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0)
+)
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "megatron-core": Framework(Runtime(), 1),
+    "megatron-core-cuda-graphs": Framework(_GRAPHS, 1),
+    "fsdp": Framework(_FSDP, 3, (3,)),
+    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
+    "nanotron": Framework(_NANOTRON, 1),
+    "pytorch": Framework(_PYTORCH, 0),
+    "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
+}

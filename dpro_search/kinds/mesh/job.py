@@ -1,0 +1,279 @@
+"""`MeshJob`: predictions of a described parallel job under its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Self
+
+import msgspec
+
+from dpro_search.cluster import Cluster
+from dpro_search.collect.trace import TensorInfo
+from dpro_search.errors import InputError
+from dpro_search.graph.model import Architecture, blocks_of
+from dpro_search.kinds._base import Job, PlanOptions, Table
+from dpro_search.kinds._facts import critical_ops
+from dpro_search.kinds._work import Work
+from dpro_search.kinds.mesh.accuracy import accuracy
+from dpro_search.kinds.mesh.breakdown import breakdown_us
+from dpro_search.kinds.mesh.candidates import choices_of
+from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
+from dpro_search.kinds.mesh.description import MeshDescription
+from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
+from dpro_search.kinds.mesh.explain import comparison, doubt
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.ranking import ranked
+from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of
+from dpro_search.kinds.mesh.space import MeshSpace
+from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.machine import Calibration
+from dpro_search.replay.parallel_step import ParallelSteps
+from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.replayer import replay
+from dpro_search.replay.timeline import Timeline
+from dpro_search.search.objective import BoundedPlan
+from dpro_search.space.cluster import ClusterSpec, spec_on
+from dpro_search.space.describe import describe
+from dpro_search.space.mesh import Scales, Strategy
+from dpro_search.space.mesh.groups import UNSCALED
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import SCALES, ClusterChange, Scale
+
+_MOST_COMPARED = 2  # plans behind the best that a search explains
+
+
+class MeshJob(Job):
+    """A described job on its cluster or on another."""
+
+    title = "a parallel job"
+    settings = ("ranks", "rate", *SCALES)
+
+    def __init__(self, description: MeshDescription, scales: Scales = UNSCALED) -> None:
+        self._description, self._scales = description, scales
+        fixed, cluster = description.fixed, description.cluster
+        framework = FRAMEWORKS[description.framework]
+        self.tensors = _gradients(description)
+        per_host = min(cluster.ranks_per_host or fixed.devices, fixed.devices)
+        choices = choices_of(fixed, framework.runtime, framework.zero_stages, per_host)
+        self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
+        self.askable = self.space.fields
+        self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
+        self._predicted: dict[Plan, Prediction] = {}
+        self.memory_limit_bytes = cluster.groups[0].host.device.memory_bytes
+
+    @classmethod
+    def of(cls, source: MeshDescription, options: PlanOptions) -> Self:
+        for name in ("compute", "all_reduce_model", "cluster_model", "precision_table"):
+            if getattr(options, name):
+                what = name.replace("_", " ")
+                raise InputError(f"{cls.title} has no plans for '{what}'; it changes {', '.join(MeshSettings.__struct_fields__)}")
+        return cls(source)
+
+    # What it runs on.
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return spec_on(self._description.cluster, self._description.fixed.devices).spec
+
+    @property
+    def recorded_ranks(self) -> int:
+        return self._description.fixed.devices
+
+    def moved(self, change: ClusterChange) -> Job:
+        """On other machines, or on other devices and NICs of these."""
+        return super().moved(change if change.machines is not None else replace(change, machines=self._description.cluster))
+
+    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+        return self._with(description=elsewhere(self._description, cluster, cluster.ranks if ranks is None else ranks))
+
+    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+        if not self._description.chosen:
+            return ()
+        return (f"how the job runs was not given, and is taken to be: {degrees(self._mesh.today)}",)
+
+    def scaled(self, scale: Scale) -> MeshJob:
+        if scale.rank is not None or scale.group is not None:
+            raise self.cannot("scaled", f"be asked '{scale.text}': all ranks of a stage are one")
+        before = self._scales
+        value = getattr(before, scale.what) * scale.factor
+        return self._with(scales=replace(before, **{scale.what: value}))
+
+    def _with(self, description: MeshDescription | None = None, scales: Scales | None = None) -> MeshJob:
+        return MeshJob(description or self._description, self._scales if scales is None else scales)
+
+    # What a plan costs.
+
+    @property
+    def calibration(self) -> Calibration:
+        return accuracy().calibration(self._steps.domain(self._mesh.today))
+
+    def _predict(self, plan: Plan) -> Prediction:
+        if plan not in self._predicted:
+            self._predicted[plan] = self._new_prediction(self._mesh.strategy(plan))
+        return self._predicted[plan]
+
+    def _new_prediction(self, strategy: Strategy) -> Prediction:
+        step_us = self._steps.step_us(strategy)
+        return Prediction(
+            iteration_us=step_us,
+            interval_us=accuracy().interval_us(step_us, self._steps.domain(strategy)),
+            breakdown_us={},
+            peak_memory_bytes=round(self._steps.memory(strategy).total_bytes),
+            source="extrapolated",
+        )
+
+    def replayed(self, plan: Plan) -> Prediction:
+        found = self.predict(plan)
+        parts = breakdown_us(self._steps, self._mesh.strategy(plan), found.iteration_us)
+        return msgspec.structs.replace(found, breakdown_us=parts)
+
+    def more_facts(self, plan: Plan) -> dict[str, Any]:
+        """The strategy, memory by category, and, where it does not fit, why and what would."""
+        strategy, found = self._mesh.strategy(plan), self.predict(plan)
+        memory, limit = self._memory_bytes(strategy), self.memory_limit_bytes
+        possible = [] if found.infeasible is None else remedies(self, plan, strategy)
+        return {
+            "strategy": settings_of(strategy).settings,
+            "memory_bytes": memory,
+            "infeasible": found.infeasible,
+            "remedies": possible,
+            "notes": [memory_sentence(memory, limit, possible)],
+        }
+
+    def _memory_bytes(self, strategy: Strategy) -> dict[str, float]:
+        """Of the rank that needs most, by what it is for."""
+        memory = self._steps.memory(strategy)
+        return {
+            field.name.removesuffix("_bytes"): getattr(memory, field.name)
+            for field in fields(memory)
+            if field.name.endswith("_bytes")
+        }
+
+    @property
+    def work(self) -> Work:
+        fixed, cluster = self._description.fixed, self._description.cluster
+        device = cluster.groups[0].host.device
+        power_w = cluster.power_per_device_w
+        return Work(
+            devices=fixed.devices,
+            device=device.name,
+            tokens=fixed.global_batch * fixed.sequence,
+            flops=3 * fixed.global_batch * forward_flops(fixed.model, fixed.sequence) / fixed.devices,
+            peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
+            precision=self._description.precision,
+            price_per_device_hour_usd=cluster.price_per_device_hour_usd,
+            power_per_device_w=power_w if power_w is not None else device.power_w,
+        )
+
+    # Which plans there are.
+
+    def ranked(self) -> Iterator[BoundedPlan]:
+        """Plans that fit in memory, in the order of a bound on their time."""
+        for strategy, bound_us in ranked(self._mesh.strategies(), self._steps, self._fits):
+            yield BoundedPlan(self._mesh.plan(strategy), bound_us)
+
+    def _fits(self, strategy: Strategy) -> bool:
+        limit = self.memory_limit_bytes
+        return limit is None or self._steps.memory(strategy).total_bytes <= limit
+
+    def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
+        """What today's plan and the others of the best lose to the first, and whether their order is certain."""
+        if not plans:
+            return ()
+        best, *others = plans
+        parts = self.replayed(best).breakdown_us
+        found = []
+        for number, plan in enumerate(others[:_MOST_COMPARED], 2):
+            found.append(comparison(f"Plan {number} ({describe(plan)})", "plan 1", self.replayed(plan).breakdown_us, parts))
+        if others:
+            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us)])
+        if Plan() not in plans:
+            found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
+        return tuple(found)
+
+    # One iteration, op by op.
+
+    def op_count(self, plan: Plan) -> int:
+        return len(self._steps.graph(self._mesh.strategy(plan)))
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """One rank of each pipeline stage: the others of a stage do the same."""
+        return replay(self._steps.graph(self._mesh.strategy(plan)))
+
+    def diagnose(self) -> dict[str, Any]:
+        """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
+        plan, strategy = Plan(), self._mesh.today
+        timeline, found, more = self.timeline(plan), self.replayed(plan), self.more_facts(plan)
+        gained = self._gains(found.iteration_us)
+        return {
+            "iteration_us": found.iteration_us,
+            "measured_iteration_us": None,
+            "breakdown_us": found.breakdown_us,
+            "peak_memory_bytes": found.peak_memory_bytes,
+            **more,
+            "critical_path": msgspec.to_builtins(path_totals(timeline)),
+            "critical_ops": critical_ops(timeline),
+            "ranks": stage_facts(timeline, strategy),
+            "gains": gained,
+            "findings": [*more["notes"], *findings(found.breakdown_us, gained)],
+            "warnings": list(self._description.warnings),
+        }
+
+    def _gains(self, base_us: float) -> list[dict[str, Any]]:
+        """What speeds and single changes of the plan would gain, those that are legal and fit."""
+        asked = ("compute=0.9", "communication=0", "bandwidth=2")
+        found = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in asked}
+        for values in single_changes(self._mesh.today):
+            try:
+                changed = self.predict(Plan.of(**values))
+            except InputError:
+                continue
+            if changed.infeasible is None:
+                found[change_text(values)] = changed.iteration_us
+        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
+        return sorted(rows, key=lambda row: -float(row["gain_us"]))
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        return tables(facts)
+
+
+def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> MeshDescription:
+    """The same job on some devices of another cluster; dp follows from their number.
+
+    Raises
+    ------
+    InputError
+        It cannot run there as it runs today.
+    """
+    if not 1 <= devices <= cluster.ranks:
+        raise InputError(f"{devices} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
+    fixed = replace(description.fixed, devices=devices)
+    runs = msgspec.structs.replace(description.runs, dp=None)
+    if description.chosen:
+        runs = usual_strategy(fixed, cluster, description.precision, FRAMEWORKS[description.framework].runtime)
+    strategy = resolved(runs, fixed)
+    return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
+
+
+def forward_flops(model: Architecture, sequence: int) -> float:
+    """Of the forward pass of one sequence, without what is masked."""
+    return sum(block.count * op.forward_flops(block.sizes_at(1, sequence)) for block in blocks_of(model) for op in block.ops)
+
+
+def _gradients(description: MeshDescription) -> tuple[TensorInfo, ...]:
+    """One for each block, the last one first: what data parallel ranks exchange."""
+    dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}.get(description.precision, "float32")
+    found = []
+    for block in reversed(blocks_of(description.fixed.model)):
+        count = round(block.parameters())
+        for number in reversed(range(block.count)):
+            name = f"{block.name}.{number}" if block.count > 1 else block.name
+            size = count * (4 if dtype == "float32" else 2)
+            found.append(TensorInfo(name=name, node=name, dtype=dtype, shape=(count,), size_bytes=size))
+    return tuple(found)
+
+
+def degrees(strategy: Strategy) -> str:
+    """A strategy in a few words."""
+    return describe(Plan.of(**settings_of(strategy).settings))

@@ -1,0 +1,106 @@
+"""`job_toml`: the commented text of a ``job.toml`` with a usual strategy, which `dpro-search describe` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.errors import InputError
+from dpro_search.graph.model import parameters_of
+from dpro_search.kinds._base import Wanted
+from dpro_search.kinds.mesh.description import PRECISIONS, model_of
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.settings import Fixed, resolved, settings_of
+from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.space.mesh import Workload, peak_memory
+
+SEQUENCES_A_DEVICE = 4  # of the usual batch: enough micro-batches for a pipeline
+USUAL_SEQUENCE = 4096
+
+NOTES: Mapping[str, str] = {
+    "tp": "tensor parallel: heads, widths and vocabulary over so many devices",
+    "pp": "pipeline stages",
+    "dp": "replicas; follows from the devices",
+    "cp": "context parallel: parts of each sequence",
+    "ep": "devices that share the experts of a layer",
+    "etp": "tensor parallel of the experts",
+    "virtual_stages": "groups of layers on each pipeline stage",
+    "sequence_parallel": "norms and residuals split the sequence over tp",
+    "zero_stage": "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
+    "micro_batch": "sequences that go through a stage at a time",
+    "recompute": "none, selective (the attention's scores) or full (all of a layer but its input)",
+    "schedule": "1f1b, interleaved (with virtual_stages) or gpipe",
+}
+
+
+def job_toml(wanted: Wanted) -> str:
+    """A legal description; without a batch `SEQUENCES_A_DEVICE` for each device, of at most `USUAL_SEQUENCE` tokens.
+
+    Raises
+    ------
+    InputError
+        The model or the cluster is not known, or no strategy is legal.
+    """
+    model, cluster = wanted.model, wanted.cluster
+    precision, framework = wanted.precision or "bf16", wanted.framework or "megatron-core"
+    if precision not in PRECISIONS:
+        raise InputError(f"--precision {precision}: use {', '.join(PRECISIONS)}")
+    if framework not in FRAMEWORKS:
+        raise InputError(f"--framework {framework}: use {', '.join(FRAMEWORKS)}")
+    architecture, _ = model_of(model, Path())
+    machines = parse_cluster(cluster)
+    longest = architecture.max_positions or USUAL_SEQUENCE
+    fixed = Fixed(
+        model=architecture,
+        sequence=min(longest, USUAL_SEQUENCE) if wanted.sequence is None else wanted.sequence,
+        global_batch=SEQUENCES_A_DEVICE * machines.ranks if wanted.global_batch is None else wanted.global_batch,
+        devices=machines.ranks,
+        zero_stage=FRAMEWORKS[framework].zero_stage,
+    )
+    if fixed.sequence < 1 or fixed.global_batch < 1:
+        raise InputError("--global-batch and --seq-len must be above 0")
+    runtime = FRAMEWORKS[framework].runtime
+    strategy = resolved(usual_strategy(fixed, machines, precision, runtime), fixed)
+    needed = peak_memory(
+        Workload(
+            model=architecture,
+            sequence=fixed.sequence,
+            strategy=strategy,
+            cluster=machines,
+            precision=precision,
+            runtime=runtime,
+        )
+    ).total_bytes
+    has = machines.groups[0].host.device.memory_bytes
+    memory = f"# Predicted memory of the rank that needs most: {needed / 2**30:.1f} GiB" + (
+        "." if has is None else f" of {has / 2**30:.1f} GiB{'' if needed <= has else ': it does not fit'}."
+    )
+    billions = parameters_of(architecture) / 1e9
+    head = [
+        "# A training job for dpro-search: dpro-search replay job.toml, diagnose job.toml, run job.toml",
+        f"model = {json.dumps(model)}  # {billions:.3g} billion parameters; a built-in name, or the path of a config.json",
+        f"cluster = {json.dumps(cluster)}  # {machines.ranks} devices: hosts of a bundled machine, devices, or a TOML file",
+        f"global_batch = {fixed.global_batch}  # sequences of a step, over all replicas",
+        f"sequence = {fixed.sequence}  # tokens of a sequence",
+        f'precision = "{precision}"  # {", ".join(PRECISIONS)}',
+        'optimizer = "adam"  # two moments and the parameters in fp32',
+        f'framework = "{framework}"  # {", ".join(FRAMEWORKS)}',
+        "",
+        "# How the job runs today. Without this table a usual strategy that fits in memory is taken.",
+        memory,
+        "[runs]",
+    ]
+    return "\n".join([*head, *_runs(settings_of(strategy).settings, has_experts=strategy.ep * strategy.etp > 1)]) + "\n"
+
+
+def _runs(settings: Mapping[str, object], *, has_experts: bool) -> list[str]:
+    """A line for each setting."""
+    found = []
+    for name, value in settings.items():
+        if (name in ("ep", "etp") and not has_experts) or (name == "sequence_parallel" and not value):
+            continue
+        mark = "# " if name == "dp" else ""  # it follows, also when another degree is changed
+        found.append(f"{mark}{name} = {json.dumps(value)}  # {NOTES[name]}")
+    return found

@@ -1,0 +1,89 @@
+"""`Kept`: what the forward pass of a block leaves on a rank for its backward pass, and what the passes hold beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dpro_search.collect.trace import CollectiveKind
+from dpro_search.graph.model import Op, OpType, elements
+from dpro_search.graph.model.op import Role
+from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp
+from dpro_search.space.mesh.memory_rules import DROPOUT_SCORE_BYTES, MemoryRules
+
+STATISTIC_BYTES = 4.0
+"""Of a row of a norm or of a query of fused attention: its scale, or the logarithm of its sum, in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Bytes of one micro-batch on a rank.
+
+    `activations_bytes` counts each tensor once that some op's backward pass needs (`Op.saves`), masks, and the copies that a
+    framework's ops keep beside them. Logits count apart: they live from the loss to its backward pass only.
+    """
+
+    activations_bytes: float
+    scores_bytes: float  # Of attention that is not fused.
+    input_bytes: float
+    logits_bytes: float  # Of the logits, when most of them are held.
+    transient_bytes: float  # Gradients of the largest op's inputs and output.
+    forward_sent_bytes: float  # Buffers that collectives of the forward pass reduce.
+    backward_sent_bytes: float
+    largest_bytes: float  # The largest tensor.
+
+
+def kept_of(program: BlockProgram, rules: MemoryRules, element_bytes: float, *, stores_scores: bool, dropout: bool) -> Kept:
+    """What one micro-batch leaves in a block; `dropout`: the scores have some."""
+    local = [step for step in program.forward if isinstance(step, LocalOp)]
+    saved = sum(size for name, size in program.saved.items() if name != "head") * element_bytes
+    copies = sum(_copies_bytes(step, rules, element_bytes) for step in local)
+    scores = sum(_scores(step) for step in local) * (rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0))
+    logits = program.saved.get("head", 0.0)
+    sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name != "head"]
+    return Kept(
+        activations_bytes=saved + program.saved_bytes + copies,
+        scores_bytes=scores if stores_scores else 0.0,
+        input_bytes=program.input_elements * element_bytes,
+        logits_bytes=logits * rules.logits_bytes,
+        transient_bytes=max((_moved(step.op, step) for step in local if step.op.type is not OpType.LOSS), default=0.0)
+        * element_bytes,
+        forward_sent_bytes=sum(_reduced(program.forward)) * element_bytes,
+        backward_sent_bytes=sum(_reduced(program.backward)) * element_bytes,
+        largest_bytes=max((*sizes, logits * max(rules.logits_bytes - element_bytes, 0.0))),
+    )
+
+
+def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:
+    """What an op keeps beside the tensors that its backward pass needs."""
+    op, sizes = step.op, step.sizes
+    if op.role is Role.NORM and "hidden" in op.dims:
+        rows = elements(op.output, sizes) / max(sizes.get("hidden", 1.0), 1.0)
+        return elements(op.output, sizes) * rules.norm_bytes + rows * STATISTIC_BYTES
+    if op.role is Role.ROTATION:
+        parts = (elements((term,), sizes) for term in op.output)
+        return sum(part * copies for part, copies in zip(parts, rules.rotation_copies, strict=True)) * element_bytes
+    if op.role is Role.GATED_ACTIVATION:
+        return elements(op.output, sizes) * rules.gate_copies * element_bytes
+    if op.type is OpType.ATTENTION:
+        return sizes["batch"] * sizes["sequence"] * sizes["heads"] * STATISTIC_BYTES
+    return 0.0
+
+
+def _scores(step: LocalOp) -> float:
+    """Elements of an attention's scores: batch x heads x queries x keys."""
+    if step.op.type is not OpType.ATTENTION:
+        return 0.0
+    sizes = step.sizes
+    return sizes["batch"] * sizes["heads"] * sizes["sequence"] * sizes["keys"]
+
+
+def _moved(op: Op, step: LocalOp) -> float:
+    """Elements of the gradients of an op's output and inputs."""
+    return elements(op.output, step.sizes) + elements(op.reads or op.output, step.sizes)
+
+
+def _reduced(steps: tuple[LocalOp | Collective, ...]) -> Iterator[float]:
+    for step in steps:
+        if isinstance(step, Collective) and step.type in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
+            yield step.elements

@@ -1,0 +1,61 @@
+"""`MemoryRules`: what a framework keeps on a device beside what the model and the strategy decide."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dpro_search.cluster import Device
+
+MIB = 2**20
+DROPOUT_SCORE_BYTES = 3.0
+"""Of each score of an attention with dropout, beside the softmax: a mask and its product (Korthikanti et al. 2022, section 4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRules:
+    """How a framework lays out a rank's memory. Defaults: Megatron-Core 0.12 with Transformer Engine.
+
+    Bytes "of a parameter" are for each parameter that the rank holds, bytes of a tensor for each of its elements.
+    """
+
+    # Gradients in the model's precision that live from their op's backward pass to the end of the pass, where they are added to the
+    # buffer that the optimizer reads; 0: matmuls write to that buffer, or its hook frees each gradient at once.
+    pass_gradient_bytes: float = 0.0
+    # Buckets of torch.nn.parallel.DistributedDataParallel beside the gradients (`gradient_as_bucket_view` off), without ZeRO.
+    bucket_bytes: float = 0.0
+    # Temporaries of a parameter while an optimizer that ZeRO splits gathers the parameters.
+    step_bytes: float = 0.0
+
+    # Elements kept beside the tensors that the backward pass needs: copies of queries, keys and values around the rotation (a view
+    # of one part keeps the projection's whole output), the activated half of a gated activation.
+    rotation_copies: tuple[float, float, float] = (1.0, 1.0, 0.0)
+    gate_copies: float = 0.0
+    norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
+    score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
+    logits_bytes: float = 6.0  # Of an element of the logits, when most of them are held: in 16 bits, in fp32, gradients.
+
+    # cuBLAS's workspace, once for each thread that calls it: the forward pass's and autograd's. None: what PyTorch gives a device;
+    # CUBLAS_WORKSPACE_CONFIG=:4096:8 makes it 32 MiB on all.
+    matmul_workspace_bytes: float | None = None
+    matmul_threads: int = 2
+    transformer_engine: bool = True  # It has a workspace of its own.
+
+    # Collectives hold their buffers until the device has run them (`record_stream`): the host is ahead by as many launches as CUDA
+    # queues (1,024), which are so many layers.
+    layers_ahead: float = 0.0
+    layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
+
+    def workspace_bytes(self, device: Device) -> float:
+        """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).
+
+        Sources: aten/src/ATen/cuda/CublasHandlePool.cpp, transformer_engine/pytorch/module/base.py.
+        """
+        recent = _HOPPER_ON.search(device.name.upper()) is not None
+        own = self.matmul_workspace_bytes
+        if own is None:
+            own = 32.0 * MIB if recent else 8.125 * MIB
+        return self.matmul_threads * own + (32.0 * MIB if recent else 4.0 * MIB) * self.transformer_engine
+
+
+_HOPPER_ON = re.compile(r"\bG?[HB][1-9]00\b")

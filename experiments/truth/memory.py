@@ -1,0 +1,58 @@
+"""`rules_of`, `reported_bytes`: how the frameworks of published runs lay out memory, and what their figures count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dpro_search.space.mesh import MemoryRules, PeakMemory
+from experiments.truth.rows import Row
+
+DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's functional tests set.
+
+
+def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
+    """How the framework of a row lays out memory, where a test of Megatron-LM differs from the `usual`."""
+    golden = row.text("source") == "megatron-golden-values"
+    if not golden:
+        return usual
+    return replace(
+        usual,
+        matmul_workspace_bytes=DETERMINISTIC,
+        transformer_engine="te" in words_of(row) or "mcore" not in words_of(row),
+        logits_bytes=10.0 if "cross_entropy_loss_fusion" in row.text("model") else usual.logits_bytes,
+    )
+
+
+def words_of(row: Row) -> frozenset[str]:
+    """Of a model's name."""
+    return frozenset(re.split(r"[_/]", row.text("model")))
+
+
+def stores_scores(row: Row) -> bool:
+    """Whether a test of Megatron-LM computes attention unfused.
+
+    Without Transformer Engine ("te" in a test's name) there is no other. Those with it say ``--attention-backend: unfused`` in
+    their model_config.yaml, but for the ones that resume from a checkpoint, or that split the sequence (only fused attention can).
+    """
+    words = words_of(row)
+    if row.text("source") != "megatron-golden-values" or "mcore" not in words or row.whole("cp", 1) > 1:
+        return False
+    return not words & {"te", "mla"} or not words & {"resume", "nondeterministic", "mla"}
+
+
+def reported_bytes(row: Row, memories: Sequence[PeakMemory], limit_bytes: float) -> float:
+    """What a row's figure counts.
+
+    nanotron's benchmark prints the first rank's reserved memory (`log_throughput`); Megatron-LM's tests the allocated memory of the
+    last rank, which writes its logs; nvidia-smi shows all of a device, and others the allocated memory of any rank.
+    """
+    kind = row.text("memory_kind")
+    if "nanotron" in kind:
+        return memories[0].reserved_within(limit_bytes)
+    if "torch max allocated" in kind:
+        return memories[-1].allocated_bytes
+    if "nvidia-smi" in kind:
+        return max(memory.reserved_within(limit_bytes) + memory.context_bytes for memory in memories)
+    return max(memory.allocated_bytes for memory in memories)

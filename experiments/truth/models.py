@@ -1,0 +1,128 @@
+"""`model_of`: the architecture that a row names or describes."""
+
+from __future__ import annotations
+
+import re
+
+from dpro_search.errors import InputError
+from dpro_search.graph.model import (
+    Architecture,
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Model,
+    Positions,
+    model,
+    published,
+)
+from experiments.truth.rows import Row
+
+MODELS = (  # name in a row -> bundled architecture
+    (r"llama ?-?3(\.1)?[ _]405b", "llama3-405b"),
+    (r"llama ?-?3(\.1)?[ _-]70b", "llama3-70b"),
+    (r"llama ?-?3(\.1)?[ _-]8b", "llama3-8b"),
+    (r"deepseek ?-?v3", "deepseek-v3"),
+    (r"kimi[_ -]k2", "kimi-k2"),
+    (r"qwen3[_ -]30b", "qwen3-30b-a3b"),
+    (r"qwen3[_ -]235b", "qwen3-235b-a22b"),
+    (r"gpt[_ -]oss[_ -]120b", "gpt-oss-120b"),
+    (r"gpt[_ -]oss[_ -]20b", "gpt-oss-20b"),
+    (r"mixtral[_ -]8x7b", "mixtral-8x7b"),
+    (r"mixtral[_ -]8x22b", "mixtral-8x22b"),
+    (r"nemotron-8b", "nemotron-8b"),
+    (r"nemotron-22b", "nemotron-22b"),
+    (r"nemotron-15b", "nemotron-15b"),
+    (r"qwen3[_ -]next", "qwen3-next-80b-a3b"),
+    (r"biobert|electra|bert-?base", "bert-base"),
+    (r"bert", "bert-large"),
+)
+NETWORKS = (  # name in a row -> network, if the batch of a device is at least so many
+    (r"se-?resnext.?101", "se-resnext101-32x4d"),
+    (r"resnext.?101", "resnext101-32x4d"),
+    (r"resnext.?50", "resnext50-32x4d"),
+    (r"resnet.?101", "resnet101"),
+    (r"resnet.?152", "resnet152"),
+    (r"resnet.?50|rn50", "resnet50"),
+    (r"retinanet", "retinanet-mlperf"),
+    (r"mask.?r-?cnn", "mask-rcnn"),
+    (r"^ssd", "ssd300"),
+    (r"vgg.?16", "vgg16"),
+    (r"vgg.?19", "vgg19"),
+    (r"alexnet", "alexnet"),
+    (r"inception", "inception-v3"),
+    (r"efficientnet", "efficientnet-b0"),
+    (r"unet_?industrial", "unet-industrial"),
+    (r"nnunet", "nnunet"),
+    (r"unet_?3d|3d u-?net", "unet3d"),
+    (r"v-?net", "vnet"),
+    (r"dcn", "dlrm-dcnv2"),
+    (r"dlrm", "dlrm"),
+    (r"\bncf\b", "ncf"),
+)
+NNUNET_2D_BATCH = 16  # Batches of nnU-Net's examples: 32 and more of slices, at most 4 of volumes.
+DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
+# Vocabularies of tokenizers, for rows that do not give them.
+GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
+
+
+def is_network(row: Row) -> bool:
+    """Whether the model is no transformer."""
+    return not row.number("hidden") and any(re.search(pattern, row.text("model")) for pattern, _ in NETWORKS)
+
+
+def sequence_of(row: Row) -> int:
+    """Tokens of a sequence; of fine-tuned BERTs those of the task's usual configuration."""
+    default = 384 if "squad" in row.text("notes") else 128 if "ner" in row.text("notes").split() else 0
+    return row.whole("seq_len", default)
+
+
+def model_of(row: Row) -> Model:
+    """The model of a row; raises `InputError` where it is not known."""
+    if is_network(row):
+        name = next(name for pattern, name in NETWORKS if re.search(pattern, row.text("model")))
+        if name == "nnunet":
+            name = "nnunet-2d" if row.whole("micro_batch", 1) >= NNUNET_2D_BATCH else "nnunet-3d"
+        return model(name)
+    if row.number("layers") and row.number("hidden"):
+        return _described(row)
+    name = next((name for pattern, name in MODELS if re.search(pattern, row.text("model"))), None)
+    if name is None:
+        raise InputError(f"model {row.values['model']}: neither its dims are given nor is it a model that is bundled")
+    return published(name)
+
+
+def _described(row: Row) -> Architecture:
+    """A transformer whose dims a row gives; words of its name say what its dims do not."""
+    hidden, heads, kind = row.whole("hidden", 0), row.whole("heads", 1), row.text("model")
+    bert = "bert" in kind
+    old = bool(re.search(r"gpt|opt|bert", kind))
+    gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
+    bias = old and not re.search(r"disable_bias|swiglu", kind)
+    attention = Attention(heads=heads, kv_heads=row.whole("kv_heads", heads), head_dim=hidden // heads, bias=bias, causal=not bert)
+    width = row.whole("ffn_hidden", 4 * hidden)
+    count = row.whole("experts", 0)
+    feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)
+    if count:
+        feed_forward = Experts(count=count, top_k=row.whole("top_k", 1), hidden=width, gated=gated, bias=bias)
+    tied = row.number("tied_embeddings")
+    rotary = not old or bool(re.search(r"rope|rotary", kind))
+    return Architecture(
+        name=row.values["model"],
+        hidden=hidden,
+        vocab=_vocabulary(row, BERT_VOCABULARY if bert else GPT2_VOCABULARY if old else LLAMA_VOCABULARY),
+        layers=(Layer(count=row.whole("layers", 1), attention=attention, feed_forward=feed_forward),),
+        positions=Positions.ALIBI if "mpt" in kind else Positions.ROTARY if rotary else Positions.LEARNED,
+        max_positions=row.whole("seq_len", 0),
+        tied=(old and "untie" not in kind) if tied is None else bool(tied),
+        norm_bias=old,
+        token_types=2 if bert else 0,
+        dropout=DROPOUT if old and re.search("megatron-deepspeed|transformers", row.text("framework")) else 0.0,
+    )
+
+
+def _vocabulary(row: Row, default: int) -> int:
+    """Rows of the embedding: Megatron pads a vocabulary to a multiple of 128 for each tensor parallel rank."""
+    found = row.whole("vocab", default)
+    multiple = 128 * row.whole("tp", 1) if "megatron" in row.text("framework") else 1
+    return -(-found // multiple) * multiple

@@ -1,0 +1,91 @@
+"""What a framework computes an op with decides what it moves, and so what it costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, OpCosts
+from dpro_search.graph.model import blocks_of, published
+
+H100 = parse_cluster("1xhgx-h100").groups[0].host.device
+
+
+def costs(kernels=None, precision="bf16", **options):
+    return OpCosts(H100, precision, kernels=kernels or Kernels(), **options)
+
+
+def op_of(name, model="llama3-8b", batch=1, sequence=4096):
+    """An op by its name, with the sizes of its dims on one device."""
+    block, op = next((block, op) for block in blocks_of(published(model)) for op in block.ops if op.name == name)
+    return op, block.sizes_at(batch, sequence)
+
+
+def both_us(found, name, **where):
+    op, sizes = op_of(name, **where)
+    return found.forward_us(op, sizes) + found.backward_us(op, sizes)
+
+
+def test_stored_scores_cost_as_the_square_of_the_sequence_and_more_than_fused_attention():
+    stored = costs(Kernels(attention=AttentionKernels.SCORES))
+    once, twice = (both_us(stored, "attention.core", sequence=length) for length in (4096, 8192))
+    assert twice == pytest.approx(4 * once, rel=0.1)
+    assert once > 3 * both_us(costs(), "attention.core")
+
+
+def test_each_later_attention_kernel_is_faster():
+    order = ("EAGER", "SCORES", "FLASH_TRITON", "FLASH_2", "NEWEST")
+    times = [both_us(costs(Kernels(attention=AttentionKernels[name])), "attention.core") for name in order]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) == len(times)
+
+
+def test_dropout_on_scores_adds_a_pass_with_a_mask_each_way():
+    """Two and a half passes of 16 bits over batch x heads x queries x keys, at the achieved rate of the memory."""
+    with_, without = (
+        both_us(costs(Kernels(attention=AttentionKernels.SCORES, attention_dropout=dropout)), "attention.core")
+        for dropout in (True, False)
+    )
+    moved_bytes = 2 * 2.5 * 2 * 32 * 4096**2
+    assert with_ - without == pytest.approx(moved_bytes / (3.35e12 * 0.85) * 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["feed_forward.activation", "attention.rotation"])
+def test_what_is_not_fused_moves_more_in_more_kernels(name):
+    fused, eager = costs(Kernels(fused=True)), costs(Kernels(fused=False))
+    op, _ = op_of(name)
+    assert both_us(eager, name) > 1.5 * both_us(fused, name)
+    for backward in (False, True):
+        assert eager.launches(op, backward=backward) > fused.launches(op, backward=backward)
+
+
+def test_losses_on_copies_in_fp32_move_several_times_the_logits():
+    fused, softmax, parallel = (both_us(costs(Kernels(loss=loss)), "loss") for loss in LossKernels)
+    assert parallel > softmax > 3 * fused
+
+
+def test_continuous_load_lowers_the_clock_to_what_was_measured():
+    """SemiAnalysis, December 2024: 720 TFLOP/s of 8192^3 matmuls on an H100 in bf16, 1,280 in fp8."""
+    for precision, measured in (("bf16", 720), ("fp8", 1280)):
+        found = 2 * 8192**3 / costs(precision=precision, continuous=True).matmul_us(8192, 8192, 8192) / 1e6
+        assert found == pytest.approx(measured, rel=0.05)
+
+
+def test_a_matmul_in_8_bits_is_faster_by_less_than_twice_for_it_quantizes_its_inputs():
+    eight, sixteen = (both_us(costs(precision=precision), "feed_forward.up") for precision in ("fp8", "bf16"))
+    assert 1.2 < sixteen / eight < 2
+
+
+def test_heads_and_routers_stay_in_16_bits():
+    for name, model in (("head", "llama3-8b"), ("router", "mixtral-8x7b")):
+        times = [both_us(costs(precision=precision), name, model=model) for precision in ("fp8", "bf16")]
+        assert times[0] == pytest.approx(times[1])
+
+
+@given(tokens=st.integers(128, 16384))
+def test_experts_never_take_less_than_one_matmul_of_all_their_tokens(tokens):
+    """Each has a matmul of its own, whose last wave of tiles it fills alone."""
+    found = costs()
+    op, sizes = op_of("experts.up", model="mixtral-8x7b", sequence=tokens)
+    rows = sizes["experts"] * sizes["capacity"]
+    assert found.forward_us(op, sizes) >= found.matmul_us(rows, sizes["hidden"], 2 * sizes["expert_ffn"]) * 0.999

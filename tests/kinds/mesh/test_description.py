@@ -1,0 +1,116 @@
+"""job.toml: what it says, what follows, and one line with file, line and key for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpro_search.kinds import job_of, load_source
+from dpro_search.space.plan import Plan
+from tests.kinds.mesh.jobs import job, text
+from tests.kinds.verbs import printed, refusal, verb
+
+
+def described(folder: Path, content: str):
+    path = folder / "job.toml"
+    path.write_text(content)
+    return load_source(path)
+
+
+def test_dp_follows_from_the_devices(tmp_path):
+    found = described(tmp_path, text("tp = 4\npp = 2")).strategy
+    assert (found.dp, found.tp, found.pp, found.devices) == (2, 4, 2, 16)
+
+
+def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):
+    assert described(tmp_path, text("tp = 2")).strategy.zero_stage == 1
+    assert described(tmp_path, text("tp = 1", framework="fsdp")).strategy.zero_stage == 3
+    assert described(tmp_path, text("tp = 2")).strategy.sequence_parallel
+
+
+def test_without_a_table_the_usual_strategy_fits_in_memory(tmp_path):
+    found = job(tmp_path, None, model="llama3-70b", cluster="8xhgx-h100")
+    prediction = found.predict(Plan())
+    assert prediction.infeasible is None
+    assert 0 < prediction.peak_memory_bytes < 80 * 2**30
+    assert "was not given" in " ".join(verb("replay", tmp_path / "job.toml")["assumed"])
+
+
+def test_a_config_of_hugging_face_beside_the_file_is_a_model(tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 2816,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32000}))
+    found = described(tmp_path, text("tp = 8", model="config.json"))
+    assert found.fixed.model.layer_count == 4
+    assert found.files["model_config"] == tmp_path / "config.json"
+
+
+def test_a_cluster_file_is_found_beside_the_description(tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "hgx-h100"\nhosts = 4\n')
+    assert described(tmp_path, text("tp = 2", cluster="mine.toml")).strategy.devices == 32
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (text(model="lama3-8b"), ":4: model: model 'lama3-8b' is not known: did you mean llama3-8b"),
+        (text() + "tpp = 1\n", ":7: runs.tpp: unknown key; did you mean 'tp'?"),
+        ("globl_batch = 1\n" + text(), ":1: globl_batch: unknown key; did you mean 'global_batch'?"),
+        (text(global_batch=float("nan")), ":4: global_batch: must be a whole number"),
+        (text(sequence=-1), ":4: sequence: must be from 1 to 1e9, not -1"),
+        (text("micro_batch = 3"), "global_batch 64 does not divide into dp 16 x micro_batch 3: use 48"),
+        (text("tp = 3"), ":6: runs.tp: tp 3: tp 3 x pp 1 x cp 1 = 3 do not divide 16 devices: use tp 2"),
+        (text("tp = 0"), ":6: runs.tp: tp must be > 0"),
+        (text('tp = "8"'), ":6: runs.tp: must be a whole number, not a text"),
+        (text("tp = 2\ndp = 4"), ":7: runs.dp: dp 4: dp 4 x tp 2 x pp 1 x cp 1 = 8 are not the 16 devices: use dp 8"),
+        (text("pp = 16", model="gpt2"), ":6: runs.pp: pp 16 x virtual_stages 1 is more than 12 layers: use pp 12"),
+        (text("tp = 8", model="gpt2"), ":6: runs.tp: tp 8 does not divide 12 heads: use 6"),
+        (text("ep = 2"), ":6: runs.ep: ep 2: llama3-8b has no experts"),
+        (text('recompute = "ful"'), ":6: runs.recompute: 'ful' is not known; did you mean 'full'?"),
+        (text("zero_stage = 4"), ":6: runs.zero_stage: '4' is not known"),
+        (text(cluster="2xhgx-h10"), ":4: cluster: no cluster is called 'hgx-h10'; did you mean hgx-h100"),
+        (text(precision="bf61"), ":5: precision: 'bf61' is not known; did you mean 'bf16'?"),
+        (text(precision="fp8", cluster="2xdgx-a100-80"), "precision: NVIDIA A100 SXM4 80GB: its peak in fp8 is not known"),
+        (text(framework="megatron"), ":5: framework: 'megatron' is not known; did you mean 'megatron-core'?"),
+        (text().replace("sequence = 4096\n", ""), "'sequence' is missing; 'dpro-search describe' writes a complete file"),
+        (text(model="no/config.json"), ":4: model: "),
+    ],
+)
+def test_an_error_is_one_line_with_its_place_and_the_nearest_legal_value(tmp_path, content, said):
+    path = tmp_path / "job.toml"
+    path.write_text(content)
+    line = refusal("replay", path)
+    assert str(path) in line
+    assert said in line
+
+
+def test_another_toml_file_is_no_description(tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text("nothing = 1\n")
+    assert "not a trace folder" in refusal("replay", path)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama3-8b", "mixtral-8x7b", "bert-large"])
+def test_describe_writes_a_file_that_every_verb_takes(tmp_path, model):
+    path = tmp_path / "job.toml"
+    path.write_text(printed("describe", model, "--cluster", "4xhgx-h100", "--global-batch", 256, "--seq-len", 512))
+    assert job_of(load_source(path)).predict(Plan()).infeasible is None
+    assert verb("replay", path)["predicted_iteration_us"] > 0
+
+
+def test_describe_refuses_what_does_not_exist():
+    assert "did you mean llama3-8b" in refusal("describe", "llama3-8", "--cluster", "4xhgx-h100")
+    assert "no cluster is called" in refusal("describe", "llama3-8b", "--cluster", "4xhgx")
+    assert "--precision int4" in refusal("describe", "llama3-8b", "--cluster", "4xhgx-h100", "--precision", "int4")
+
+
+def test_the_usual_strategy_splits_further_where_the_batch_is_small(tmp_path):
+    today = job(tmp_path, None, global_batch=2).space.today
+    assert (today.dp, today.devices) == (2, 16)

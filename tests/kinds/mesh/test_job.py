@@ -1,0 +1,202 @@
+"""Predictions of described parallel jobs: parts that add up, memory with a remedy, a search that misses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpro_search.errors import InputError
+from dpro_search.graph.model import parameters_of, published
+from dpro_search.kinds.mesh.ranking import ranked
+from dpro_search.kinds.mesh.settings import MeshSettings, settings_of
+from dpro_search.replay.parallel_step import ParallelSteps
+from dpro_search.search.study import run_search
+from dpro_search.space.mesh import Strategy, peak_memory
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+from tests.kinds.mesh.jobs import job
+
+SMALL = {"model": "gpt2-medium", "cluster": "1xhgx-h100", "global_batch": 64, "sequence": 1024}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return job(tmp_path_factory.mktemp("small"), "tp = 1", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return job(tmp_path_factory.mktemp("split"), "tp = 2\npp = 2")
+
+
+def asked(found, *changes):
+    scenario = Scenario().changed(changes, known=(*found.askable, *found.settings), job=found.title)
+    there, plan = found.under(scenario)
+    return there.predict(plan)
+
+
+def test_the_parts_of_a_step_add_up_to_it(split):
+    found = split.replayed(Plan())
+    assert sum(found.breakdown_us.values()) == pytest.approx(found.iteration_us)
+    assert {"compute", "exposed_tensor_parallel", "bubble", "optimizer"} <= found.breakdown_us.keys()
+
+
+def test_parts_that_a_strategy_does_not_have_are_not_there(small):
+    parts = small.replayed(Plan()).breakdown_us
+    assert not {"bubble", "exposed_tensor_parallel", "exposed_context_parallel", "exposed_pipeline_sends"} & parts.keys()
+
+
+def test_the_prediction_lies_in_its_interval(split):
+    found = split.predict(Plan())
+    low, high = found.interval_us
+    assert 0 < low <= found.iteration_us <= high
+    assert "published runs" in split.calibration.text
+
+
+def test_mfu_and_tokens_follow_from_the_step(split):
+    work = split.work
+    assert work.tokens == 64 * 4096
+    six_n = 6 * parameters_of(published("llama3-8b")) * work.tokens / 16
+    assert work.flops == pytest.approx(six_n, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "faster"),
+    [("compute=0.5", True), ("communication=0", True), ("bandwidth=2", True), ("compute=2", False), ("rate=10gbit", False)],
+)
+def test_speeds_change_the_step(split, change, faster):
+    assert (asked(split, change).iteration_us < split.predict(Plan()).iteration_us) == faster
+
+
+def test_fewer_ranks_take_longer(split):
+    assert asked(split, "ranks=8").iteration_us > 1.8 * split.predict(Plan()).iteration_us
+
+
+def test_dp_follows_where_another_degree_changes(split):
+    assert asked(split, "tp=4") == split.predict(Plan.of(tp=4))
+    assert split.space.strategy(Plan.of(tp=4)).dp == 2
+
+
+def test_an_impossible_plan_is_refused_with_the_nearest_legal_value(split):
+    with pytest.raises(InputError, match="tp 3 x pp 2 x cp 1 = 6 do not divide 16 devices: use tp 2"):
+        split.predict(Plan.of(tp=3))
+
+
+def test_a_plan_that_repeats_today_is_the_empty_one(split):
+    today = settings_of(split.space.today).settings
+    assert split.space.simplest(Plan.of(**today)) == Plan()
+
+
+def test_what_does_not_fit_says_so_with_the_fastest_change_that_does(tmp_path):
+    found = job(tmp_path, "tp = 1\nzero_stage = 0", cluster="1xhgx-h100")
+    facts = found.more_facts(Plan())
+    assert facts["infeasible"].startswith("needs ")
+    for row in facts["remedies"]:
+        plan = Plan.of(**{name: _value(value) for name, _, value in (part.partition("=") for part in row["change"].split(","))})
+        assert found.predict(plan).infeasible is None
+    times = [row["predicted_iteration_us"] for row in facts["remedies"]]
+    assert times == sorted(times)
+    assert "does not fit" in facts["notes"][0]
+
+
+def _value(text):
+    return int(text) if text.isdigit() else text
+
+
+def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
+    facts = job(tmp_path, "tp = 1", model="llama3-405b", cluster="1xhgx-h100", global_batch=8).more_facts(Plan())
+    assert facts["remedies"] == []
+    assert "no change of one or two settings is enough" in facts["notes"][0]
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron"])
+def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
+    found = job(tmp_path, None, framework=framework, model="gpt2-medium", sequence=1024, global_batch=128)
+    steps, every = found._steps, list(found.space.strategies())
+    order = [(strategy, bound_us) for strategy, bound_us in ranked(every, steps, lambda strategy: True)]
+    assert [bound_us for _, bound_us in order] == sorted(bound_us for _, bound_us in order)
+    assert len(order) == len(every)
+    for strategy, bound_us in order[:: max(len(order) // 40, 1)]:
+        assert steps.replayed_us(strategy) >= bound_us * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt2-medium", "mixtral-8x7b"])
+def test_what_strategies_share_changes_no_prediction(tmp_path, model):
+    """Costs that were found for other strategies are those that each would find alone."""
+    found = job(tmp_path, None, model=model, sequence=1024)
+    every = list(found.space.strategies())
+    for strategy in every[:: max(len(every) // 25, 1)]:
+        alone = ParallelSteps(found._steps.workload)
+        assert found._steps.costs(strategy) == alone.costs(strategy)
+        assert found._steps.memory(strategy) == peak_memory(alone.under(strategy))
+
+
+@pytest.mark.parametrize(
+    "runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"]
+)
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp"])
+def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
+    found = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
+    strategy = found.space.today
+    assert found._steps.step_us(strategy) == pytest.approx(found._steps.replayed_us(strategy), rel=1e-3)
+
+
+def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
+    for strategy in list(split.space.strategies())[::7]:
+        assert strategy.devices == 16
+        plan = split.space.plan(strategy)
+        assert split.space.refusal(plan) is None
+        assert split.space.strategy(plan) == strategy
+
+
+@pytest.mark.parametrize("runs", ["tp = 1", "tp = 4\npp = 2\nmicro_batch = 2"])
+def test_the_search_finds_the_best_of_all_plans(tmp_path, runs):
+    found = job(tmp_path, runs, **SMALL)
+    fits = [s for s in found.space.strategies() if found._steps.memory(s).total_bytes <= found.memory_limit_bytes]
+    best_us = min(found._steps.step_us(strategy) for strategy in fits)
+    result = run_search(found, trials=200, out=tmp_path / "run", trace_digest="x")
+    assert result.stopped == "complete"
+    assert result.plans[0].prediction.iteration_us <= best_us * 1.01
+    assert result.trials < len(fits) / 5
+
+
+def test_a_search_under_a_memory_limit_keeps_it(small, tmp_path):
+    limited = type(small)(small._description)
+    limited.memory_limit_bytes = limited.predict(Plan()).peak_memory_bytes * 2 // 3
+    result = run_search(limited, trials=50, out=tmp_path / "run", trace_digest="x")
+    assert all(ranked.prediction.peak_memory_bytes <= limited.memory_limit_bytes for ranked in result.plans)
+
+
+def test_the_best_plan_is_explained(split):
+    said = split.reasons([Plan.of(tp=1, pp=1), Plan(), Plan.of(tp=8, pp=1)])
+    assert any("longer than plan 1: it loses" in sentence for sentence in said)
+
+
+def test_moves_of_samplers_are_legal(split):
+    rng = np.random.default_rng(0)
+    plan, moved = Plan(), set()
+    for _ in range(30):
+        plan = split.space.propose(plan, rng)
+        assert split.space.refusal(plan) is None
+        moved.add(plan)
+    assert len(moved) > 5
+
+
+def test_every_setting_is_described_in_words():
+    for name in MeshSettings.__struct_fields__:
+        assert name in MeshSettings.words
+
+
+def test_a_diagnosis_ranks_changes_that_can_be_asked(split):
+    facts = split.diagnose()
+    asked_for = {row["what_if"]: row["predicted_iteration_us"] for row in facts["gains"]}
+    assert {"compute=0.9", "communication=0", "bandwidth=2"} <= asked_for.keys()
+    for text, us in list(asked_for.items())[:5]:
+        assert asked(split, text).iteration_us == pytest.approx(us)
+
+
+def test_gpt2_of_proteus(tmp_path):
+    """GPT-2 on 32 GPUs, tp 4 x dp 8 (Duan et al. 2024, table 5): a plan like any other."""
+    found = job(tmp_path, "tp = 4", model="gpt2-medium", cluster="4xhgx-h100", sequence=1024, global_batch=256)
+    assert found.space.today == Strategy(dp=8, tp=4, zero_stage=1, sequence_parallel=True, global_batch=256, micro_batch=1)
+    assert found.predict(Plan()).iteration_us > 0

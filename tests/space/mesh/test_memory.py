@@ -1,0 +1,158 @@
+"""The ledger of a rank's memory: closed forms of small cases, and what may never shrink it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro_search.cluster import parse_cluster
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels
+from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
+from dpro_search.space.mesh import MemoryRules, Recompute, Runtime, Strategy, Workload, peak_memory, rank_memories
+
+HIDDEN, HEADS, SEQUENCE, VOCAB = 512, 8, 1024, 50304
+GIB = 2**30
+
+
+def gpt(layers=12, gated=False, dropout=0.1):
+    attention = Attention(heads=HEADS, kv_heads=HEADS, head_dim=HIDDEN // HEADS, bias=True)
+    layer = Layer(count=layers, attention=attention, feed_forward=FeedForward(hidden=4 * HIDDEN, gated=gated, bias=not gated))
+    return Architecture(
+        name="gpt",
+        hidden=HIDDEN,
+        vocab=VOCAB,
+        layers=(layer,),
+        positions=Positions.LEARNED,
+        max_positions=SEQUENCE,
+        tied=True,
+        norm_bias=True,
+        dropout=dropout,
+    )
+
+
+def workload(model=None, cluster="8xhgx-h100", flash=True, rules=None, **degrees):
+    kernels = Kernels(attention=AttentionKernels.NEWEST if flash else AttentionKernels.SCORES)
+    runtime = Runtime(kernels=kernels, memory=rules or MemoryRules())
+    strategy = Strategy(**{"global_batch": 64, **degrees})
+    return Workload(model=model or gpt(), sequence=SEQUENCE, strategy=strategy, cluster=parse_cluster(cluster), runtime=runtime)
+
+
+@pytest.mark.parametrize(("flash", "per_score"), [(True, 0), (False, 5)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_layer_keeps_34_sbh_and_5_as2b(flash, per_score, batch):
+    """Korthikanti et al. 2022, equation 1, with statistics of two norms and of fused attention in fp32."""
+    few, many = (
+        max(rank_memories(workload(gpt(layers), flash=flash, dp=8, micro_batch=batch)), key=lambda m: m.total_bytes)
+        for layers in (4, 12)
+    )
+    tokens = SEQUENCE * batch
+    statistics = 4 * tokens * (2 + HEADS)
+    layer = 34 * tokens * HIDDEN + per_score * HEADS * SEQUENCE * tokens + statistics
+    assert (many.activations_bytes - few.activations_bytes) / 8 == pytest.approx(layer, rel=1e-9)
+
+
+def test_tensor_and_sequence_parallel_ranks_keep_a_share():
+    """34 sbh / t with sequence parallelism, (10 + 24 / t) sbh without (Korthikanti et al. 2022, table 2)."""
+
+    def layer(**degrees):
+        few, many = (peak_memory(workload(gpt(layers), dp=1, tp=4, **degrees)).activations_bytes for layers in (4, 12))
+        return (many - few) / 8 / (SEQUENCE * HIDDEN)
+
+    assert layer(sequence_parallel=True) == pytest.approx(34 / 4, rel=0.01)
+    assert layer() == pytest.approx(10 + 24 / 4, rel=0.01)
+
+
+def test_logits_are_held_in_16_bits_and_in_fp32():
+    assert peak_memory(workload(dp=8)).logits_bytes == 6 * SEQUENCE * VOCAB
+
+
+@pytest.mark.parametrize(
+    ("degrees", "gpu", "measured"),
+    [  # bytes that Megatron-LM's functional tests log after a step (mem-allocated-bytes) on an A100 and an H100
+        ({"dp": 8, "zero_stage": 1, "micro_batch": 4}, "dgx-a100-80", 552_128_512),
+        ({"dp": 8, "zero_stage": 1, "micro_batch": 4}, "hgx-h100", 581_489_664),
+        ({"dp": 8, "micro_batch": 4, "recompute": Recompute.FULL}, "dgx-a100-80", 1_234_585_088),
+    ],
+)
+def test_states_and_workspaces_are_those_that_megatron_logs(degrees, gpu, measured):
+    deterministic = MemoryRules(matmul_workspace_bytes=32 * 2**20)
+    found = peak_memory(workload(cluster=gpu, rules=deterministic, **degrees))
+    states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes + found.workspace_bytes
+    assert states == pytest.approx(measured, rel=0.01)
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers_and_one_layer():
+    kept = peak_memory(workload(dp=8, micro_batch=4, recompute=Recompute.FULL)).activations_bytes
+    inputs = 12 * 2 * 4 * SEQUENCE * HIDDEN
+    assert inputs < kept < inputs + 80 * 4 * SEQUENCE * HIDDEN
+
+
+def test_a_tied_head_on_another_stage_is_a_copy():
+    def last(layers):
+        return rank_memories(workload(gpt(layers), dp=2, pp=4))[-1].weights_bytes
+
+    assert last(4) - (last(8) - last(4)) == pytest.approx(2 * HIDDEN * (VOCAB + 2))
+
+
+def test_reducer_buckets_are_there_without_zero_only():
+    rules = MemoryRules(bucket_bytes=2.0)
+    plain, split = (peak_memory(workload(rules=rules, dp=8, zero_stage=stage)) for stage in (0, 1))
+    assert (plain.buckets_bytes, split.buckets_bytes) == (plain.weights_bytes, 0)
+
+
+def test_buffers_of_collectives_stay_for_as_many_layers_as_the_host_is_ahead():
+    def cached(layers_ahead):
+        rules = MemoryRules(layers_ahead=layers_ahead)
+        return peak_memory(workload(rules=rules, tp=8, sequence_parallel=True, global_batch=1)).cached_bytes
+
+    tensor = 2 * SEQUENCE * HIDDEN  # two reduce-scatters a layer
+    assert [cached(ahead) for ahead in (0, 3, 100)] == [0, 3 * 2 * tensor, 12 * 2 * tensor]
+
+
+def test_cached_blocks_are_given_back_rather_than_to_fail():
+    found = replace(peak_memory(workload(dp=8)), cached_bytes=GIB)
+    assert found.reserved_within(80 * GIB) == found.allocated_bytes + found.fragments_bytes + GIB
+    assert found.reserved_within(found.allocated_bytes + GIB) == found.allocated_bytes + found.fragments_bytes
+
+
+degrees = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "dp": st.sampled_from([1, 2, 4]),
+        "zero_stage": st.sampled_from([0, 1, 3]),
+        "micro_batch": st.sampled_from([1, 2]),
+        "recompute": st.sampled_from(list(Recompute)),
+        "sequence_parallel": st.booleans(),
+    }
+)
+# Each of these splits or drops what a rank holds, or leaves it as it is; its opposite never saves memory.
+SAVINGS = (
+    {"zero_stage": 3},
+    {"recompute": Recompute.FULL},
+    {"sequence_parallel": True},
+    {"micro_batch": 1},
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(degrees, st.sampled_from(["gpt2", "llama3.2-1b"]), st.booleans())
+def test_memory_never_grows_with_what_saves_it(plan, model, flash):
+    job = workload(published(model), flash=flash, **plan)
+    before = max(memory.weights_bytes + memory.optimizer_bytes + memory.activations_bytes for memory in rank_memories(job))
+    for saving in SAVINGS:
+        after = replace(job, strategy=replace(job.strategy, **saving))
+        found = max(memory.weights_bytes + memory.optimizer_bytes + memory.activations_bytes for memory in rank_memories(after))
+        assert found <= before * (1 + 1e-9), saving
+    longer = replace(job, sequence=2 * job.sequence)
+    assert peak_memory(longer).total_bytes > peak_memory(job).total_bytes
+
+
+@settings(max_examples=20, deadline=None)
+@given(degrees)
+def test_the_categories_are_all_that_is_held(plan):
+    for memory in rank_memories(workload(**plan)):
+        assert memory.allocated_bytes <= memory.reserved_bytes
+        assert memory.allocated_bytes < memory.total_bytes
+        assert all(getattr(memory, name) >= 0 for name in memory.__dataclass_fields__)

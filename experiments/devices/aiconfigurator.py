@@ -1,7 +1,8 @@
 """Ops of inference engines in the package ``aiconfigurator-core`` (Apache-2.0): bf16 products and attention, in CUDA graphs.
 
 The package holds shapes for three engines. Used is vLLM: its products are PyTorch's (``torch.nn.functional.linear``), its
-attention is FlashAttention. How far the other engines' products are from it is the noise floor; their attention is of other kernels.
+attention is FlashAttention. How far the other engines' products are from it is the noise floor; their attention is of other
+kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Devices left out: trees fitted without them, then corrected by probes and samples of the device that is judged.
 
 A target is one device under one way to run ops. Its architecture is left out with all of its devices and sources (or, as most
-papers do, that device alone). How much a correction counts, and how wide intervals are, comes from errors on other left-out devices.
+papers do, that device alone). How much a correction counts, and how wide intervals are, comes from errors on other left-out
+devices.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     found.us, found.low_us, found.high_us       # [1] each; the interval is one of 90 %
 
 A prediction is the roofline at the rates that the probes show, times what trees learned of ops on other devices, times what
-measured ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of the ops of
-devices whose whole architecture had been left out (Vovk et al. 2005), and grows outside of what was measured.
+measured ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of
+the ops of devices whose whole architecture had been left out (Vovk et al. 2005), and grows outside of what was measured.
 """
 
 from __future__ import annotations

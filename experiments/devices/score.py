@@ -11,11 +11,13 @@ import numpy as np
 
 from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
+from dpro_search.costmodel.devices.model import BUDGETS
+from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.errors import InputError
 from experiments.devices import baselines, models, neusight, protocol, whole_models
 from experiments.devices.aiconfigurator import between_engines, systems_folder
-from experiments.devices.data import USUAL, tables, targets
+from experiments.devices.data import USUAL, Target, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
 from experiments.devices.table import Table
 
@@ -48,6 +50,7 @@ def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skip
     return PARTS[part](inputs, seed, skipped)
 
 
+FEWEST_GROUPS = 3
 _GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
 _LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
 
@@ -57,8 +60,18 @@ def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str]) -> list[L
     key = (id(inputs.tables), seed, how)
     if key not in _LEFT_OUT:
         _LEFT_OUT.clear()
-        _LEFT_OUT[key] = protocol.left_out(targets(inputs.tables, seed, skipped), seed, _GROUPS[how])
+        _LEFT_OUT[key] = protocol.left_out(_enough(inputs, seed, how, skipped), seed, _GROUPS[how])
     return _LEFT_OUT[key]
+
+
+def _enough(inputs: Inputs, seed: int, how: str, skipped: list[str], *, probed: bool = True) -> list[Target]:
+    """The targets, none if there are too few groups to leave one out and to learn from the errors on the others."""
+    some = targets(inputs.tables, seed, skipped, probed=probed)
+    groups = {_GROUPS[how](one) for one in some}
+    if len(groups) >= FEWEST_GROUPS:
+        return some
+    skipped.append(f"{inputs.folder}: too few to leave a {how} out ({', '.join(sorted(groups))}); --parts shipped scores them")
+    return []
 
 
 def families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
@@ -89,14 +102,13 @@ def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
 
 def xgboost_alone(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """XGBoost on a data sheet's features, with samples of the device added to the fit."""
-    some = targets(inputs.tables, seed, skipped)
-    group = protocol.by_family
-    return _rows(baselines.xgboost_alone(some, seed, group, (0, 20, 100)), "XGBoost", "family")
+    some = _enough(inputs, seed, "family", skipped)
+    return _rows(baselines.xgboost_alone(some, seed, protocol.by_family, (0, 20, 100)), "XGBoost", "family")
 
 
 def unprobed(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """The predictor fitted and judged without probes: a data sheet only."""
-    some = targets(inputs.tables, seed, skipped, probed=False)
+    some = _enough(inputs, seed, "family", skipped, probed=False)
     without = protocol.left_out(some, seed, protocol.by_family)
     return _rows(protocol.judged(without, seed), "predictor, without probes", "family", covered=True)
 
@@ -126,6 +138,30 @@ def _errors(error: Floats) -> dict[str, float]:
         "median_ape_pct": float(np.median(error)),
         "p90_ape_pct": float(np.quantile(error, 0.9)),
     }
+
+
+def shipped(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """The predictor that the package ships, on devices that it was not fitted to."""
+    known = set(default_info().devices)
+    rows: Rows = []
+    for one in targets(inputs.tables, seed, skipped):
+        if one.name in known:
+            continue
+        part = one.measured
+        for budget in BUDGETS:
+            chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.judge))
+            rest = one.judge.copy()
+            rest[chosen] = False
+            measured_ops = (part.ops[chosen], part.us[chosen]) if budget else (None, None)
+            found = default_model().on(part.profile, *measured_ops).predict(part.ops[rest])
+            us, answered = part.us[rest], np.isfinite(found.us)
+            if answered.any():
+                inside = (found.low_us <= us) & (us <= found.high_us)
+                error = np.abs(found.us / us - 1)[answered] * 100
+                rows.append({"predictor": "shipped", "left_out": "all", "target": one.name, "budget": budget,
+                             "rows": int(answered.sum()), **_errors(error),
+                             "covered_pct": float(inside[answered].mean() * 100)})  # fmt: skip
+    return rows
 
 
 def noise(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
@@ -221,6 +257,7 @@ def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> 
 
 
 PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
+    "shipped": shipped,
     "families": families,
     "whole-steps": whole_steps,
     "cross-model": cross_model,

@@ -91,7 +91,16 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
     return model, info
 
 
-@lru_cache(maxsize=1)
 def default_model() -> LatencyModel:
     """The predictor that the package ships, fitted to public measurements."""
-    return load(Path(str(files("dpro_search.costmodel.devices") / "latency.npz")))[0]
+    return _default()[0]
+
+
+def default_info() -> LatencyInfo:
+    """What it was fitted to."""
+    return _default()[1]
+
+
+@lru_cache(maxsize=1)
+def _default() -> tuple[LatencyModel, LatencyInfo]:
+    return load(Path(str(files("dpro_search.costmodel.devices") / "latency.npz")))

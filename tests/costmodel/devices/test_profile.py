@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dpro_search.cluster import bundled
+from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices import DeviceProfile, OpKind, Probes, gemm, joined, probe_places, probes_of, streamed
 from dpro_search.costmodel.devices.profile import Shares
 from dpro_search.errors import InputError
@@ -57,4 +58,4 @@ def test_times_in_other_units_are_refused(factor):
 def test_what_was_not_probed_reaches_the_usual_share():
     rates = DeviceProfile(device=A100, probes=Probes(matrix_flops_per_s={"bf16": 0.9 * 312e12})).rates(Shares())
     assert rates.stream_share == Shares().stream
-    assert rates.matrix_share == pytest.approx(np.full(7, 0.9))  # other precisions as the one that was probed
+    assert rates.matrix_share == pytest.approx(np.full(len(PRECISIONS), 0.9))  # other precisions as the one that was probed

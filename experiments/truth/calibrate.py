@@ -30,7 +30,7 @@ def calibrated(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
     Kinds of which the fifth has no row take what is fitted to all kinds together.
     """
-    measured = [found for found in scored if found.row.measured]
+    measured = [found for found in scored if found.timed]
     chosen = fifth([found.row for found in measured], seed)
     by_kind: dict[Kind, list[Scored]] = defaultdict(list)
     for found in measured:

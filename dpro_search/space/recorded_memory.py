@@ -18,7 +18,6 @@ from dpro_search.graph.gradient_events import Gradients
 from dpro_search.graph.sharded_units import Gather, Passes, ShardedUnits, StepUnits
 from dpro_search.space.recorded_units import UnitPlan
 
-
 _HOST = (EventKind.OP, EventKind.RUNTIME, EventKind.SYNC)
 
 

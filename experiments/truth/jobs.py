@@ -74,12 +74,13 @@ def runtime_of(row: Row) -> Runtime:
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
 
 
-Kind = tuple[str, str]  # machine or card, and framework
+Kind = tuple[str, str]  # machine or card, and framework; networks that are no transformers are a kind of their own
 
 
 def kind_of(row: Row) -> Kind:
     """GPU and framework of a row, without their versions and variants."""
-    return machine_of(row), runtime_of(row).name
+    name = runtime_of(row).name
+    return machine_of(row), f"{name}, networks" if is_network(row) else name
 
 
 def _precision(row: Row) -> str:

@@ -36,7 +36,7 @@ class _Rows(NamedTuple):
 
 def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
     """Quantiles of measured over predicted steps by domain, and the coverage of each source by those of the others."""
-    ran = [found for found in scored if found.row.measured]
+    ran = [found for found in scored if found.row.measured and np.isfinite(found.prediction.step_s)]
     rows = _Rows(
         np.array([-np.log1p(found.error) for found in ran]),
         np.array([domain_of(workload_of(found.row)).value for found in ran]),

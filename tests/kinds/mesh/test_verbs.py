@@ -133,3 +133,21 @@ def test_the_python_api(job):
     found = dpro_search.load(job)
     assert found.replay(Plan.of(tp=8)).iteration_us > 0
     assert found.diagnose().gains
+
+
+def test_clusters_are_compared_by_time_price_and_size(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(text(None))
+    (tmp_path / "cheap.toml").write_text('base = "dgx-a100-80"\nhosts = 2\nprice_per_device_hour_usd = 0.5\n')
+    (tmp_path / "dear.toml").write_text('base = "hgx-h100"\nhosts = 4\nprice_per_device_hour_usd = 90\n')
+    names = ",".join([str(tmp_path / "cheap.toml"), str(tmp_path / "dear.toml"), "3xhgx-h100"])
+    found = verb("run", path, "--cluster", names, "--tokens-per-second", 1, "--out", tmp_path / "run")
+    assert found["cheapest"] == found["fewest_devices"] == str(tmp_path / "cheap.toml")
+    assert found["fastest"] == str(tmp_path / "dear.toml")
+    cheap, dear, impossible = found["clusters"]
+    assert cheap["cost_per_million_tokens"] < dear["cost_per_million_tokens"]
+    assert "24" in impossible["error"]
+    assert Path(cheap["run"], "result.json").is_file()
+    said = printed("run", path, "--cluster", names, "--tokens-per-second", 1e9, "--out", tmp_path / "run")
+    assert "None of the clusters gives 1,000,000,000 tokens a second" in said
+    assert "give several" in refusal("run", path, "--tokens-per-second", 1)

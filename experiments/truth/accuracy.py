@@ -8,10 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dpro_search.graph.model import Network
-from dpro_search.kinds.mesh.accuracy import NETWORKS
 from experiments.truth.intervals import intervals
-from experiments.truth.jobs import workload_of
 from experiments.truth.score import Scored, group_of
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -25,11 +22,9 @@ def accuracy_toml(scored: Sequence[Scored]) -> str:
     Each source counts as much as any other, however many runs it has; so does, for orders, each group of runs that differ in the
     strategy only.
     """
-    ran = [found for found in scored if found.row.measured and np.isfinite(found.prediction.step_s)]
+    ran = [found for found in scored if found.timed]
     sources = {found.row.values["source"] for found in ran}
-    of_networks = [isinstance(workload_of(found.row).model, Network) for found in ran]
-    found = intervals([one for one, network in zip(ran, of_networks, strict=True) if not network])
-    low, high = _quantiles([one for one, network in zip(ran, of_networks, strict=True) if network])
+    found = intervals(scored)
     ratios = [f'"{domain}" = [{each["low"]:.3f}, {each["high"]:.3f}]' for domain, each in found["ratio"].items()]
     return "\n".join(
         (
@@ -44,21 +39,9 @@ def accuracy_toml(scored: Sequence[Scored]) -> str:
             "# Measured over predicted step time by domain (space/mesh/domain.py): quantiles of 5 and 95 %, each source once.",
             "[ratio]",
             *ratios,
-            f'"{NETWORKS}" = [{low:.3f}, {high:.3f}]',
             "",
         )
     )
-
-
-def _quantiles(ran: Sequence[Scored]) -> tuple[float, float]:
-    """Of 5 and 95 % of measured over predicted steps; each source counts as much as any other."""
-    ratios = np.array([1 / (1 + found.error) for found in ran])
-    sources = [found.row.values["source"] for found in ran]
-    weights = np.array([1 / sources.count(source) for source in sources])
-    order = np.argsort(ratios)
-    upto = np.cumsum(weights[order]) / weights.sum()
-    low, high = (float(ratios[order][min(np.searchsorted(upto, at), len(ran) - 1)]) for at in (0.05, 0.95))
-    return low, high
 
 
 def _ordered(ran: Sequence[Scored]) -> list[float]:

@@ -12,8 +12,6 @@ from importlib.resources import files
 from dpro_search.machine import Calibration
 from dpro_search.space.mesh import Domain
 
-NETWORKS = "networks that are no transformers"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
@@ -26,7 +24,7 @@ class Accuracy:
     coverage
         Of sources that were left out, the share of runs within the intervals of the others.
     ratio
-        Measured over predicted step time by domain, or of networks that are no transformers: quantiles of 5 and 95 %.
+        Measured over predicted step time by domain: quantiles of 5 and 95 %.
     gaps, ordered
         Pairs of runs that differ in the strategy only: from which predicted gap (slower over faster, less 1), and the share of the
         pairs from there to the next gap whose measured order is the predicted one.
@@ -34,11 +32,11 @@ class Accuracy:
 
     on: str
     coverage: float
-    ratio: Mapping[str, tuple[float, float]]
+    ratio: Mapping[Domain, tuple[float, float]]
     gaps: tuple[float, ...]
     ordered: tuple[float, ...]
 
-    def interval_us(self, step_us: float, domain: str) -> tuple[float, float]:
+    def interval_us(self, step_us: float, domain: Domain) -> tuple[float, float]:
         """That holds a measured step in 9 of 10 cases."""
         low, high = self.ratio[domain]
         return min(low, 1.0) * step_us, max(high, 1.0) * step_us
@@ -48,13 +46,11 @@ class Accuracy:
         gap = slower_us / faster_us - 1
         return self.ordered[max(bisect_right(self.gaps, gap) - 1, 0)]
 
-    def calibration(self, domain: str) -> Calibration:
+    def calibration(self, domain: Domain) -> Calibration:
         """For the output of verbs."""
         low, high = self.ratio[domain]
         half = max(1 - min(low, 1.0), max(high, 1.0) - 1)
-        on = f"{self.on}: {domain}"
-        if domain != NETWORKS:
-            on += f"; of sources that were left out, {self.coverage:.0%} of runs were within"
+        on = f"{self.on}: {domain}; of sources that were left out, {self.coverage:.0%} of runs were within"
         return Calibration(calibrated=True, model_error=(half, half), widening=1.0, on=on)
 
 
@@ -65,7 +61,7 @@ def accuracy() -> Accuracy:
     return Accuracy(
         on=values["on"],
         coverage=float(values["coverage"]),
-        ratio={domain: (float(values["ratio"][domain][0]), float(values["ratio"][domain][1])) for domain in (*Domain, NETWORKS)},
+        ratio={domain: (float(values["ratio"][domain][0]), float(values["ratio"][domain][1])) for domain in Domain},
         gaps=tuple(map(float, values["gaps"])),
         ordered=tuple(map(float, values["ordered"])),
     )

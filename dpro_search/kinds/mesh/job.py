@@ -15,7 +15,7 @@ from dpro_search.graph.model import Model, blocks_of
 from dpro_search.kinds._base import Job, PlanOptions, Table
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._work import Work
-from dpro_search.kinds.mesh.accuracy import NETWORKS, accuracy
+from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.breakdown import breakdown_us
 from dpro_search.kinds.mesh.candidates import choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
@@ -110,11 +110,7 @@ class MeshJob(Job):
 
     @property
     def calibration(self) -> Calibration:
-        return accuracy().calibration(self._domain(self._mesh.today))
-
-    def _domain(self, strategy: Strategy) -> str:
-        """What the error of a prediction depends on."""
-        return self._steps.domain(strategy) if self._description.fixed.layers else NETWORKS
+        return accuracy().calibration(self._steps.domain(self._mesh.today))
 
     def _predict(self, plan: Plan) -> Prediction:
         if plan not in self._predicted:
@@ -127,7 +123,7 @@ class MeshJob(Job):
         fits = has is None or peak <= has
         return Prediction(
             iteration_us=step_us,
-            interval_us=accuracy().interval_us(step_us, self._domain(strategy)),
+            interval_us=accuracy().interval_us(step_us, self._steps.domain(strategy)),
             breakdown_us={},
             peak_memory_bytes=peak,
             source="extrapolated",

@@ -242,7 +242,7 @@ class MeshJob(Job):
                 changed = self.predict(Plan.of(**values))
             except InputError:
                 continue
-            if changed.infeasible is None:
+            if changed.infeasible is None and changed.iteration_us != base_us:
                 found[change_text(values)] = changed.iteration_us
         rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))

@@ -4,8 +4,8 @@
     python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
 
 FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
-the folder that it was unpacked to. All parts of a seed take about ten minutes on one core; with --cache FILE parts and seeds that
-are in the file are not computed again.
+the folder that it was unpacked to. Five seeds take about ten minutes on an idle core; with --cache FILE parts and seeds that are in
+the file are not computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from dpro_search.errors import DproSearchError
 from experiments.devices.report import shown, summary
-from experiments.devices.score import PARTS, scored
+from experiments.devices.score import ON_REQUEST, ONCE, PARTS, scored
 
 
 def main() -> int:
@@ -29,7 +29,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--aiconfigurator", type=Path, metavar="DIR")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
-    parser.add_argument("--parts", default=",".join(PARTS), help="what to score, with commas between them")
+    parser.add_argument(
+        "--parts",
+        help=f"what to score of each seed: {', '.join(PARTS)} (default: all but {', '.join(ON_REQUEST)}; "
+        f"{', '.join(ONCE)} for the first seed only)",
+    )
     parser.add_argument("--cache", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -41,8 +45,9 @@ def main() -> int:
             return 0
         known: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache and options.cache.is_file() else {}
         skipped: list[str] = []
-        for seed in options.seeds.split(","):
-            for part in options.parts.split(","):
+        for place, seed in enumerate(options.seeds.split(",")):
+            usual = [part for part in PARTS if part not in ON_REQUEST and (place == 0 or part not in ONCE)]
+            for part in options.parts.split(",") if options.parts else usual:
                 if f"{part}/{seed}" not in known:
                     known[f"{part}/{seed}"] = scored(options.folder, options.aiconfigurator, part, int(seed), skipped)
                     if options.cache:

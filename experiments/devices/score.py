@@ -266,3 +266,5 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "devices": single_devices,
     "noise": noise,
 }
+ONCE = ("shipped", "xgboost", "noise")
+ON_REQUEST = ("unprobed", "devices")

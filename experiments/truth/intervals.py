@@ -71,8 +71,9 @@ def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _quantiles(rows: _Rows) -> Mapping[str, tuple[float, float]]:
-    """Of each domain, with the same weight for each source."""
-    everything = _of(rows)
+    """Of each domain, with the same weight for each source; of few sources, those of all transformers, widened."""
+    transformers = rows.of(rows.domains != Domain.NETWORK.value)
+    everything = _of(transformers if len(transformers.logs) else rows)
     found = {}
     for domain in Domain:
         own = rows.of(rows.domains == domain.value)

@@ -9,7 +9,7 @@ from dpro_search.costmodel.gpu_ops import AttentionKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Network
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
-from dpro_search.space.mesh import Recompute, Runtime, Schedule, Strategy, Workload
+from dpro_search.space.mesh import Host, Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
 from experiments.truth.memory import rules_of, stores_scores
 from experiments.truth.models import is_network, model_of, sequence_of
@@ -26,6 +26,9 @@ PRECISIONS = (
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
+# Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
+# 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
+BARE_HOST = Host(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"fsdp", "fsdp"),
@@ -63,18 +66,21 @@ def runtime_of(row: Row) -> Runtime:
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
+    if is_network(row) and not row.text("source").startswith("mlperf"):
+        runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
 
 
-Kind = tuple[str, str]  # machine or card, and framework
+Kind = tuple[str, str]  # machine or card, and framework; networks that are no transformers are a kind of their own
 
 
 def kind_of(row: Row) -> Kind:
     """GPU and framework of a row, without their versions and variants."""
-    return machine_of(row), runtime_of(row).name
+    name = runtime_of(row).name
+    return machine_of(row), f"{name}, networks" if is_network(row) else name
 
 
 def _precision(row: Row) -> str:
@@ -103,7 +109,8 @@ def _default_stage(row: Row) -> int:
     """NeMo's recipes split the optimizer state; Megatron-LM's tests say where they do."""
     if "golden" in row.text("source"):
         return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
-    return 1 if re.search(r"nemo|megatron-core", row.text("framework")) else 0
+    # BigScience's scripts have ZERO_STAGE=1 (train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm).
+    return 1 if re.search(r"nemo|megatron-core", row.text("framework")) or "bigscience" in row.text("source") else 0
 
 
 def _usual_virtual_stages(row: Row, pp: int) -> int:

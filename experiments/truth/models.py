@@ -62,6 +62,8 @@ NETWORKS = (  # name in a row -> network, if the batch of a device is at least s
 )
 NNUNET_2D_BATCH = 16  # Batches of nnU-Net's examples: 32 and more of slices, at most 4 of volumes.
 DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
+T5_LAYERS, T5_WIDE, T5_WIDE_LAYERS, T5_HEAD = 12, 4096, 24, 64
+T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
 
@@ -86,6 +88,8 @@ def model_of(row: Row) -> Model:
         return model(name)
     if row.number("layers") and row.number("hidden"):
         return _described(row)
+    if row.text("model").startswith("t5/") and row.number("hidden"):
+        return _t5(row)
     name = next((name for pattern, name in MODELS if re.search(pattern, row.text("model"))), None)
     if name is None:
         raise InputError(f"model {row.values['model']}: neither its dims are given nor is it a model that is bundled")
@@ -95,7 +99,7 @@ def model_of(row: Row) -> Model:
 def _described(row: Row) -> Architecture:
     """A transformer whose dims a row gives; words of its name say what its dims do not."""
     hidden, heads, kind = row.whole("hidden", 0), row.whole("heads", 1), row.text("model")
-    bert = "bert" in kind
+    bert, golden = "bert" in kind, "golden" in row.text("source")
     old = bool(re.search(r"gpt|opt|bert", kind))
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
     bias = old and not re.search(r"disable_bias|swiglu", kind)
@@ -117,7 +121,31 @@ def _described(row: Row) -> Architecture:
         tied=(old and "untie" not in kind) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
-        dropout=DROPOUT if old and re.search("megatron-deepspeed|transformers", row.text("framework")) else 0.0,
+        dropout=DROPOUT if old and (golden or re.search("megatron-deepspeed|transformers", row.text("framework"))) else 0.0,
+    )
+
+
+def _t5(row: Row) -> Architecture:
+    """Megatron-LM's T5 of its tests: as many layers of each kind, 128 tokens of a target for 512 of a source, learned positions."""
+    hidden, heads = row.whole("hidden", 0), row.whole("heads", 1)
+    width, count = row.whole("ffn_hidden", 4 * hidden), T5_LAYERS if hidden < T5_WIDE else T5_WIDE_LAYERS
+    seen, causal = (Attention(heads=heads, kv_heads=heads, head_dim=T5_HEAD, bias=True, causal=causal) for causal in (False, True))
+    feed_forward = FeedForward(hidden=width, bias=True)
+    return Architecture(
+        name=row.values["model"],
+        hidden=hidden,
+        vocab=_vocabulary(row, T5_VOCABULARY),
+        layers=(
+            Layer(count=count, attention=seen, feed_forward=feed_forward),
+            Layer(count=count, attention=causal, feed_forward=feed_forward, cross_attention=seen),
+        ),
+        positions=Positions.LEARNED,
+        max_positions=row.whole("seq_len", 0),
+        tied=True,
+        norm_bias=True,
+        head_bias=True,
+        dropout=DROPOUT,
+        target_share=0.25,
     )
 
 

@@ -29,6 +29,17 @@ BACKWARD_ATTENTION_SHARE = (
 TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
 
 
+CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
+"""Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
+
+
+CONVOLUTION_SHARE = 0.6
+"""Of a matmul's speed on matrix units, that of an implicit matrix product, which gathers its rows (estimated; on units without
+matrices of fixed size both are as fast)."""
+SPLIT_REDUCTION = 512.0
+"""Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
+
+
 @dataclass(frozen=True)
 class OpCosts:
     """Durations on one device at one precision.
@@ -69,6 +80,8 @@ class OpCosts:
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
+        if op.frozen:
+            return 0.0
         if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
         if op.type is OpType.ATTENTION:
@@ -147,16 +160,23 @@ class OpCosts:
         assert cores is not None
         if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
             peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
+        # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
+        matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
+        start = achieved.reduction * min(peak / matrix_peak, 1.0)
+        implicit = CONVOLUTION_SHARE if moved is not None and precision != "fp32" else 1.0
         compute_us = math.inf
-        splits = SPLITS if batch * m * n < cores * WIDE_TILE else SPLITS[:1]
-        for parts in splits:
-            sums_us = (
-                0.0 if parts == 1 else 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
-            )  # fp32, written and read
-            for rows, columns, share in achieved.tiles:
-                tiles = parts * batch * math.ceil(m / rows) * math.ceil(n / columns)
-                flops = math.ceil(tiles / cores) * cores * rows * columns * 2 * (k / parts + achieved.reduction)
-                compute_us = min(compute_us, flops / (peak * achieved.matmul * share) * 1e6 + sums_us)
+        narrow = batch * m * n < cores * WIDE_TILE
+        for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):
+            tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
+            splits = SPLITS if narrow else SPLITS[:1]
+            if moved is not None:  # a weight's gradient has few tiles, and a reduction over all positions that is split among cores
+                splits = (max(min(cores // tiles, k // SPLIT_REDUCTION), 1.0),)
+            for parts in splits:
+                flops = math.ceil(tiles * parts / cores) * cores * rows * columns * 2 * (k / parts + start)
+                sums_us = 0.0
+                if parts > 1 and moved is None:  # fp32, written and read
+                    sums_us = 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
+                compute_us = min(compute_us, flops / (peak * achieved.matmul * share * implicit) * 1e6 + sums_us)
         count = batch * (m * k + k * n + m * n) if moved is None else moved
         memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend

@@ -117,6 +117,7 @@ class Architecture:
     head_transform: bool = False  # BERT's dense layer with a norm in front of the head.
     head_bias: bool = False
     dropout: float = 0.0
+    target_share: float = 1.0  # Tokens of a decoder that reads an encoder, as a share of the encoder's.
     classes: int = 0  # Of an image classifier in place of a head over the vocabulary (ViT).
     patch_inputs: int = 0  # Numbers in an image patch, which a linear layer embeds (ViT); 0: tokens.
 

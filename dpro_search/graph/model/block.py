@@ -28,17 +28,19 @@ class Block:
     context_share: float = 1.0
     context_limit: float | None = None
     top_k: int = 0  # Experts that a token visits.
+    sequence_share: float = 1.0  # Of a decoder that reads an encoder: its tokens, as a share of the encoder's ("source").
 
     def sizes_at(self, batch: int, sequence: int) -> dict[str, float]:
         """Sizes of all dims for a batch of sequences.
 
         A causal query at position i of n sees i keys, at most the window w: on average n / 2, or w - w^2 / (2 n).
         """
-        limit = self.context_limit
+        source, limit = sequence, self.context_limit
+        sequence = max(round(sequence * self.sequence_share), 1)
         context = sequence * self.context_share
         if limit is not None and limit < sequence:
             context = limit - limit**2 / (2 * sequence) if self.context_share < 1 else limit
-        found = {**self.sizes, "batch": batch, "sequence": sequence, "context": context, "keys": sequence}
+        found = {**self.sizes, "batch": batch, "sequence": sequence, "context": context, "keys": sequence, "source": source}
         if self.top_k:
             found["capacity"] = batch * sequence * self.top_k / self.sizes["experts"]
         return found
@@ -123,7 +125,8 @@ def _head(model: Architecture) -> Block:
     add(head)
     logits: Shape = ((*TOKENS, "vocab"),)
     add(Op(name="loss", type=OpType.LOSS, inputs=(last,), output=ROWS, reads=logits, summed=("vocab",), saves=(last,)))
-    return Block(name="head", count=1, ops=tuple(ops), sizes=sizes)
+    share = model.target_share if any(layer.cross_attention for layer in model.layers) else 1.0
+    return Block(name="head", count=1, ops=tuple(ops), sizes=sizes, sequence_share=share)
 
 
 def _layer(model: Architecture, layer: Layer, name: str) -> Block:
@@ -159,6 +162,7 @@ def _layer(model: Architecture, layer: Layer, name: str) -> Block:
         context_share=0.5 if attention.causal else 1.0,
         context_limit=attention.window,
         top_k=feed_forward.top_k if isinstance(feed_forward, Experts) else 0,
+        sequence_share=model.target_share if layer.cross_attention is not None else 1.0,
     )
 
 

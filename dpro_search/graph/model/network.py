@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model.block import Block
@@ -60,10 +60,15 @@ class Tensor:
 
 @dataclass
 class NetworkBuilder:
-    """Adds ops to the block that is open; `norm_weight` False: norms have no trained parameters (frozen batch norm)."""
+    """Adds ops to the block that is open.
+
+    `norm_weight` False: norms are constant factors (frozen batch norm), of which the backward pass needs no inputs. While `frozen`
+    is set, ops have no backward pass.
+    """
 
     name: str
     norm_weight: bool = True
+    frozen: bool = False
     _blocks: list[Block] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _sizes: dict[str, float] = field(default_factory=dict)
@@ -163,7 +168,7 @@ class NetworkBuilder:
         channels = self._size(self._named("norm"), "channels", source.channels)
         weight: Shape = ((channels,), (channels,)) if self.norm_weight else ()
         found = self._pointwise(
-            "norm", source, *(() if added is None else (added,)), role=Role.NORM, weight=weight, saves=(source,)
+            "norm", source, *(() if added is None else (added,)), role=Role.NORM, weight=weight, saves=(source,) if weight else ()
         )
         return Tensor(found.op, source.channels, source.extent)
 
@@ -330,7 +335,7 @@ class NetworkBuilder:
         )
 
     def _add(self, op: Op, made: Tensor) -> Tensor:
-        self._ops.append(op)
+        self._ops.append(replace(op, frozen=True, saves=()) if self.frozen else op)
         self._made.add(op.name)
         return Tensor(op.name, made.channels, made.extent)
 

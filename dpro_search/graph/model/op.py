@@ -60,6 +60,8 @@ class Op:
     weight: Shape = ()  # Its parameters.
     # Of its multiply-adds, how many are left in Winograd's algorithm, which units without matrices of fixed size can use.
     winograd_share: float = 1.0
+    # Whether neither its parameters nor what comes before it is trained, as the first stages of a detector: no backward pass.
+    frozen: bool = False
     sparse: bool = False  # Whether gradients are of the rows only that were read, which the optimizer updates in place.
     # Tensors that the backward pass needs, by the name of the op that makes them ("" is the block's input). Each is kept once.
     saves: tuple[str, ...] = ()

@@ -39,11 +39,15 @@ def _resnet_stages(
     width: int = 64,
     squeezed: bool = False,
     last_stride: int = 2,
+    frozen: int = 0,
 ) -> list[Tensor]:
+    """Stem and stages; of `frozen` stages, the stem among them, nothing is trained."""
+    net.frozen = frozen > 0
     x = net.open("stem", source)
     x = net.pool(net.conv_norm(x, 64, 7, stride=2), 3, stride=2, padding=1)
     found = []
     for stage, depth in enumerate(depths):
+        net.frozen = stage + 1 < frozen
         stride = 1 if not stage else last_stride if stage == len(depths) - 1 else 2
         for number in range(depth):
             x = net.open(f"stage{stage + 1}.{number + 1}", x)
@@ -171,7 +175,7 @@ def _pyramid(net: NetworkBuilder, levels: Sequence[Tensor]) -> list[Tensor]:
 def retinanet(name: str, *, groups: int = 1, width: int = 64, classes: int = 91, image: Sequence[int] = (800, 800)) -> Network:
     """Lin et al. 2017 on a ResNet-50 or ResNeXt-50 with frozen norms: two towers over five levels, nine anchors a position."""
     net = NetworkBuilder(name, norm_weight=False)
-    stages = _resnet_stages(net, Tensor("", 3, tuple(image)), (3, 4, 6, 3), groups, width)
+    stages = _resnet_stages(net, Tensor("", 3, tuple(image)), (3, 4, 6, 3), groups, width, frozen=2)
     levels = _pyramid(net, stages[1:])
     levels.append(net.conv(levels[-1], 256, stride=2, bias=True))
     levels.append(net.conv(net.activation(levels[-1]), 256, stride=2, bias=True))
@@ -192,7 +196,7 @@ def mask_rcnn(
 ) -> Network:
     """He et al. 2017 on a ResNet-50 with frozen norms and a pyramid: proposals, and heads over `boxes` and `masks` of them."""
     net = NetworkBuilder(name, norm_weight=False)
-    levels = _pyramid(net, _resnet_stages(net, Tensor("", 3, tuple(image)), (3, 4, 6, 3)))
+    levels = _pyramid(net, _resnet_stages(net, Tensor("", 3, tuple(image)), (3, 4, 6, 3), frozen=2))
     levels.append(net.pool(levels[-1], 1, stride=2))
     net.open("proposals", levels[0])
     proposed = []

@@ -39,7 +39,7 @@ _MEGATRON_DEEPSPEED = Runtime(
     overlap_gathers=False,
     overlap_sends=False,
     overlap_tensor=False,
-    memory=MemoryRules(transformer_engine=False),
+    memory=MemoryRules(flat_elements=5e8, transformer_engine=False),
 )
 # nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
 # gradients added to fp32 copies by a hook, parameters gathered after the update.

@@ -48,7 +48,7 @@ class Weight(NamedTuple):
     tensors: tuple[float, ...]  # Elements of each: weight, or weights side by side, and bias.
     shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
     expert: bool
-    sparse: bool = False  # Of a table of which each step updates some rows only.
+    sparse: bool = False  # It has no gradient of its size: a table of which each step updates some rows, or not trained at all.
 
     @property
     def elements(self) -> float:
@@ -206,7 +206,7 @@ class _Compiler:
                 sizes = self._layout.local(self._sizes, restricted(splits, op.weight))
                 tensors = tuple(elements((term,), sizes) for term in op.weight)
                 expert = "experts" in dims_of(op.weight) and "capacity" in op.dims
-                yield Weight(op.name, tensors, shared, expert, op.sparse)
+                yield Weight(op.name, tensors, shared, expert, op.sparse or op.frozen)
 
     def _shape(self, name: str) -> Shape:
         return self._ops[name].output if name else (("batch", "sequence", "hidden"),)

@@ -244,7 +244,7 @@ class Pricer:
         """What it takes to add a micro-batch's gradients to those before."""
         if self._workload.frozen:
             return 0.0
-        held = sum(weight.elements for weight in program.weights)
+        held = sum(weight.elements for weight in program.weights if not weight.sparse)
         return self._moved_us(held * self._workload.runtime.accumulate_bytes)
 
     def _moved_us(self, count_bytes: float) -> float:

@@ -33,14 +33,18 @@ class Kept:
     largest_bytes: float  # The largest tensor.
 
 
-def kept_of(program: BlockProgram, rules: MemoryRules, element_bytes: float, *, stores_scores: bool, dropout: bool) -> Kept:
-    """What one micro-batch leaves in a block; `dropout`: the scores have some."""
+def kept_of(
+    program: BlockProgram, rules: MemoryRules, element_bytes: float, *, stores_scores: bool, dropout: bool, adapters: bool = False
+) -> Kept:
+    """What one micro-batch leaves in a block; `dropout`: the scores have some; `adapters`: only those of attention are trained."""
     local = [step for step in program.forward if isinstance(step, LocalOp)]
-    saved = sum(size for name, size in program.saved.items() if name != "head") * element_bytes
+    needed = {name for step in local if not adapters or _has_gradients(step.op) for name in step.op.saves}
+    outputs = {name for step in local if step.op.type is OpType.LOSS for name in step.op.saves}
+    saved = sum(size for name, size in program.saved.items() if name in needed - outputs) * element_bytes
     copies = sum(_copies_bytes(step, rules, element_bytes) for step in local)
     scores = sum(_scores(step) for step in local) * (rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0))
-    logits = program.saved.get("head", 0.0)
-    sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name != "head"]
+    logits = sum(size for name, size in program.saved.items() if name in outputs)
+    sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name not in outputs]
     return Kept(
         activations_bytes=saved + program.saved_bytes + copies,
         scores_bytes=scores if stores_scores else 0.0,
@@ -52,6 +56,11 @@ def kept_of(program: BlockProgram, rules: MemoryRules, element_bytes: float, *, 
         backward_sent_bytes=sum(_reduced(program.backward)) * element_bytes,
         largest_bytes=max((*sizes, logits * max(rules.logits_bytes - element_bytes, 0.0))),
     )
+
+
+def _has_gradients(op: Op) -> bool:
+    """Whether an op's backward pass needs its inputs although its weight is not trained; adapters read attention's."""
+    return op.type is not OpType.MATMUL or op.name.startswith("attention")
 
 
 def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:
@@ -75,7 +84,8 @@ def _scores(step: LocalOp) -> float:
     if step.op.type is not OpType.ATTENTION:
         return 0.0
     sizes = step.sizes
-    return sizes["batch"] * sizes["heads"] * sizes["sequence"] * sizes["keys"]
+    keys = sizes["source" if step.op.name.startswith("cross_") else "keys"]
+    return sizes["batch"] * sizes["heads"] * sizes["sequence"] * keys
 
 
 def _moved(op: Op, step: LocalOp) -> float:

@@ -103,6 +103,7 @@ class _Ledger:
                 workload.element_bytes,
                 stores_scores=not workload.runtime.flash_attention,
                 dropout=workload.model.dropout > 0,
+                adapters=workload.frozen,
             )
         return self._kept[block.name]
 
@@ -124,7 +125,9 @@ class _Ledger:
 
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
         """What lives as long as the job."""
-        plan, runtime, rules, element = self._plan, self._workload.runtime, self._rules, self._workload.element_bytes
+        plan, runtime, rules = self._plan, self._workload.runtime, self._rules
+        in_8_bits = self._workload.frozen and self._workload.precision in ("fp8", "fp4")  # weights that nothing updates
+        element = 1.0 if in_8_bits else self._workload.element_bytes
         weights = gradients = optimizer = whole = 0.0
         for weight in (weight for block in blocks for weight in self._pricer.program(block).weights):
             ways = plan.expert_zero_ways if weight.expert else plan.zero_ways
@@ -134,6 +137,7 @@ class _Ledger:
             whole += weight.elements
             gradients += weight.elements * runtime.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)
             optimizer += weight.elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+        flat = min(whole, rules.flat_elements) * 2 * self._workload.element_bytes
         communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
         return PeakMemory(
             weights_bytes=weights,
@@ -142,7 +146,7 @@ class _Ledger:
             activations_bytes=0.0,
             logits_bytes=0.0,
             gathered_bytes=0.0,
-            buckets_bytes=whole * rules.bucket_bytes if plan.dp * plan.cp > 1 and not plan.zero_stage else 0.0,
+            buckets_bytes=flat + (whole * rules.bucket_bytes if plan.dp * plan.cp > 1 and not plan.zero_stage else 0.0),
             workspace_bytes=rules.workspace_bytes(self._workload.cluster.groups[0].host.device),
             context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
         )

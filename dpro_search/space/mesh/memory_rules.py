@@ -24,6 +24,9 @@ class MemoryRules:
     pass_gradient_bytes: float = 0.0
     # Buckets of torch.nn.parallel.DistributedDataParallel beside the gradients (`gradient_as_bucket_view` off), without ZeRO.
     bucket_bytes: float = 0.0
+    # Elements of flat buffers to reduce gradients and to gather parameters, at most as many as a rank has (DeepSpeed's
+    # reduce_bucket_size and allgather_bucket_size, 500 million each); 0: none.
+    flat_elements: float = 0.0
     # Temporaries of a parameter while an optimizer that ZeRO splits gathers the parameters.
     step_bytes: float = 0.0
 

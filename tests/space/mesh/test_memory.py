@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels
-from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, published
+from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, model, published
 from dpro_search.space.mesh import MemoryRules, Recompute, Runtime, Strategy, Workload, peak_memory, rank_memories
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 512, 8, 1024, 50304
@@ -156,3 +156,42 @@ def test_the_categories_are_all_that_is_held(plan):
         assert memory.allocated_bytes <= memory.reserved_bytes
         assert memory.allocated_bytes < memory.total_bytes
         assert all(getattr(memory, name) >= 0 for name in memory.__dataclass_fields__)
+
+
+def test_adapters_need_what_their_attention_reads_and_what_ops_without_weights_need():
+    def layer(frozen):
+        few, many = (replace(workload(gpt(layers, dropout=0.0), dp=8), frozen=frozen) for layers in (4, 12))
+        return (peak_memory(many).activations_bytes - peak_memory(few).activations_bytes) / 8
+
+    # the inputs of both matrices of the feed-forward network: h and 4 h, in 16 bits
+    assert layer(frozen=False) - layer(frozen=True) == 2 * 5 * SEQUENCE * HIDDEN
+
+
+def test_weights_that_nothing_updates_are_in_8_bits_where_matmuls_are():
+    whole, half = (replace(workload(dp=8), frozen=True, precision=precision) for precision in ("bf16", "fp8"))
+    assert peak_memory(half).weights_bytes == peak_memory(whole).weights_bytes / 2
+
+
+def test_flat_buffers_are_of_their_size_or_of_the_parameters():
+    def buckets(flat_elements):
+        return peak_memory(workload(rules=MemoryRules(flat_elements=flat_elements), dp=8, zero_stage=1))
+
+    assert buckets(1e6).buckets_bytes == 2 * 2 * 1e6
+    assert buckets(1e12).buckets_bytes == 2 * buckets(1e12).weights_bytes
+
+
+def test_a_decoder_of_short_targets_keeps_its_share():
+    def held(share):
+        model = replace(published("t5-base"), target_share=share)
+        return peak_memory(replace(workload(dp=8), model=model)).activations_bytes
+
+    assert held(0.25) < 0.7 * held(1.0)
+
+
+def test_frozen_stages_of_a_detector_keep_nothing():
+    strategy = Strategy(dp=8, micro_batch=8, global_batch=64)
+    job = Workload(model=model("retinanet-mlperf"), sequence=1, strategy=strategy, cluster=parse_cluster("1xhgx-h100"))
+    blocks = {block.name: block for block in job.model.blocks}
+    assert not any(op.saves for op in blocks["stem"].ops + blocks["stage1.1"].ops)
+    assert any(op.saves for op in blocks["stage2.1"].ops)
+    assert peak_memory(job).activations_bytes > 0

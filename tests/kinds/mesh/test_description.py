@@ -40,6 +40,9 @@ def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):
     assert described(tmp_path, text("tp = 2")).strategy.zero_stage == 1
     assert described(tmp_path, text("tp = 1", framework="fsdp")).strategy.zero_stage == 3
     assert described(tmp_path, text("tp = 2")).strategy.sequence_parallel
+    found = (described(tmp_path, text("tp = 2", framework=name)) for name in ("megatron-core", "fsdp"))
+    megatron, pytorch = (each.workload(each.strategy).runtime for each in found)
+    assert (megatron.regather_inputs, pytorch.regather_inputs) == (True, False)
 
 
 def test_without_a_table_the_usual_strategy_fits_in_memory(tmp_path):

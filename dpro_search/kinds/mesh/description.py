@@ -33,7 +33,7 @@ from dpro_search.kinds._base import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
-from dpro_search.space.mesh import Strategy, Workload
+from dpro_search.space.mesh import Schedule, Strategy, Workload
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -233,7 +233,7 @@ def _choices(key: str) -> tuple[str, ...]:
         "optimizer": ("adam", "adamw"),
         "runs.zero_stage": ("0", "1", "2", "3"),
         "runs.recompute": ("none", "selective", "full"),
-        "runs.schedule": ("1f1b", "interleaved", "gpipe"),
+        "runs.schedule": tuple(schedule.value for schedule in Schedule),
     }.get(key, ())
 
 

@@ -132,7 +132,9 @@ class _Destination:
             notes = (*notes, f"The plan was not checked against its recording ({error}).")
             return _Destination(known=known, named=named, notes=notes)
         if not job.targets:
-            return _Destination(known=known, named=named, notes=notes)
+            raise InputError(
+                f"{run.folder}: plans of {job.name} cannot be exported yet; set in its framework what plans/plan-N.json says"
+            )
         foreign = [target for target in named if target not in job.targets]
         if foreign:
             able = ", ".join(map(str, job.targets))

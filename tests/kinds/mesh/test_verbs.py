@@ -151,3 +151,8 @@ def test_clusters_are_compared_by_time_price_and_size(tmp_path):
     said = printed("run", path, "--cluster", names, "--tokens-per-second", 1e9, "--out", tmp_path / "run")
     assert "None of the clusters gives 1,000,000,000 tokens a second" in said
     assert "give several" in refusal("run", path, "--tokens-per-second", 1)
+
+
+def test_plans_cannot_be_exported_yet(run, tmp_path):
+    assert "plans of a parallel job cannot be exported yet" in refusal("export", run, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

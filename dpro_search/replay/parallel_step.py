@@ -7,12 +7,14 @@ from dataclasses import replace
 from dpro_search.graph.model import Block
 from dpro_search.replay.engine import ends_us
 from dpro_search.space.mesh import (
+    Domain,
     Known,
     PeakMemory,
     Schedule,
     StepCosts,
     Strategy,
     Workload,
+    domain_of,
     peak_memory,
     pipeline_orders,
     step_costs,
@@ -113,6 +115,10 @@ class ParallelSteps:
     def _replayed_us(costs: StepCosts, strategy: Strategy, micro_batches: int) -> float:
         orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, micro_batches)
         return float(ends_us(step_graph(costs, orders), 1)[0])
+
+    def domain(self, strategy: Strategy) -> Domain:
+        """What the error of the prediction depends on."""
+        return domain_of(self.under(strategy), self._known)
 
     def memory(self, strategy: Strategy) -> PeakMemory:
         """What the rank holds that holds most.

@@ -58,7 +58,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     trials: int  # Finished trials, the recorded setting included.
     seconds: float  # Wall-clock time of this search, without what an earlier one spent on the same folder.
     # Why it ended; "exhausted": the sampler found no new plan; "settled": the expected further gain was below the prediction error;
-    # "complete": no plan that was not evaluated can be faster than the best (`Ranked`).
+    # "complete": no plan that was not evaluated can be faster than the best by more than 0.5 % (`Ranked`).
     stopped: Stopped
     baseline: Prediction  # Prediction of the recorded setting.
     # The best plans, fastest first. Plans within 1 % of each other count as one, represented by the simplest. Infeasible plans are

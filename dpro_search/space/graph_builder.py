@@ -130,6 +130,8 @@ class GraphBuilder:
         self._pairs = {name: (_Growing(np.int32), _Growing(np.int32)) for name in ("edge", "link", "carry")}
         self._names, self._device_names = Labels("op"), Labels("device")
         self._links = 0
+        self._count = 0  # of ops
+        self._rows: list[tuple[int, float, OpKind, int, int, float]] = []  # ops that were added one by one, not yet in the columns
 
     def add_device(self, rank: int = 0, policy: OrderPolicy = OrderPolicy.FIFO, name: str = "") -> int:
         """A device of a rank."""
@@ -173,15 +175,13 @@ class GraphBuilder:
         links: Sequence[int] = (),
     ) -> int:
         """One op, which needs the ops `after`; some hundred times faster than a block of one."""
-        op, columns = len(self._names), self._ops
-        columns["device"].append(device)
-        columns["duration_us"].append(duration_us)
-        columns["kind"].append(kind)
-        columns["priority"].append(priority)
-        columns["collective"].append(-1 if collective is None else collective)
-        columns["flow_bytes"].append(flow_bytes)
-        self._singly("link", [op] * len(links), links)
-        self._singly("edge", after, [op] * len(after))
+        op = self._count
+        self._count += 1
+        self._rows.append((device, duration_us, kind, priority, -1 if collective is None else collective, flow_bytes))
+        if links:
+            self._singly("link", [op] * len(links), links)
+        if after:
+            self._singly("edge", after, [op] * len(after))
         self._names.add_one(name)
         return op
 
@@ -210,6 +210,8 @@ class GraphBuilder:
         devices = np.asarray(device, np.int32)
         numbers = _numbers(len(self), devices.shape)
         columns = (devices, duration_us, kind, priority, collective, flow_bytes)
+        self._add_rows()
+        self._count += numbers.size
         for (column, dtype), values in zip(_COLUMNS.items(), columns, strict=True):
             self._ops[column].block(_filled(values, devices.shape, dtype))
         if links is not None:
@@ -231,12 +233,13 @@ class GraphBuilder:
             self._pair("carry", source, destination)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._count
 
     def build(
         self, slowdown: Floats | None = None, *, servers: Int32s | None = None, cores: SharedCores | None = None
     ) -> ReplayGraph:
         """The graph of all that was added; `ReplayGraph.validate` says what is wrong with it."""
+        self._add_rows()
         ops = {name: column.joined() for name, column in self._ops.items()}
         source, destination = self._joined_pairs("edge")
         pred_ptr, pred_idx = csr(destination, source, len(self))
@@ -268,6 +271,12 @@ class GraphBuilder:
             cores=cores,
             **optional,
         )
+
+    def _add_rows(self) -> None:
+        """Take the ops that were added one by one into the columns."""
+        for column, values in zip(self._ops.values(), zip(*self._rows, strict=True), strict=False):
+            column.extend(values)
+        self._rows.clear()
 
     def _pair(self, which: str, left: npt.ArrayLike, right: npt.ArrayLike) -> None:
         lefts, rights = np.broadcast_arrays(np.asarray(left, np.int32), np.asarray(right, np.int32))

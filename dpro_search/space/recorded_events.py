@@ -75,11 +75,12 @@ def complete_us(trace: Trace) -> Floats:
     parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & on_threads)
     if not len(parts):
         return found
+    passed_us = events.end_us.copy()
     waits = np.flatnonzero(needs.kind == DependencyKind.SYNC)
-    np.minimum.at(found, needs.source[waits], events.end_us[needs.target[waits]])
+    np.minimum.at(passed_us, needs.source[waits], events.end_us[needs.target[waits]])
     _, group = np.unique(events.collective[parts], return_inverse=True)
     first_us = np.full(int(group.max()) + 1, np.inf)
-    np.minimum.at(first_us, group, found[parts])
+    np.minimum.at(first_us, group, passed_us[parts])
     found[parts] = np.maximum(first_us[group], events.start_us[parts])
     return found
 

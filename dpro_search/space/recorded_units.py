@@ -246,6 +246,8 @@ class _Rank:
         """The all-reduce of a job that has one already, among other ranks or none."""
         edit, part = self._edit, self._edit.event_op[event]
         if sharding.becomes == sharding.ranks:
+            for user in edit.carried_users(part):
+                edit.carry(scatter, user)
             for user in self._take_part_out(event):
                 edit.need(scatter, user)
             return

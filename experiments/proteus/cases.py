@@ -1,4 +1,4 @@
-"""Jobs like those of Proteus: its clusters, its language models, and strategies of every kind that it compares.
+"""Jobs like those of Proteus: its clusters, its models, and strategies of every kind that it compares.
 
 The clusters are those of the paper and of the topology files that its authors released (JF-D/Proteus on GitHub, folder
 examples/clusters): a host of 8 Titan Xp on PCIe; 4 hosts of 8 V100 with one and with two InfiniBand cards; 2 hosts of 8 A100.
@@ -16,7 +16,8 @@ import msgspec
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
 from dpro_search.errors import InputError
-from dpro_search.graph.model import published
+from dpro_search.graph.model import Model, Network, model
+from dpro_search.graph.model.recommenders import dlrm
 from dpro_search.space.mesh import Recompute, Runtime, Strategy, Workload
 
 RUNTIME = Runtime(
@@ -27,9 +28,33 @@ RUNTIME = Runtime(
     clip_gradients=False,
     accumulate_bytes=12.0,  # fp32 gradients: the new one and the sum are read, the sum is written
 )
-MODELS = {"GPT-2 (124M)": ("gpt2", 4), "GPT-2 XL (1.5B)": ("gpt2-xl", 1)}
-"""Name in the package, and sequences of each GPU under data parallelism."""
 SEQUENCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model and how much of the batch each GPU has under data parallelism."""
+
+    model: Model
+    each: int  # Sequences, images or samples.
+    sequence: int = 1
+
+
+def dlrm_of_proteus() -> Network:
+    """Eight tables of a million rows, of each of which a sample reads a hundred (JF-D/Proteus, examples/dlrm.py)."""
+    return dlrm(
+        tables=8, rows=8_000_000, width=64, numbers=128, bottom=(512, 512, 512, 64), top=(1024, 1024, 1024, 1024, 1), lookups=100
+    )
+
+
+MODELS = {
+    "ResNet-50": Trained(model=model("resnet50"), each=32),
+    "Inception-v3": Trained(model=model("inception-v3"), each=32),
+    "VGG-19": Trained(model=model("vgg19"), each=32),
+    "DLRM": Trained(model=dlrm_of_proteus(), each=128),
+    "GPT-2 (124M)": Trained(model=model("gpt2"), each=4, sequence=SEQUENCE),
+    "GPT-2 XL (1.5B)": Trained(model=model("gpt2-xl"), each=1, sequence=SEQUENCE),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +86,19 @@ def _with_cards(cluster: Cluster, count: int) -> Cluster:
     return replace(cluster, groups=(replace(group, host=replace(group.host, nics=nics)),))
 
 
-def strategies(devices: int, each: int) -> Iterator[tuple[str, Strategy]]:
-    """Strategies that use all devices, with `each` sequences of each of them."""
-    batch = devices * each
+def strategies(devices: int, trained: Trained) -> Iterator[tuple[str, Strategy]]:
+    """Strategies that use all devices; networks are split over data parallel ranks only, embedding tables over ranks as well."""
+    each, batch = trained.each, devices * trained.each
     yield f"dp {devices}", Strategy(dp=devices, micro_batch=each, global_batch=batch)
-    recompute = Strategy(dp=devices, micro_batch=each, global_batch=batch, recompute=Recompute.FULL)
-    yield f"dp {devices}, recomputation", recompute
+    if isinstance(trained.model, Network) and trained.model.tables:
+        yield f"dp {devices}, tables over 8", Strategy(dp=devices, ep=8, micro_batch=each, global_batch=batch)
+        return
     for stage in (1, 3):
         yield f"dp {devices}, ZeRO-{stage}", Strategy(dp=devices, micro_batch=each, global_batch=batch, zero_stage=stage)
+    if isinstance(trained.model, Network):
+        return
+    recompute = Strategy(dp=devices, micro_batch=each, global_batch=batch, recompute=Recompute.FULL)
+    yield f"dp {devices}, recomputation", recompute
     for tp in (2, 4, 8):
         dp = devices // tp
         yield f"tp {tp} x dp {dp}", Strategy(dp=dp, tp=tp, micro_batch=each * tp, global_batch=batch)
@@ -83,14 +113,18 @@ def strategies(devices: int, each: int) -> Iterator[tuple[str, Strategy]]:
 def cases() -> Iterator[Case]:
     """All jobs that can be split so."""
     for cluster_name, (cluster, precision) in clusters().items():
-        for model_name, (name, each) in MODELS.items():
-            model = published(name)
-            for strategy_name, strategy in strategies(cluster.ranks, each):
+        for model_name, trained in MODELS.items():
+            for strategy_name, strategy in strategies(cluster.ranks, trained):
                 try:
-                    strategy.check(model, SEQUENCE)
+                    strategy.check(trained.model, trained.sequence)
                 except InputError:  # heads that do not divide
                     continue
                 workload = Workload(
-                    model=model, sequence=SEQUENCE, strategy=strategy, cluster=cluster, precision=precision, runtime=RUNTIME
+                    model=trained.model,
+                    sequence=trained.sequence,
+                    strategy=strategy,
+                    cluster=cluster,
+                    precision=precision,
+                    runtime=RUNTIME,
                 )
                 yield Case(cluster=cluster_name, model=model_name, strategy=strategy_name, workload=workload)

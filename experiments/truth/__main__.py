@@ -113,12 +113,15 @@ def _compare(rows: list[Row], predictors: dict[str, Predict], options: argparse.
     if options.json:
         print(json.dumps(found, indent=2))
         return 0
-    print(f"{found['rows']} rows that all support: mean and median absolute error, median error (%), order (Kendall tau)")
+    print(
+        f"{found['rows']} rows that all support: mean and median absolute error, median error (%), order (Kendall tau), memory (%)"
+    )
+    columns = ("mape_pct", "median_ape_pct", "bias_pct", "kendall_tau", "memory_median_ape_pct")
     parts = [("all", "all"), *((column, value) for column in by for value in found["predictors"][next(iter(predictors))][column])]
     for column, value in parts:
         for name, figures in found["predictors"].items():
             one = figures["all"] if column == "all" else figures[column][value]
-            numbers = "".join(f"{one.get(key, '-')!s:>12}" for key in ("mape_pct", "median_ape_pct", "bias_pct", "kendall_tau"))
+            numbers = "".join(f"{one.get(key, '-')!s:>12}" for key in columns)
             print(f"{value[:24]:26}{one['rows']:6} {name:20}{numbers}")
     for name, alone in found["alone"].items():
         print(f"{name}: {alone['supported']} rows alone, {alone['seconds_per_row'] * 1e3:.1f} ms each")

@@ -21,7 +21,7 @@ DELAY_SCALE_US = 100.0
 PRIOR = 0.3
 """Standard deviation of a factor's logarithm before it is seen, and of the errors that are left: each of the two pulls alike."""
 DELAY_PRIOR = 3.0  # The same of delays, in hundreds of us.
-MOST_ROWS = 40
+MOST_ROWS = 16
 """Of a kind, to which it is fitted: a few minutes for all kinds."""
 
 
@@ -30,7 +30,7 @@ def calibrated(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
     Kinds of which the fifth has no row take what is fitted to all kinds together.
     """
-    measured = [found for found in scored if found.row.measured]
+    measured = [found for found in scored if found.timed]
     chosen = fifth([found.row for found in measured], seed)
     by_kind: dict[Kind, list[Scored]] = defaultdict(list)
     for found in measured:
@@ -61,7 +61,7 @@ def fit(rows: Sequence[Scored], prior: npt.NDArray[np.float64]) -> npt.NDArray[n
     lower = np.array([0.0 if name in DELAYS else -1.0 for name in NAMES])
     upper = np.array([10.0 if name in DELAYS else 1.5 for name in NAMES])
     start = np.clip(prior, np.where(lower < 0, lower + 0.01, 0.5), upper - 0.01)
-    return np.asarray(least_squares(residuals, start, bounds=(lower, upper), diff_step=0.05, max_nfev=8).x)
+    return np.asarray(least_squares(residuals, start, bounds=(lower, upper), diff_step=0.05, max_nfev=5).x)
 
 
 def calibration_of(values: npt.NDArray[np.float64]) -> Calibration:

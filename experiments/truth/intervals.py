@@ -36,7 +36,7 @@ class _Rows(NamedTuple):
 
 def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
     """Quantiles of measured over predicted steps by domain, and the coverage of each source by those of the others."""
-    ran = [found for found in scored if found.row.measured]
+    ran = [found for found in scored if found.timed]
     rows = _Rows(
         np.array([-np.log1p(found.error) for found in ran]),
         np.array([domain_of(workload_of(found.row)).value for found in ran]),
@@ -71,8 +71,9 @@ def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _quantiles(rows: _Rows) -> Mapping[str, tuple[float, float]]:
-    """Of each domain, with the same weight for each source."""
-    everything = _of(rows)
+    """Of each domain, with the same weight for each source; of few sources, those of all transformers, widened."""
+    transformers = rows.of(rows.domains != Domain.NETWORK.value)
+    everything = _of(transformers if len(transformers.logs) else rows)
     found = {}
     for domain in Domain:
         own = rows.of(rows.domains == domain.value)

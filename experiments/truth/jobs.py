@@ -33,7 +33,8 @@ FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"fsdp", "fsdp"),
     (r"megatron-deepspeed", "megatron-deepspeed"),
-    (r"hf transformers", "pytorch"),
+    (r"hf transformers|accelerate", "pytorch"),
+    (r"^tensorflow", "tensorflow"),
     (r"", "megatron-core"),
 )
 
@@ -77,12 +78,13 @@ def runtime_of(row: Row) -> Runtime:
 UNEVEN = 0.01
 """Of a batch: what scripts that round the number of their micro-batches leave out or add, at most."""
 
-Kind = tuple[str, str]  # machine or card, and framework
+Kind = tuple[str, str]  # machine or card, and framework; networks that are no transformers are a kind of their own
 
 
 def kind_of(row: Row) -> Kind:
     """GPU and framework of a row, without their versions and variants."""
-    return machine_of(row), runtime_of(row).name
+    name = runtime_of(row).name
+    return machine_of(row), f"{name}, networks" if is_network(row) else name
 
 
 def _precision(row: Row) -> str:

@@ -55,7 +55,7 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
     fitted = fifth((found.row for found in scored), seed)
     ratios: dict[Kind, list[float]] = defaultdict(list)
     for found in scored:
-        if group_of(found.row) in fitted and found.row.measured:
+        if group_of(found.row) in fitted and found.timed:
             ratios[kind_of(found.row)].append(1 / (1 + found.error))
     everything = float(np.median([ratio for each in ratios.values() for ratio in each] or [1.0]))
     factors = {kind: float(np.median(each)) for kind, each in ratios.items()}

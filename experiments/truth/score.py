@@ -40,6 +40,11 @@ class Scored:
     prediction: Predicted
 
     @property
+    def timed(self) -> bool:
+        """Whether the row has a measured and a predicted step time."""
+        return self.row.measured and math.isfinite(self.prediction.step_s)
+
+    @property
     def error(self) -> float:
         """Relative, above 0 where the prediction is too slow."""
         measured = self.row.number("step_time_s")
@@ -69,7 +74,7 @@ def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
     """The errors of some rows."""
     if not scored:
         return {"rows": rows, "supported": 0}
-    ran = [found for found in scored if found.row.measured and math.isfinite(found.prediction.step_s)]
+    ran = [found for found in scored if found.timed]
     if not ran:
         return {"rows": rows, "supported": 0, **_memory(scored)}
     errors = np.array([found.error for found in ran])

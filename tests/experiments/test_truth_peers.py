@@ -10,7 +10,7 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.graph.model import parameters_of, published
+from dpro_search.graph.model import model, parameters_of, published
 from dpro_search.space.mesh import Strategy, Workload
 from experiments.truth.peers import described
 
@@ -79,8 +79,8 @@ def test_a_script_answers_every_job_and_says_why_it_cannot(tmp_path):
     ]
 
 
-def workload(model, **degrees):
-    return Workload(model=published(model), sequence=4096, strategy=Strategy(**degrees), cluster=parse_cluster("2xhgx-h100"))
+def workload(name, **degrees):
+    return Workload(model=published(name), sequence=4096, strategy=Strategy(**degrees), cluster=parse_cluster("2xhgx-h100"))
 
 
 def test_a_job_is_described_by_its_numbers():
@@ -91,6 +91,12 @@ def test_a_job_is_described_by_its_numbers():
     assert found["nic_bits_per_s"] == 400e9
     assert parameters_of(published("mixtral-8x7b")) == found["parameters"]
     assert found["active_parameters"] == pytest.approx(12.9e9, rel=0.01)  # Jiang et al. 2024, arXiv 2401.04088
+
+
+def test_networks_that_are_no_transformers_are_left_out():
+    job = Workload(model=model("resnet50"), sequence=1, strategy=Strategy(dp=8, global_batch=8), cluster=parse_cluster("hgx-h100"))
+    with pytest.raises(InputError, match="no transformer"):
+        described(job)
 
 
 def test_layers_that_differ_are_left_out():

@@ -21,6 +21,7 @@ from dpro_search.space.recorded_units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
+from tests.kinds.verbs import verb
 
 MIB = 2**20
 BYTES = 4 * MIB  # of a unit's parameters; the root has a quarter of them
@@ -47,6 +48,7 @@ class Device:
     profile: Profile
     now: float
     world: int
+    shared_by: int
     compute: float = 0.0
     collectives: float = 0.0
     allocated: int = 0
@@ -61,9 +63,10 @@ class Device:
 
     def collective(self, kind: str, size: int, tid: int, *, after: float = 0.0) -> float:
         start = max(self.now + 10, self.collectives, after)
-        sent = {"In msg nelems": size // 4 // self.world if kind == "AllGather" else size // 4}
-        sent["Out msg nelems"] = size // 4 // self.world if kind == "ReduceScatter" else size // 4
-        more = {"Collective name": NAMES[kind], "dtype": "Float", "Group size": self.world, "Process Group Name": "0"}
+        sent = {"In msg nelems": size // 4 // self.shared_by if kind == "AllGather" else size // 4}
+        sent["Out msg nelems"] = size // 4 // self.shared_by if kind == "ReduceScatter" else size // 4
+        group, ranks = ("1", self.world // self.shared_by) if kind == "AllReduce" else ("0", self.shared_by)
+        more = {"Collective name": NAMES[kind], "dtype": "Float", "Group size": ranks, "Process Group Name": group}
         self.profile.kernel(KERNELS[kind], start, transfer_us(size), launched=self.now, tid=tid, stream=COLLECTIVES, **sent, **more)
         self.collectives = start + transfer_us(size)
         return self.collectives
@@ -98,7 +101,7 @@ def mark(what: str, unit: str) -> str:
     return f"FSDP::{what} ({unit})" if unit else f"FSDP::{what}"
 
 
-def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2) -> Profile:
+def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2, shared_by: int | None = None) -> Profile:
     """Steps of four units, the root among them: forward, backward, and a wait for the device at the end.
 
     A unit's forward pass leaves `ACTIVATIONS`, of which `RESULT` is what the next unit gets. An optimizer keeps as much as the
@@ -108,7 +111,7 @@ def rank(number: int, *, hybrid: bool = False, steps: int = 4, world: int = 2) -
     at = float(START)
     for step in range(steps):
         marked = len(profile.records)
-        device = Device(profile, at + 10, world)
+        device = Device(profile, at + 10, world, shared_by or world)
         device.allocate(3 * sum(map(bytes_of, UNITS)) // world)
         for unit in UNITS:
             begun = device.now
@@ -268,6 +271,19 @@ def test_the_recorded_number_of_ranks_is_no_change(four: Any) -> None:
         four.predict(Plan.of(shard_ranks=3))
 
 
+def test_a_job_with_copies_shares_among_other_ranks() -> None:
+    """Two groups of two ranks become one of four, which needs no all-reduce, or stay."""
+    hybrid: Any = job_of(trace_of(world=4, shared_by=2, hybrid=True, gpu=A100))
+    assert hybrid.units.shared_by == 2
+    before, after = changed(hybrid), changed(hybrid, shard_ranks=4)
+    assert len(durations(before, "AllReduce")) == len(UNITS)
+    assert not durations(after, "AllReduce")
+    assert max(durations(after, "AllGather")) > max(durations(before, "AllGather"))
+    assert hybrid.space.simplest(Plan.of(shard_ranks=2)) == Plan()
+    scatters = [op for op in range(len(after)) if after.name(op).startswith(KERNELS["ReduceScatter"][:20])]
+    assert scatters[-1] in after.carry_src  # the host waits for it before the next step
+
+
 def test_on_more_hosts_shards_within_each_are_gathered_faster() -> None:
     job: Any = job_of(trace_of(world=4, gpu=A100))
     there, _ = job.under(Scenario().on("8xdgx-a100-40"))
@@ -314,6 +330,17 @@ def test_memory_is_what_was_counted_and_what_a_plan_changes_of_it(job: Any) -> N
 def test_fewer_shards_take_more_memory(four: Any) -> None:
     total = sum(map(bytes_of, UNITS))
     assert peak(four, shard_ranks=2) - peak(four) == pytest.approx(3 * total // 4, rel=0.2)
+
+
+def test_a_search_within_a_memory_limit_computes_units_again(job: Any, tmp_path: Path) -> None:
+    job.trace.save(tmp_path / "trace")
+    limit = peak(job) - ACTIVATIONS
+    found = verb("run", tmp_path / "trace", "--trials", 40, "--memory-limit", limit, "--out", tmp_path / "run")
+    best = found["plans"][0]
+    assert best["plan"]["recomputed_modules"]
+    assert best["peak_memory_bytes"] <= limit
+    verb("export", tmp_path / "run", "--out", tmp_path / "plan")
+    assert {"modules.py", "modules.json"} <= {file.name for file in (tmp_path / "plan").iterdir()}
 
 
 def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -> None:

@@ -1,8 +1,8 @@
 """`OpCosts`: durations of a model's ops on a device, by a roofline whose compute roof has the steps of tiles and waves.
 
 A matmul is computed in tiles, one on each multiprocessor at a time: time is that of whole waves of tiles, of the tile shape that is
-fastest. Memory-bound ops take their bytes at the achieved rate, in as many passes as their kernels make. Kernels take a floor at
-least.
+fastest, with the reduction split where there are too few tiles. Memory-bound ops take their bytes at the achieved rate, in as many
+passes as their kernels make. Kernels take a floor at least.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from dpro_search.errors import InputError
 from dpro_search.graph.model import Op, OpType, elements
 from dpro_search.graph.model.op import Shape
 
+SPLITS = (1, 2, 4, 8, 16, 32)
+"""Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
+(split-k of cuBLAS and cuDNN): gradients of a convolution's weights are few sums over very many positions."""
+WIDE_TILE = 256 * 128  # elements of the largest tile
 BACKWARD_ATTENTION = 2.5  # FLOPs of the backward pass over those of the forward pass (Dao 2023, section 3.2)
 BACKWARD_ATTENTION_SHARE = (
     0.8  # of the forward pass's speed: 550 of 700 TFLOP/s on an H100 (Shah et al. 2024, flash-attention 3, figure 6)
@@ -154,20 +158,25 @@ class OpCosts:
         assert peak is not None
         assert rate is not None
         assert cores is not None
-        if self.continuous:
+        if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
             peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
         matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
         implicit = CONVOLUTION_SHARE if moved is not None and precision != "fp32" else 1.0
         compute_us = math.inf
+        narrow = batch * m * n < cores * WIDE_TILE
         for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):
             tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
-            parts = 1.0
+            splits = SPLITS if narrow else SPLITS[:1]
             if moved is not None:  # a weight's gradient has few tiles, and a reduction over all positions that is split among cores
-                parts = max(min(cores // tiles, k // SPLIT_REDUCTION), 1.0)
-            flops = math.ceil(tiles * parts / cores) * cores * rows * columns * 2 * (k / parts + start)
-            compute_us = min(compute_us, flops / (peak * achieved.matmul * share * implicit) * 1e6)
+                splits = (max(min(cores // tiles, k // SPLIT_REDUCTION), 1.0),)
+            for parts in splits:
+                flops = math.ceil(tiles * parts / cores) * cores * rows * columns * 2 * (k / parts + start)
+                sums_us = 0.0
+                if parts > 1 and moved is None:  # fp32, written and read
+                    sums_us = 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
+                compute_us = min(compute_us, flops / (peak * achieved.matmul * share * implicit) * 1e6 + sums_us)
         count = batch * (m * k + k * n + m * n) if moved is None else moved
         memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Experts
@@ -126,45 +127,78 @@ def _powers_of_two(most: int) -> Iterator[int]:
 def least_us(costs: StepCosts, strategy: Strategy) -> float:
     """A time that a step cannot be shorter than, in a fraction of the time of its replay.
 
-    A pipeline rank runs its passes one after the other. Before the first one a micro-batch goes through the stages before it; after
-    the last one its gradient goes back through them. Gradients of the last micro-batch are reduced one after the other behind the
-    backward pass of their layers, or, with ZeRO-3, those of all micro-batches and all parameters gathered for them.
+    Of schedules whose backward passes are whole and whose stage s is on rank s mod pp. A pipeline rank runs its passes one after
+    the other. Before the first one a micro-batch goes through the stages before it; after the last one its gradient goes back
+    through them. Gradients of the last micro-batch are reduced one after the other behind the backward pass of their layers; with
+    ZeRO-3 those of all micro-batches are, and all parameters are gathered for them. What comes once in a step follows the last.
     """
-    forward = [sum(layer.forward_us for layer in stage) for stage in costs.stages]
-    backward = [sum(layer.backward_us for layer in stage) for stage in costs.stages]
-    count, ranks = strategy.micro_batches, strategy.pp
-    updates = costs.update_us or (0.0,) * ranks
+    ranks, stages = strategy.pp, [_Stage.of(costs, number) for number in range(len(costs.stages))]
     send_us = costs.send_us if ranks > 1 else 0.0
-    first = costs.stages[0]
-    there_us = 0.0  # until the first pass of a rank
-    if costs.overlap and not costs.every_pass:
-        there_us = max(sum(layer.gather_us for layer in first) + first[-1].forward_us - forward[0], 0.0)
-    back_us = 0.0  # after the last pass of a rank, until the gradient is back at the first one
-    least = 0.0
+    updates = costs.update_us or (0.0,) * ranks
+    there_us = back_us = 0.0  # until the first pass of a rank, and after its last one until the gradient is at the first rank
+    ends: list[float] = []
     for rank in range(ranks):
-        stages = range(rank, len(costs.stages), ranks)
-        busy_us = count * sum(forward[stage] + backward[stage] for stage in stages)
-        own_us = 0.0 if costs.overlap_send else count * send_us * (2 * len(stages) - (rank == 0) - (rank == ranks - 1))
-        passes_us = there_us + busy_us + own_us
-        least = max(least, passes_us + max(back_us - (own_us > 0) * send_us + updates[0], updates[rank]))
-        least = max(least, passes_us + updates[rank] + _exposed_us(costs, stages, backward[rank]))
+        own = stages[rank::ranks]
+        sends = 2 * len(own) - (rank == 0) - (rank == ranks - 1)
+        own_us = 0.0 if costs.overlap_send else strategy.micro_batches * send_us * sends
+        busy_us = sum(stage.passes_us(strategy.micro_batches) for stage in own)
+        end_us = there_us + busy_us + own_us
+        ends.append(max(end_us + own[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
         if costs.every_pass:
-            layers = [layer for stage in stages for layer in costs.stages[stage]]
-            exchanged_us = sum(layer.reduce_us + layer.gather_us * (1 + costs.regather) for layer in layers)
-            least = max(least, count * exchanged_us + updates[rank])
-        there_us += forward[rank] + send_us
-        back_us += backward[rank] + send_us
-    return least
+            ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in own))
+        elif not costs.overlap:
+            ends[-1] = max(ends[-1], end_us + sum(stage.reduce_us for stage in own))
+        there_us += own[0].first_us + send_us
+        back_us += own[0].last_us + send_us
+    if costs.tied_us and ranks > 1:
+        ends[0] = ends[-1] = max(ends[0], ends[-1]) + costs.tied_us
+    beside = costs.every_pass or (costs.overlap and costs.overlap_gathers)
+    after = [
+        update_us + (0.0 if beside else sum(stage.gather_us for stage in stages[rank::ranks]))
+        for rank, update_us in enumerate(updates)
+    ]
+    if costs.norm_us:
+        return max(ends) + costs.shared_us + costs.norm_us + max(after)
+    return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
 
 
-def _exposed_us(costs: StepCosts, stages: range, backward_us: float) -> float:
-    """Exchanges of a rank behind its last pass, the backward pass of its first stage, at least."""
-    own = costs.stages[stages[0]]
-    if not own:  # a stage without layers
-        return 0.0
-    if costs.every_pass:
-        return own[0].reduce_us
-    if not costs.overlap:
-        return sum(layer.reduce_us + layer.gather_us for stage in stages for layer in costs.stages[stage])
-    rest_us = sum(layer.reduce_us for layer in own) + own[-1].backward_us - backward_us
-    return max(rest_us, own[0].reduce_us)
+class _Stage(NamedTuple):
+    """Least times of a stage."""
+
+    pass_us: float  # Of a micro-batch, forward and backward.
+    once_us: float  # What its first forward pass and its last backward pass take in addition.
+    first_us: float  # Of the first forward pass.
+    last_us: float  # Of the last backward pass.
+    exposed_us: float  # From the last backward pass to the last of its gradients.
+    gather_us: float
+    reduce_us: float
+    exchanged_us: float  # Of a micro-batch, if every pass gathers and reduces.
+
+    @staticmethod
+    def of(costs: StepCosts, number: int) -> _Stage:
+        layers = costs.stages[number]
+        forward_us, backward_us = sum(layer.forward_us for layer in layers), sum(layer.backward_us for layer in layers)
+        gather_us, reduce_us = sum(layer.gather_us for layer in layers), sum(layer.reduce_us for layer in layers)
+        if not layers:  # frameworks that cut by cost may leave a stage without layers
+            return _Stage(*(0.0,) * len(_Stage._fields))
+        kept_us = layers[-1].gather_us if number == len(costs.stages) - 1 else 0.0  # the head, used last and first
+        again_us = gather_us - kept_us if costs.every_pass and costs.regather else 0.0
+        beside_us = gather_us if costs.every_pass or (costs.overlap and costs.overlap_gathers) else 0.0
+        hidden_us = reduce_us if costs.every_pass or costs.overlap else 0.0
+        first_us = forward_us + costs.slowed * beside_us
+        last_us = backward_us + costs.slowed * (hidden_us + again_us)
+        chain_us = hidden_us + layers[-1].backward_us - last_us
+        return _Stage(
+            pass_us=first_us + last_us if costs.every_pass else forward_us + backward_us,
+            once_us=0.0 if costs.every_pass else costs.slowed * (beside_us + hidden_us),
+            first_us=first_us,
+            last_us=last_us,
+            exposed_us=max(chain_us, layers[0].reduce_us) if hidden_us else 0.0,
+            gather_us=gather_us,
+            reduce_us=reduce_us,
+            exchanged_us=gather_us + again_us + reduce_us,
+        )
+
+    def passes_us(self, micro_batches: int) -> float:
+        """Of all micro-batches."""
+        return micro_batches * self.pass_us + self.once_us

@@ -78,6 +78,12 @@ _PYTORCH = Runtime(
         norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
     ),
 )
+# A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
+_TENSORFLOW = Runtime(
+    name="TensorFlow",
+    host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
+    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+)
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
     name="Megatron-Core, CUDA graphs", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0)
@@ -90,4 +96,5 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
     "pytorch": Framework(_PYTORCH, 0),
+    "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
 }

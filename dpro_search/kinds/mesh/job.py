@@ -106,7 +106,7 @@ class MeshJob(Job):
 
     @property
     def calibration(self) -> Calibration:
-        return accuracy().calibration
+        return accuracy().calibration(self._steps.domain(self._mesh.today))
 
     def _predict(self, plan: Plan) -> Prediction:
         if plan not in self._predicted:
@@ -117,7 +117,7 @@ class MeshJob(Job):
         step_us = self._steps.step_us(strategy)
         return Prediction(
             iteration_us=step_us,
-            interval_us=accuracy().interval_us(step_us),
+            interval_us=accuracy().interval_us(step_us, self._steps.domain(strategy)),
             breakdown_us={},
             peak_memory_bytes=round(self._steps.memory(strategy).total_bytes),
             source="extrapolated",

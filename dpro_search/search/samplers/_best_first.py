@@ -12,15 +12,15 @@ from dpro_search.search.samplers._base import NoPlanLeftError, Proposal, Sampler
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
-MARGIN = 0.01  # Plans whose bound is less than so much above the best time are evaluated too.
+TIE = 0.005  # Plans that could be faster than the best by no more than that are not evaluated: real runs differ by more.
 LEAST_PLANS = 6  # so many are evaluated in any case: the list shows what comes behind the best
 
 
 class BestFirstSampler(Sampler):
     """Proposes the plans of a `Ranked` objective, the one with the least bound first.
 
-    It has no plan left when `LEAST_PLANS` were proposed and the next bound is above the best time by `MARGIN`: no plan that was not
-    evaluated is faster than the best, nor slower by less than that. Nothing is random.
+    It has no plan left when `LEAST_PLANS` were proposed and the next bound is less than `TIE` below the best time: no plan that was
+    not evaluated is faster than the best by more than that. Nothing is random.
     """
 
     name: ClassVar[str] = "best-first"
@@ -37,7 +37,7 @@ class BestFirstSampler(Sampler):
         if self._left is None:
             self._left = self._ranked.ranked()
         for plan, least_us in self._left:
-            if self._proposed >= LEAST_PLANS and least_us > self._best_us * (1 + MARGIN):
+            if self._proposed >= LEAST_PLANS and least_us > self._best_us * (1 - TIE):
                 break
             if plan not in self._known:
                 self._known.add(plan)

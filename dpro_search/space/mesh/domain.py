@@ -5,28 +5,32 @@ from __future__ import annotations
 from enum import StrEnum
 
 from dpro_search.graph.model import Architecture, Experts
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, stages_of
 
 
 class Domain(StrEnum):
     """Kinds of steps, the first that fits."""
 
+    NETWORK = "no transformer"
     TENSOR_BETWEEN_HOSTS = "tensor parallel between hosts"
     EXPERTS = "experts"
-    HOST = "bound by the host"  # The host takes longer to start most layers than the device to compute them.
+    HOST = "bound by the host"  # The host takes longer to start most blocks than the device to compute them.
     PIPELINE_BETWEEN_HOSTS = "pipeline between hosts"
     DEVICE = "bound by the device"
 
 
-def domain_of(workload: Workload) -> Domain:
+def domain_of(workload: Workload, known: Known | None = None) -> Domain:
     """The domain of a workload."""
-    pricer = Pricer(workload)
+    model = workload.model
+    if not isinstance(model, Architecture):
+        return Domain.NETWORK
+    pricer = Pricer(workload, known)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
-    model = workload.model
-    if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
+    if any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
-    layers = [block for stage in stages_of(workload) for block in stage if block.name.startswith("layer")]
-    if sum(map(pricer.is_bound_by_host, layers)) > len(layers) / 2:
+    blocks = [block for stage in stages_of(workload, known) for block in stage]
+    distinct = {block.name: pricer.is_bound_by_host(block) for block in {block.name: block for block in blocks}.values()}
+    if sum(distinct[block.name] for block in blocks) > len(blocks) / 2:
         return Domain.HOST
     return Domain.PIPELINE_BETWEEN_HOSTS if pricer.groups.placements["pp"].nodes > 1 else Domain.DEVICE

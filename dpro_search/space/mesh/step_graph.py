@@ -76,6 +76,9 @@ class _Step:
         self._last: list[int | None] = [None for _ in ranks]  # last op on a rank's compute device
         self._gathered: list[list[int]] = [[] for _ in ranks]  # computes of a rank's layers, for prefetching
         self._reduces: list[list[int]] = [[] for _ in ranks]
+        self._pass_us: dict[tuple[int, Direction], float] = {}  # of a stage
+        self._gathering = [any(layer.gather_us for layer in stage) for stage in costs.stages]
+        self._reducing = [any(layer.reduce_us for layer in stage) for stage in costs.stages]
 
     def graph(self) -> ReplayGraph:
         """Adds passes in any order that their inputs allow; each rank keeps its own."""
@@ -130,28 +133,27 @@ class _Step:
         if needed is not None:
             arrival = self._arrivals.get(needed, self._ends[needed])
             after.append(arrival)
-        layers = self._costs.stages[done.stage]
         overlap = self._costs.overlap or self._costs.every_pass
         gathers = (
             self._gathers_beside
-            and any(layer.gather_us for layer in layers)
+            and self._gathering[done.stage]
             and (
                 (first and not self._costs.every_pass)
                 or (self._costs.every_pass and (done.direction == "F" or (done.direction != "W" and self._costs.regather)))
             )
         )
-        reduces = (
-            overlap and done.direction in "BW" and any(layer.reduce_us for layer in layers) and (last or self._costs.every_pass)
-        )
+        reduces = overlap and done.direction in "BW" and self._reducing[done.stage] and (last or self._costs.every_pass)
         inputs = [op for op in after if op is not None]
         end = self._layers(rank, done, inputs) if gathers or reduces else self._whole(rank, done, inputs)
         self._ends[_made(done)] = self._last[rank] = end
         self._send(rank, done, end)
 
     def _whole(self, rank: int, done: Pass, after: list[int]) -> int:
-        layers = self._costs.stages[done.stage]
         forward = done.direction == "F"
-        total_us = sum(layer.pass_us(done.direction) for layer in layers)
+        key = done.stage, done.direction
+        if key not in self._pass_us:
+            self._pass_us[key] = sum(layer.pass_us(done.direction) for layer in self._costs.stages[done.stage])
+        total_us = self._pass_us[key]
         return self._builder.add_op(
             self._compute[rank],
             total_us,

@@ -137,7 +137,7 @@ def _value(value: Any) -> str:
         return f'"{value}"' if "\\" not in value else f"'{value}'"
     if isinstance(value, list):
         return f"[{', '.join(_value(one) for one in value)}]"
-    return f"{value:.4g}"
+    return f"{value:.0f}" if value >= 1e4 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.graph.model import Experts, parameters_of
+from dpro_search.graph.model import Experts, Network, parameters_of
 from dpro_search.space.mesh import Workload
 from experiments.truth.jobs import workload_of
 from experiments.truth.rows import Row
@@ -51,6 +51,8 @@ def predictor(name: str) -> Predict:
 def described(workload: Workload) -> dict[str, Any]:
     """A job as a peer's script takes it: numbers and names only."""
     model, plan, cluster = workload.model, workload.strategy, workload.cluster
+    if isinstance(model, Network):
+        raise InputError("no transformer")
     if len(model.layers) > 1:
         raise InputError("layers that differ")
     (layer,) = model.layers

@@ -45,3 +45,10 @@ def test_a_device_of_an_unknown_architecture_says_so():
 def test_a_precision_that_a_device_has_not_is_one_line():
     with pytest.raises(InputError, match="its peak in fp8 is not known"):
         OpCosts(device("dgx-a100-80"), "fp8")
+
+
+@pytest.mark.parametrize("machine", ["dgx-1-v100", "titan-xp-pcie-8"])
+def test_few_sums_over_many_positions_are_split(machine):
+    """The gradient of the weight of a 3 x 3 convolution of 64 channels: five tiles, and 100,352 positions of 32 images."""
+    costs = OpCosts(device(machine), "fp32", 4.0)
+    assert costs.matmul_us(576, 100_352, 64) < 1.7 * costs.matmul_us(100_352, 576, 64)

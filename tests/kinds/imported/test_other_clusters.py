@@ -71,6 +71,20 @@ def test_without_the_name_of_the_gpus_one_line_names_the_option() -> None:
     assert predicted(job, "ranks=16", "recorded_on=dgx-a100-40").iteration_us > 0
 
 
+def test_without_the_name_of_the_gpus_kernels_stay_and_transfers_take_what_the_cluster_says() -> None:
+    trace = resnet().trace
+    unnamed = replace(trace, meta=msgspec.structs.replace(trace.meta, devices=()))
+    moved = under(Imported.of(unnamed, PlanOptions()), "launch=0", cluster="2xhgx-h100")
+    assumed = moved.left_out(Scenario().cluster)
+    assert assumed[0].startswith("the trace does not say on what GPUs it was recorded; recorded_on=MACHINE")
+    assert "kernels, host threads, launches and copies take as long as recorded" in assumed
+    here, there = predicted(resnet(), "launch=0"), moved.predict(Plan())
+    assert there.breakdown_us["compute"] == pytest.approx(here.breakdown_us["compute"], rel=0.02)
+    unsized = replace(unnamed, events=replace(trace.events, size_bytes=np.full(len(trace.events), -1)))
+    with pytest.raises(InputError, match=r"neither the names of its GPUs nor the sizes of its collectives: name the machine"):
+        predicted(Imported.of(unsized, PlanOptions()), cluster="2xhgx-h100")
+
+
 def test_a_faster_gpu_shortens_what_the_host_does_not_bound() -> None:
     before, after = predicted(resnet(), "launch=0"), predicted(resnet(), "launch=0", "ranks=2", cluster="hgx-h100")
     assert 0.4 < after.iteration_us / before.iteration_us < 0.75  # memory is 2.15 times as fast, tf32 3.2 times

@@ -1,6 +1,8 @@
 """Ops of inference engines in the package ``aiconfigurator-core`` (Apache-2.0): bf16 products and attention, in CUDA graphs.
 
-The package holds every shape for three engines, which differ by a few per cent. A shape's latency is the median over engines.
+The package holds shapes for three engines. Used is vLLM: its products are PyTorch's (``torch.nn.functional.linear``), its
+attention is FlashAttention. How far the other engines' products are from it is the noise floor; their attention is of other
+kernels.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from dpro_search.costmodel.devices.ops import Ops, Stack, attention, gemm
 from dpro_search.errors import InputError
 from experiments.devices.table import Table, device_of, joined_tables, table
 
+ENGINE = "vllm"
 ONE_IN = {"gemm": 8, "context": 8, "encoder": 2}
 """Of the shapes: the package has 35,742 products for each system."""
-_NAMES = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm",
-          "rtx_pro_6000_server": "rtx-pro-6000-server"}  # fmt: skip
+_NAMES = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "h100_sxm": "h100-sxm",
+          "h200_sxm": "h200-sxm", "rtx_pro_6000_server": "rtx-pro-6000-server"}  # fmt: skip
 
 
 def systems_folder(given: Path | None) -> Path | None:
@@ -52,26 +55,38 @@ def read(folder: Path | None, skipped: list[str]) -> list[Table]:
             ("context", "attention/*/*/context_attention_perf.parquet"),
             ("encoder", "encoder_attention/*/*/encoder_attention_perf.parquet"),
         ):
-            pairs = [pair for file in _newest(sorted(path.glob(pattern))) if (pair := _read(file, kind)) is not None]
-            if pairs:
-                ops.append(_table(pairs, f"aiconfigurator {name}"))
+            by_engine = {file.parts[-3]: file for file in sorted(path.glob(pattern))}  # the last version of each
+            pair = _read(by_engine[ENGINE], kind) if ENGINE in by_engine else None
+            if pair is not None:
+                ops.append(table(*pair, f"aiconfigurator {name}"))
         if ops:
             found.append(joined_tables(ops))
     return found
 
 
-def _newest(files: list[Path]) -> list[Path]:
-    """The last version of each engine."""
-    by_engine: dict[str, Path] = {}
-    for file in files:
-        by_engine[file.parts[-3]] = file
-    return list(by_engine.values())
+def between_engines(folder: Path) -> dict[str, Any]:
+    """|log(latency / that of vLLM)| of products that another engine has, too, by system."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        tables = {file.parts[-3]: _read(file, "gemm") for file in sorted(path.glob("gemm/*/*/gemm_perf.parquet"))}
+        usual = tables.pop(ENGINE, None)
+        if usual is None:
+            continue
+        own = {tuple(row): us for row, us in zip(_sizes(usual[0]), usual[1], strict=True)}
+        logs = [
+            abs(np.log(us / own[tuple(row)]))
+            for pair in tables.values()
+            if pair is not None
+            for row, us in zip(_sizes(pair[0]), pair[1], strict=True)
+            if tuple(row) in own
+        ]
+        if logs:
+            found[f"aiconfigurator {_NAMES.get(path.name, path.name)}"] = np.array(logs)
+    return found
 
 
-def _table(pairs: list[tuple[Ops, Any]], target: str) -> Table:
-    from dpro_search.costmodel.devices.ops import joined
-
-    return table(joined([ops for ops, _ in pairs]), np.concatenate([us for _, us in pairs]), target)
+def _sizes(ops: Ops) -> list[list[float]]:
+    return np.column_stack([ops.m, ops.n, ops.k]).tolist()  # type: ignore[no-any-return]
 
 
 def _read(file: Path, kind: str) -> tuple[Ops, Any] | None:

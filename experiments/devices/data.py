@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.measured import Measured
-from dpro_search.costmodel.devices.profile import Shares
+from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.profile import Shares, probe_places
 from dpro_search.errors import InputError
 from experiments.devices import aiconfigurator, deepbench, neusight, sailor
 from experiments.devices.table import Table, device_of, family_of, joined_tables
@@ -16,6 +19,7 @@ from experiments.devices.table import Table, device_of, family_of, joined_tables
 USUAL = Shares()
 MOST_OF_CATEGORY = {True: 800, False: 200}
 """Ops of a category that are used: of products, and of what memory bounds."""
+MOST_JUDGED = 1500
 FEWEST = 150  # ops of a target: fewer leave none to judge once 100 are samples
 
 
@@ -36,21 +40,25 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
     return joined
 
 
-def thinned(table: Table, random: np.random.Generator) -> Table:
-    """At most `MOST_OF_CATEGORY` ops of each category, drawn at random."""
-    ops = table.ops
-    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.special, ops.batch > 1])
-    of = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
-    order = random.permutation(len(of))
-    order = order[np.argsort(of[order], kind="stable")]
-    starts = np.searchsorted(of[order], of[order])
-    most = np.where(ops.flops > 0, MOST_OF_CATEGORY[True], MOST_OF_CATEGORY[False])[order]
-    return table[np.sort(order[np.arange(len(of)) - starts < most])]
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A device under one way to run and time ops: what a fit takes of it, and what is judged."""
+
+    measured: Measured
+    fit: npt.NDArray[np.bool_]  # Categories alike, [n].
+    judge: npt.NDArray[np.bool_]  # As often as the source has them; of these samples are chosen, too, [n].
+
+    @property
+    def name(self) -> str:
+        return self.measured.name
+
+    @property
+    def family(self) -> str:
+        return self.measured.family
 
 
-def measured(found: dict[str, Table], seed: int, skipped: list[str], *, probed: bool = True) -> list[Measured]:
-    """By target, thinned. Probes are chosen before thinning, and kept."""
-    random = np.random.default_rng(seed)
+def targets(found: dict[str, Table], seed: int, skipped: list[str], *, probed: bool = True) -> list[Target]:
+    """All that have specs and enough ops. Probes are chosen from all ops of a target."""
     result = []
     for name, one in sorted(found.items()):
         try:
@@ -58,23 +66,44 @@ def measured(found: dict[str, Table], seed: int, skipped: list[str], *, probed: 
             if len(one) < FEWEST:
                 skipped.append(f"{name}: {len(one)} ops are too few to judge")
                 continue
-            result.append(_measured(name, one, device, random, probed))
+            result.append(_target(name, one, device, seed, probed))
         except InputError as error:
             skipped.append(f"{name}: {error}")
     return result
 
 
-def _measured(name: str, one: Table, device, random: np.random.Generator, probed: bool) -> Measured:  # type: ignore[no-untyped-def]
-    from dpro_search.costmodel.devices.profile import probe_places
+def _target(name: str, one: Table, device: Device, seed: int, probed: bool) -> Target:
+    number = drawn(one.ops, seed)
+    fit = _thinned(one, number)
+    judge = np.zeros(len(one), dtype=bool)
+    judge[np.argsort(drawn(one.ops, seed + 1000), kind="stable")[:MOST_JUDGED]] = True
+    probes = np.zeros(len(one), dtype=bool)
+    probes[probe_places(one.ops, device)] = True
+    kept = fit | judge | probes
+    part = one[kept]
+    measured = Measured.of(name, family_of(device), device, part.ops, part.us, USUAL, probed=probed)
+    return Target(measured=measured, fit=(fit | probes)[kept], judge=judge[kept])
 
-    few = thinned(one, random)
-    probes = one[probe_places(one.ops, device)]
-    both = joined_tables([probes, few])
-    first = np.unique(np.column_stack([both.ops.matrix, both.us]), axis=0, return_index=True)[1]
-    kept = both[np.sort(first)]
-    return Measured.of(name, family_of(device), device, kept.ops, kept.us, USUAL, probed=probed)
+
+def _thinned(table: Table, number: Floats) -> npt.NDArray[np.bool_]:
+    """A mask of at most `MOST_OF_CATEGORY` ops of each category, those with the least numbers."""
+    ops = table.ops
+    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.special, ops.batch > 1])
+    of = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(number, kind="stable")
+    order = order[np.argsort(of[order], kind="stable")]
+    starts = np.searchsorted(of[order], of[order])
+    most = np.where(ops.flops > 0, MOST_OF_CATEGORY[True], MOST_OF_CATEGORY[False])[order]
+    found = np.zeros(len(of), dtype=bool)
+    found[order[np.arange(len(of)) - starts < most]] = True
+    return found
 
 
-def kinds(parts: Sequence[Measured]) -> list[str]:
-    """Names of targets."""
-    return [part.name for part in parts]
+def drawn(ops: Ops, seed: int) -> Floats:
+    """A number between 0 and 1 for each op, which depends on its sizes and the seed: the same op is drawn on every device, [n]."""
+    digits = np.zeros(len(ops), dtype=np.uint64)
+    sizes = (ops.kind, ops.batch, ops.m, ops.n, ops.k, ops.backward, ops.special, np.full(len(ops), seed + 1))
+    for size in sizes:
+        digits = (digits ^ np.round(size * 16).astype(np.int64).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        digits ^= digits >> np.uint64(29)
+    return np.asarray((digits >> np.uint64(11)).astype(np.float64) / 2**53)

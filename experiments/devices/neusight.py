@@ -1,4 +1,4 @@
-"""Ops of PyTorch that NeuSight measured (MIT): products, convolutions, vector ops; and ops inside six models, with whole-model labels."""
+"""Ops of PyTorch that NeuSight measured (MIT): products, convolutions, vector ops; ops inside models, and whole models."""
 
 from __future__ import annotations
 

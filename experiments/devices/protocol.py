@@ -1,88 +1,148 @@
-"""Devices left out by family: trees fitted without a family, then corrected by probes and samples of the device that is judged.
+"""Devices left out: trees fitted without them, then corrected by probes and samples of the device that is judged.
 
-A target is one device under one way to run ops. Its family (architecture) is left out with all of its sources. What decides how much
-a correction counts, which members are averaged and how wide intervals are comes from errors on the other left-out families.
+A target is one device under one way to run ops. Its architecture is left out with all of its devices and sources (or, as most
+papers do, that device alone). How much a correction counts, and how wide intervals are, comes from errors on other left-out
+devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.cluster import KMeans
 
+from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.measured import Measured
+from dpro_search.costmodel.devices.model import BUDGETS, fit_trees, interval_width
 from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.trees import EVERYTHING, PORTABLE, Member, TreeSettings, even_weights
-
-MEMBERS = {"all features": EVERYTHING, "ratios only": PORTABLE}
+from dpro_search.costmodel.devices.trees import Trees
+from experiments.devices.data import Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Predictions for a target by trees that saw no device of its family."""
+    """A target and what trees say that saw no device of its group."""
 
-    measured: Measured
-    ratios: dict[str, Floats]  # log(latency / base) by member, [n] each.
+    target: Target
+    group: str  # That was left out together.
+    ratio: Floats  # Predicted log(latency / base), [n].
+    of_base: Floats  # Likewise, of the trees alone that see all features, [n].
+    trees: Trees
 
-    def errors(self, weights: dict[str, float]) -> Floats:
-        """log(measured / predicted) of a mean of members, [n]."""
-        return np.asarray(self.measured.ratio - self.mean(weights))
-
-    def mean(self, weights: dict[str, float]) -> Floats:
-        """Of the members' predictions, [n]."""
-        return np.asarray(sum(weight * self.ratios[name] for name, weight in weights.items()))
+    @property
+    def errors(self) -> Floats:
+        """log(measured / predicted), [n]."""
+        return np.asarray(self.target.measured.ratio - self.ratio)
 
 
-def left_out(parts: Sequence[Measured], settings: TreeSettings, seed: int) -> list[LeftOut]:
-    """Predictions for all targets, each by a fit without its family."""
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Predictions for the ops of a target that were neither probes nor samples."""
+
+    target: str
+    group: str
+    budget: int
+    log_error: Floats  # log(predicted / measured), [n].
+    deviation: Floats  # Expected of it, [n].
+
+    @property
+    def score(self) -> Floats:
+        """Errors over what was expected, [n]."""
+        return np.asarray(np.abs(self.log_error) / self.deviation)
+
+
+def by_family(target: Target) -> str:
+    """Architectures are left out."""
+    return target.family
+
+
+def by_device(target: Target) -> str:
+    """Devices are left out, with all of their sources."""
+    return target.measured.profile.device.name
+
+
+def left_out(targets: Sequence[Target], seed: int, group: Callable[[Target], str]) -> list[LeftOut]:
+    """Predictions for all targets, each by a fit without its group."""
     found: dict[str, LeftOut] = {}
-    for family in sorted({part.family for part in parts}):
-        members = fitted([part for part in parts if part.family != family], settings, seed)
-        for part in parts:
-            if part.family == family:
-                ratios = {name: member.predict(part.features) for name, member in members.items()}
-                found[part.name] = LeftOut(measured=part, ratios=ratios)
-    return [found[part.name] for part in parts]
+    for name in sorted({group(target) for target in targets}):
+        trees = fit_trees([fitted(target) for target in targets if group(target) != name], seed)
+        for target in targets:
+            if group(target) == name:
+                found[target.name] = _predicted(target, name, trees)
+    return [found[target.name] for target in targets]
 
 
-def fitted(parts: Sequence[Measured], settings: TreeSettings, seed: int) -> dict[str, Member]:
-    """All members, fitted to some targets."""
-    features = np.concatenate([part.features for part in parts])
-    ratio = np.concatenate([part.ratio for part in parts])
-    weight = weights_of(parts)
+def _predicted(target: Target, group: str, trees: Trees) -> LeftOut:
+    seen = target.measured.features
+    of_base = trees.base.predict(seen)
+    return LeftOut(target=target, group=group, ratio=of_base + trees.shapes.predict(seen), of_base=of_base, trees=trees)
+
+
+def fitted(target: Target) -> Measured:
+    """What a fit takes of a target."""
+    return target.measured[target.fit]
+
+
+def similarity_of(found: Sequence[LeftOut], seed: int) -> Similarity:
+    """How alike errors on left-out devices are."""
+    return Similarity.fit(
+        [(one.target.measured.points[one.target.judge], one.errors[one.target.judge]) for one in found], seed=seed
+    )
+
+
+def judged(found: Sequence[LeftOut], seed: int, budgets: Sequence[int] = BUDGETS) -> list[Judged]:
+    """All targets with all budgets; targets of a group share nothing with what decides of their corrections."""
+    result = []
+    for group in sorted({one.group for one in found}):
+        similarity = similarity_of([one for one in found if one.group != group], seed)
+        for one in found:
+            if one.group == group:
+                result += [judge(one, similarity, budget, seed) for budget in budgets]
+    return result
+
+
+def judge(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> Judged:
+    """A target of which `budget` ops were measured, its probes among them; 0: these are used as probes only."""
+    target = one.target
+    part, points, errors = target.measured, target.measured.points, one.errors
+    chosen = samples(part, budget, seed, np.flatnonzero(target.judge))
+    rest = target.judge.copy()
+    rest[chosen] = False
+    shift = np.zeros(int(rest.sum()))
+    deviation = np.full(len(shift), np.sqrt(similarity.variance))
+    if budget:
+        shift, deviation = Correction.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
+    return Judged(target=target.name, group=one.group, budget=budget, log_error=shift - errors[rest], deviation=deviation)
+
+
+def widths(found: Sequence[Judged]) -> dict[tuple[str, int], float]:
+    """By group and budget, from the errors on all other groups."""
     return {
-        name: Member.fit(features, ratio, weight, columns=columns, settings=settings, seed=seed + place)
-        for place, (name, columns) in enumerate(MEMBERS.items())
+        (group, budget): interval_width([one.score for one in found if one.group != group and one.budget == budget])
+        for group in {one.group for one in found}
+        for budget in {one.budget for one in found}
     }
 
 
-def weights_of(parts: Sequence[Measured]) -> Floats:
-    """Targets alike, and within a target kinds alike."""
-    targets = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    kinds = np.concatenate([part.ops.kind for part in parts])
-    return even_weights(targets, kinds)
-
-
-def samples(part: Measured, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Ops to measure beside the probes, `count` in all: those nearest to the centres of clusters of ops (KMeans)."""
-    rest = np.setdiff1d(np.arange(len(part)), part.probes)
+def samples(part: Measured, count: int, seed: int, pool: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Ops to measure beside the probes, `count` in all: those of a pool nearest to the centres of clusters of ops (KMeans)."""
+    rest = np.setdiff1d(pool, part.probes)
     more = count - len(part.probes)
     if more <= 0:
         return part.probes
-    at = part.points.at
-    scaled = (at - at.mean(axis=0)) / np.maximum(at.std(axis=0), 0.1)
-    scaled = np.column_stack([scaled, 3.0 * _one_hot(part.points.category)])
-    means = KMeans(n_clusters=more, n_init=1, random_state=seed).fit(scaled[rest])
-    distance = means.transform(scaled[rest])
+    return np.concatenate([part.probes, rest[nearest_to_centres(part.points[rest], more, seed)]])
+
+
+def nearest_to_centres(points: OpPoints, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Places of one op for each of `count` clusters."""
+    scaled = (points.at - points.at.mean(axis=0)) / np.maximum(points.at.std(axis=0), 0.1)
+    scaled = np.column_stack([scaled, 3.0 * (points.category[:, None] == np.unique(points.category)[None, :])])
+    means = KMeans(n_clusters=count, n_init=1, random_state=seed).fit(scaled)
+    distance = means.transform(scaled)
     chosen: list[int] = []
-    for cluster in np.argsort(-np.bincount(means.labels_, minlength=more)):
-        free = np.argsort(distance[:, cluster])
-        chosen.append(next(int(rest[place]) for place in free if int(rest[place]) not in chosen))
-    return np.concatenate([part.probes, np.array(chosen, dtype=np.int64)])
-
-
-def _one_hot(labels: Floats) -> Floats:
-    return (labels[:, None] == np.unique(labels)[None, :]).astype(float)
+    for cluster in np.argsort(-np.bincount(means.labels_, minlength=count)):
+        chosen.append(next(int(place) for place in np.argsort(distance[:, cluster]) if int(place) not in chosen))
+    return np.array(chosen, dtype=np.int64)

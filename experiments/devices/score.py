@@ -1,117 +1,268 @@
-"""Errors of predictors on left-out devices, by how much was measured of them."""
+"""What is scored, each part as rows of one seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpro_search.costmodel.devices.correction import Correction, Similarity
+from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
+from dpro_search.costmodel.devices.features import features
+from dpro_search.costmodel.devices.model import BUDGETS
+from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
-from experiments.devices.protocol import MEMBERS, LeftOut, samples
+from dpro_search.errors import InputError
+from experiments.devices import baselines, models, neusight, protocol, whole_models
+from experiments.devices.aiconfigurator import between_engines, systems_folder
+from experiments.devices.data import USUAL, Target, tables, targets
+from experiments.devices.protocol import Judged, LeftOut
+from experiments.devices.table import Table
 
-BUDGETS = (5, 20, 100)
-"""Measured ops of the device that is judged: the probes alone (at most 5), or with more."""
-COVERAGE = 0.9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Predictions for the ops of a target that were neither probes nor samples."""
-
-    target: str
-    family: str
-    budget: int
-    log_error: Floats  # log(predicted / measured), [n].
-    deviation: Floats  # Expected of it, [n].
-    kind: Floats
-
-    @property
-    def score(self) -> Floats:
-        """Errors over what was expected, [n]."""
-        return np.abs(self.log_error) / self.deviation
+Rows = list[dict[str, Any]]
+WHOLE_MODEL_BUDGETS = (0, 20)
 
 
-def judged(found: Sequence[LeftOut], seed: int, budgets: Sequence[int] = BUDGETS) -> list[Judged]:
-    """All targets with all budgets."""
-    result = []
-    for family in sorted({one.measured.family for one in found}):
-        others = [one for one in found if one.measured.family != family]
-        weights = member_weights(others)
-        similarity = Similarity.fit([(one.measured.points, one.errors(weights)) for one in others], seed=seed)
-        for one in found:
-            if one.measured.family == family:
-                result += [_judge(one, weights, similarity, budget, seed) for budget in budgets]
-    return result
+class Inputs(NamedTuple):
+    """Where measurements are, and those that were read."""
+
+    folder: Path
+    aiconfigurator: Path | None
+    tables: dict[str, Table]
+    left: tuple[str, ...]  # What was left out, in words.
 
 
-def _judge(one: LeftOut, weights: dict[str, float], similarity: Similarity, budget: int, seed: int) -> Judged:
-    part = one.measured
-    chosen = samples(part, budget, seed)
-    rest = part.without(chosen)
-    errors, points = one.errors(weights), part.points
-    correction, deviation = Correction.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
-    return Judged(
-        target=part.name,
-        family=part.family,
-        budget=budget,
-        log_error=correction - errors[rest],
-        deviation=deviation,
-        kind=part.ops.kind[rest],
-    )
+@cache
+def _inputs(folder: Path, aiconfigurator: Path | None) -> Inputs:
+    skipped: list[str] = []
+    found = tables(folder, skipped, aiconfigurator)
+    return Inputs(folder, systems_folder(aiconfigurator), found, tuple(skipped))
 
 
-def member_weights(others: Sequence[LeftOut]) -> dict[str, float]:
-    """Members whose mean has the least error on left-out devices: one, or several alike."""
-
-    def error(names: Sequence[str]) -> float:
-        weights = {name: 1 / len(names) for name in names}
-        return float(np.mean([np.abs(np.expm1(-one.errors(weights))).mean() for one in others]))
-
-    kept = [min(MEMBERS, key=lambda name: error([name]))]
-    for name in MEMBERS:
-        if name not in kept and error([*kept, name]) < error(kept):
-            kept.append(name)
-    return {name: 1 / len(kept) for name in kept}
+def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skipped: list[str]) -> Rows:
+    """The rows of a part; what was left out is told in `skipped`."""
+    if part not in PARTS:
+        raise InputError(f"--parts: '{part}' is none of {', '.join(PARTS)}")
+    inputs = _inputs(folder, aiconfigurator)
+    skipped += inputs.left
+    return PARTS[part](inputs, seed, skipped)
 
 
-def widths(found: Sequence[Judged]) -> dict[tuple[str, int], float]:
-    """By family and budget: deviations that hold 90 % of the ops of targets of the other families, each target with the same weight."""
-    result = {}
-    for family in {one.family for one in found}:
-        for budget in {one.budget for one in found}:
-            others = [one for one in found if one.family != family and one.budget == budget]
-            scores = np.concatenate([one.score for one in others])
-            weight = np.concatenate([np.full(len(one.score), 1 / len(one.score)) for one in others])
-            order = np.argsort(scores)
-            share = np.cumsum(weight[order]) / (weight.sum() * (1 + 1 / len(others)))
-            result[family, budget] = float(scores[order][min(int(np.searchsorted(share, COVERAGE)), len(scores) - 1)])
-    return result
+FEWEST_GROUPS = 3
+_GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
+_LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
 
 
-def rows(found: Sequence[Judged]) -> list[dict[str, Any]]:
-    """A row for each target and budget."""
-    limits = widths(found)
-    result = []
+def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str]) -> list[LeftOut]:
+    """Kept, for several parts need it."""
+    key = (id(inputs.tables), seed, how)
+    if key not in _LEFT_OUT:
+        _LEFT_OUT.clear()
+        _LEFT_OUT[key] = protocol.left_out(_enough(inputs, seed, how, skipped), seed, _GROUPS[how])
+    return _LEFT_OUT[key]
+
+
+def _enough(inputs: Inputs, seed: int, how: str, skipped: list[str], *, probed: bool = True) -> list[Target]:
+    """The targets, none if there are too few groups to leave one out and to learn from the errors on the others."""
+    some = targets(inputs.tables, seed, skipped, probed=probed)
+    groups = {_GROUPS[how](one) for one in some}
+    if len(groups) >= FEWEST_GROUPS:
+        return some
+    skipped.append(f"{inputs.folder}: too few to leave a {how} out ({', '.join(sorted(groups))}); --parts shipped scores them")
+    return []
+
+
+def families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Architectures left out."""
+    without = _left_out(inputs, seed, "family", skipped)
+    rows = _rows(protocol.judged(without, seed), "predictor", "family", covered=True)
+    rows += _rows(_of_base(without), "predictor, without trees of shapes", "family")
+    return rows + _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline", "family")
+
+
+def single_devices(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Devices left out, others of their architecture not."""
+    return _rows(protocol.judged(_left_out(inputs, seed, "device", skipped), seed), "predictor", "device", covered=True)
+
+
+def _of_base(without: Sequence[LeftOut]) -> list[Judged]:
+    return [
+        Judged(
+            target=one.target.name,
+            group=one.group,
+            budget=0,
+            log_error=(one.of_base - one.target.measured.ratio)[one.target.judge],
+            deviation=np.ones(int(one.target.judge.sum())),
+        )
+        for one in without
+    ]
+
+
+def xgboost_alone(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """XGBoost on a data sheet's features, with samples of the device added to the fit."""
+    some = _enough(inputs, seed, "family", skipped)
+    return _rows(baselines.xgboost_alone(some, seed, protocol.by_family, (0, 20, 100)), "XGBoost", "family")
+
+
+def unprobed(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """The predictor fitted and judged without probes: a data sheet only."""
+    some = _enough(inputs, seed, "family", skipped, probed=False)
+    without = protocol.left_out(some, seed, protocol.by_family)
+    return _rows(protocol.judged(without, seed), "predictor, without probes", "family", covered=True)
+
+
+def _rows(found: Sequence[Judged], predictor: str, how: str, *, covered: bool = False) -> Rows:
+    limits = protocol.widths(found) if covered else {}
+    rows = []
     for one in found:
         error = np.abs(np.expm1(one.log_error)) * 100
-        result.append(
+        rows.append(
             {
+                "predictor": predictor,
+                "left_out": how,
                 "target": one.target,
-                "family": one.family,
                 "budget": one.budget,
                 "rows": len(error),
-                "mape_pct": float(error.mean()),
-                "median_ape_pct": float(np.median(error)),
-                "p90_ape_pct": float(np.quantile(error, 0.9)),
-                "covered_pct": float((one.score <= limits[one.family, one.budget]).mean() * 100),
+                **_errors(error),
+                "covered_pct": float((one.score <= limits[one.group, one.budget]).mean() * 100) if covered else None,
             }
         )
-    return result
+    return rows
 
 
-def macro(found: Sequence[dict[str, Any]], name: str, wanted: Callable[[dict[str, Any]], bool] = lambda row: True) -> float:
-    """Mean over targets."""
-    return float(np.mean([row[name] for row in found if wanted(row)]))
+def _errors(error: Floats) -> dict[str, float]:
+    return {
+        "mape_pct": float(error.mean()),
+        "median_ape_pct": float(np.median(error)),
+        "p90_ape_pct": float(np.quantile(error, 0.9)),
+    }
+
+
+def shipped(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """The predictor that the package ships, on devices that it was not fitted to."""
+    known = set(default_info().devices)
+    rows: Rows = []
+    for one in targets(inputs.tables, seed, skipped):
+        if one.name in known:
+            continue
+        part = one.measured
+        for budget in BUDGETS:
+            chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.judge))
+            rest = one.judge.copy()
+            rest[chosen] = False
+            measured_ops = (part.ops[chosen], part.us[chosen]) if budget else (None, None)
+            found = default_model().on(part.profile, *measured_ops).predict(part.ops[rest])
+            us, answered = part.us[rest], np.isfinite(found.us)
+            if answered.any():
+                inside = (found.low_us <= us) & (us <= found.high_us)
+                error = np.abs(found.us / us - 1)[answered] * 100
+                rows.append({"predictor": "shipped", "left_out": "all", "target": one.name, "budget": budget,
+                             "rows": int(answered.sum()), **_errors(error),
+                             "covered_pct": float(inside[answered].mean() * 100)})  # fmt: skip
+    return rows
+
+
+def noise(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Half the distance between repeated measurements of an op, or between libraries that compute it, by target."""
+    del seed, skipped
+    logs = {name: table.spread[np.isfinite(table.spread)] for name, table in inputs.tables.items()}
+    if inputs.aiconfigurator is not None:
+        logs.update(between_engines(inputs.aiconfigurator))
+    return [
+        {"predictor": "noise floor", "left_out": "-", "target": name, "budget": 0, "rows": len(log), **_errors(half)}
+        for name, log in sorted(logs.items())
+        if len(log) >= 20 and name in inputs.tables
+        for half in (np.expm1(log / 2) * 100,)
+    ]
+
+
+def _model_ops(inputs: Inputs) -> dict[tuple[str, str], Table]:
+    ops_of: dict[tuple[str, str], Table] = {}
+    for table in neusight.gemm_tables(neusight.model_ops(inputs.folder)):
+        ops_of[str(table.target[0]), str(table.model[0])] = table
+    for name, table in inputs.tables.items():
+        for model in sorted(set(table.model) - {""}):
+            ops_of[name, str(model)] = table[table.model == model]
+    return ops_of
+
+
+def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Models left out on devices that were measured: their ops, and NeuSight's whole steps."""
+    some = targets(inputs.tables, seed, skipped)
+    ops_of = _model_ops(inputs)
+    cases = whole_models.cases(inputs.folder)
+    by_name = {one.name: one.measured for one in some}
+    rows: Rows = []
+    for model in sorted({model for _, model in ops_of}):
+        trees = models.without_model(some, ops_of, model, seed)
+        for one in models.errors_of(model, trees, some, ops_of):
+            for passes, mask in (("forward", one.backward == 0), ("backward", one.backward > 0)):
+                if mask.any():
+                    error = np.abs(np.expm1(one.log_error[mask])) * 100
+                    rows.append({"predictor": "predictor", "left_out": "model", "model": model, "passes": passes,
+                                 "target": one.target, "rows": int(mask.sum()), **_errors(error)})  # fmt: skip
+        for case in cases:
+            target = f"neusight {case['device']}"
+            if f"neusight {case['model']}" == model and target in by_name:
+                profile = by_name[target].profile
+
+                def predict(device: str, name: str, ops: Any, trees: Any = trees, profile: Any = profile) -> Floats:
+                    return models.predicted_us(trees, profile, ops)
+
+                rows.append(_step_row(case, whole_models.predicted_us(case, predict), "model", 0))
+    return rows
+
+
+def whole_steps(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """NeuSight's whole inference and training steps on devices whose architecture was left out."""
+    cases = whole_models.cases(inputs.folder)
+    wanted = {f"neusight {case['device']}" for case in cases}
+    rows: Rows = [_step_row(case, whole_models.measured_sum_us(case), "sum of measured ops", 0) for case in cases]
+    without = _left_out(inputs, seed, "family", skipped)
+    for one in without:
+        target = one.target
+        if target.name not in wanted:
+            continue
+        similarity = protocol.similarity_of([other for other in without if other.group != one.group], seed)
+        for budget in WHOLE_MODEL_BUDGETS:
+            predict = _on_device(one, similarity, budget, seed)
+            for case in cases:
+                if f"neusight {case['device']}" == target.name:
+                    rows.append(_step_row(case, whole_models.predicted_us(case, predict), "device", budget))
+    return rows
+
+
+def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> whole_models.Predict:
+    part = one.target.measured
+    correction = None
+    if budget:
+        chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
+        correction = Correction.fit(similarity, part.points[chosen], one.errors[chosen])
+
+    def predict(device: str, model: str, ops: Any) -> Floats:
+        found = models.predicted_us(one.trees, part.profile, ops)
+        if correction is not None:
+            found = found * np.exp(correction.at(OpPoints.of(ops, features(ops, part.profile, USUAL)))[0])
+        return found
+
+    return predict
+
+
+def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> dict[str, Any]:
+    error = None if us is None else abs(us / case["measured_us"] - 1) * 100
+    return {"predictor": "predictor", "left_out": how, "step": case["mode"], "target": case["device"], "model": case["model"],
+            "budget": budget, "rows": 1, "mape_pct": error}  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
+    "shipped": shipped,
+    "families": families,
+    "whole-steps": whole_steps,
+    "cross-model": cross_model,
+    "xgboost": xgboost_alone,
+    "unprobed": unprobed,
+    "devices": single_devices,
+    "noise": noise,
+}

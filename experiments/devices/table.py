@@ -104,7 +104,7 @@ FAMILIES = (
     ("blackwell", r"B200|B300|RTX PRO"),
     ("hopper", r"H100|H200|H800|H20\b"),
     ("ada", r"\bL4\b|L40|RTX 40|RTX .* Ada"),
-    ("ampere", r"A100|A10G?\b|A30|A40|RTX 30|A800"),
+    ("ampere", r"A100|A10G?\b|A30|A40|RTX 30|RTX A\d|A800"),
     ("turing", r"T4\b|RTX 20|TITAN RTX"),
     ("volta", r"V100|TITAN V\b"),
     ("pascal", r"P100|P40?\b|TITAN X[p ]|GTX 10"),

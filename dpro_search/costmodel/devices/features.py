@@ -1,7 +1,7 @@
 """What the predictor sees of an op on a device, and the time that its prediction is a ratio to.
 
-The base is a roofline at the rates that the device was measured to reach: launch, then the longer of arithmetic and memory, then what
-is streamed beside. Features are ratios and logarithms, so that devices of other sizes lie among those that were measured.
+The base is a roofline at the rates that the device was measured to reach: launch, then the longer of arithmetic and memory, then
+what is streamed beside. Features are ratios and logarithms, so that devices of other sizes lie among those that were measured.
 """
 
 from __future__ import annotations
@@ -11,16 +11,23 @@ import math
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.ops import KINDS, Floats, Ops
+from dpro_search.cluster.device import PRECISIONS
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, OpKind, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, Rates, Shares
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns that a multiprocessor computes at a time in the vendors' libraries (CUTLASS's default shapes)."""
+_ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
+_TF32 = PRECISIONS.index("tf32")
+_ATTENTION = KINDS.index(OpKind.ATTENTION)
 _SMALLEST = 1e-3  # us, of a part of an op that is absent: its logarithm stays finite
+_KINDS = tuple(kind for kind in KINDS if kind is not OpKind.OPTIMIZER)  # An optimizer's step is element-wise.
+_ELEMENTWISE, _OPTIMIZER = KINDS.index(OpKind.ELEMENTWISE), KINDS.index(OpKind.OPTIMIZER)
 _OP = (
-    *(f"is_{kind}" for kind in KINDS),
+    *(f"is_{kind}" for kind in _KINDS),
     "stack",
-    "precision",
+    "element_bytes",
+    "tf32",
     "backward",
     "products",
     "kernels",
@@ -64,13 +71,14 @@ _DEVICE = (
 )
 FEATURES = (*_OP, *_BOTH, *_DEVICE)
 DEVICE_FEATURES = frozenset(_DEVICE)
+OP_FEATURES = frozenset(_OP)
 
 
 def base_us(ops: Ops, profile: DeviceProfile, usual: Shares) -> Floats:
     """The roofline's time, us, [n]."""
     rates = profile.rates(usual)
     compute, memory, stream = parts_us(ops, rates)
-    return np.asarray(rates.floor_us + np.maximum(compute, memory) + stream)
+    return np.asarray(rates.floor_us[ops.stack.astype(int)] + np.maximum(compute, memory) + stream)
 
 
 def parts_us(ops: Ops, rates: Rates) -> tuple[Floats, Floats, Floats]:
@@ -81,19 +89,20 @@ def parts_us(ops: Ops, rates: Rates) -> tuple[Floats, Floats, Floats]:
     return compute, memory, ops.stream_bytes / rates.stream_bytes_per_s * 1e6
 
 
-def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Floats:
+def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Singles:
     """`FEATURES` of n ops on a device, [n, features]."""
     device, rates = profile.device, profile.rates(usual)
     compute, memory, stream = parts_us(ops, rates)
-    base = rates.floor_us + np.maximum(compute, memory) + stream
+    floor = rates.floor_us[ops.stack.astype(int)]
+    base = floor + np.maximum(compute, memory) + stream
     moved = ops.matrix_bytes + ops.stream_bytes
     cores, l2_bytes = device.cores, device.l2_cache_bytes
     assert cores is not None
     assert l2_bytes is not None
     both = [
         _log(compute + _SMALLEST) - _log(memory + stream + _SMALLEST),
-        _log((compute + _SMALLEST) / rates.floor_us),
-        _log((memory + stream + _SMALLEST) / rates.floor_us),
+        _log((compute + _SMALLEST) / floor),
+        _log((memory + stream + _SMALLEST) / floor),
         stream / base,
         _log(base),
         _log((moved + 1) / l2_bytes),
@@ -105,10 +114,12 @@ def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Floats:
 
 
 def _op_features(ops: Ops) -> list[Floats]:
+    kinds = np.where(ops.kind == _OPTIMIZER, _ELEMENTWISE, ops.kind)
     return [
-        *((ops.kind == place).astype(float) for place in range(len(KINDS))),
+        *((kinds == KINDS.index(kind)).astype(float) for kind in _KINDS),
         ops.stack,
-        ops.precision,
+        _ELEMENT_BYTES[ops.precision.astype(int)],
+        (ops.precision == _TF32).astype(float),
         ops.backward,
         ops.products,
         ops.kernels,
@@ -122,11 +133,16 @@ def _op_features(ops: Ops) -> list[Floats]:
 
 
 def _tile_features(ops: Ops, cores: int) -> list[Floats]:
-    """Of each tile shape: tiles for each core, which part of the last wave is filled, and what padding to whole tiles adds."""
+    """Of each tile shape: tiles for each core, which part of the last wave is filled, and what padding to whole tiles adds.
+
+    Fused attention is tiled along its queries only.
+    """
     found: list[Floats] = []
     waste = np.full(len(ops), np.inf)
+    attention = ops.kind == _ATTENTION
     for rows, columns in TILES:
-        tiles = ops.batch * np.ceil(ops.m / rows) * np.ceil(ops.n / columns)
+        across = np.where(attention, 1.0, np.ceil(ops.n / columns))
+        tiles = ops.batch * np.ceil(ops.m / rows) * across
         waves = np.ceil(tiles / cores)
         share = tiles / (waves * cores)
         padding = _log(np.ceil(ops.m / rows) * rows / ops.m * np.ceil(ops.n / columns) * columns / ops.n)
@@ -153,7 +169,7 @@ def _device_features(ops: Ops, device: Device, rates: Rates) -> list[Floats]:
         math.log2(device.l2_cache_bytes) * one,
         share,
         rates.stream_share * one,
-        math.log2(rates.floor_us) * one,
+        _log(rates.floor_us[ops.stack.astype(int)]),
         float(device.vendor.upper().startswith("AMD")) * one,
     ]
 

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dpro_search.costmodel.devices.ops import Floats
-
-Singles = npt.NDArray[np.float32]
+from dpro_search.costmodel.devices.ops import Floats, Singles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +67,16 @@ class Forest:
 @njit(cache=True, nogil=True)
 def _sums(rows: Singles, feature: npt.NDArray[np.uint8], threshold: Singles, leaf: Singles) -> Floats:
     trees, nodes = feature.shape
+    levels = 0
+    while 2**levels - 1 < nodes:
+        levels += 1
     found = np.zeros(len(rows))
     for tree in range(trees):
+        of, above, made = feature[tree], threshold[tree], leaf[tree]
         for row in range(len(rows)):
-            place = 0
-            while place < nodes:
-                place = 2 * place + 2 - (rows[row, feature[tree, place]] < threshold[tree, place])
-            found[row] += leaf[tree, place - nodes]
+            values = rows[row]
+            place = np.uint32(0)
+            for _ in range(levels):
+                place = np.uint32(2) * place + np.uint32(1) + np.uint32(values[of[place]] >= above[place])
+            found[row] += made[place - np.uint32(nodes)]
     return found

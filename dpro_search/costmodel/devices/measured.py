@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import OpPoints
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, Shares, probe_places, probes_of
 
 
@@ -34,7 +34,7 @@ class Measured:
     profile: DeviceProfile
     ops: Ops
     us: Floats
-    features: Floats
+    features: Singles
     base_us: Floats
     probes: npt.NDArray[np.int64]
 
@@ -64,13 +64,19 @@ class Measured:
         """log(latency / base), [n]."""
         return np.asarray(np.log(self.us / self.base_us))
 
-    @property
+    @cached_property
     def points(self) -> OpPoints:
         """The ops as a correction sees them."""
         return OpPoints.of(self.ops, self.features)
 
-    def without(self, places: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """A mask of all ops but some, [n]."""
-        mask = np.ones(len(self), dtype=bool)
-        mask[places] = False
-        return mask
+    def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> Measured:
+        """Some of the ops; probes that are not among them are left to the profile."""
+        places = np.cumsum(chosen) - 1
+        return replace(
+            self,
+            ops=self.ops[chosen],
+            us=self.us[chosen],
+            features=self.features[chosen],
+            base_us=self.base_us[chosen],
+            probes=places[self.probes[chosen[self.probes]]],
+        )

@@ -19,9 +19,10 @@ from dpro_search.cluster.device import PRECISIONS
 from dpro_search.errors import InputError
 
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Numbers = float | npt.ArrayLike
 
-ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
 
 
 class OpKind(StrEnum):
@@ -134,7 +135,7 @@ def gemm(
     kernels: Numbers = 1.0,
     kind: OpKind = OpKind.GEMM,
 ) -> Ops:
-    """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of the loss that follows, which is its `kind` then."""
+    """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of a loss, which is its `kind` then."""
     m, n, k, batch = _columns(m, n, k, batch)
     element = _element_bytes(precision)
     return _ops(
@@ -259,7 +260,7 @@ def _ops(kind: OpKind, precision: str, stack: Stack, *, backward: bool, **given:
     _element_bytes(precision)
     codes = {
         "kind": KINDS.index(kind),
-        "precision": PRECISIONS.index(precision),  # type: ignore[arg-type]
+        "precision": PRECISIONS.index(precision),
         "stack": STACKS.index(stack),
         "backward": float(backward),
     }

@@ -1,7 +1,7 @@
 """`DeviceProfile`: what is known of a device: its data sheet, and three to five probe measurements.
 
-Probes say which part of the data sheet's rates ops reach: a large product at each precision, a large copy, the smallest op. They are
-chosen by what ops compute and move, never by how long they took.
+Probes say which part of the data sheet's rates ops reach: a large product at each precision, a large copy, the smallest op. They
+are chosen by what ops compute and move, never by how long they took.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import KINDS, Floats, OpKind, Ops
+from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops
 from dpro_search.errors import InputError
 
-PROBE_FLOPS = 2e11
-"""Of a large product: it takes 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that no launch and no ramp of the clock shows."""
+PROBE_SIZE = 4096
+"""Rows, columns and reduction of a large product: 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that neither its launch nor its
+last wave of tiles shows, and that vendors tune for."""
 PROBE_BYTES = 4e8
 """Of a large copy: several times the largest L2 cache (128 MiB)."""
 MOST_PRECISIONS = 3
 USUAL_SHARE = 0.8
 """Of a data sheet's rates, that ops reach (the median of the shares that probes show on public data)."""
 BEYOND_PEAK = 4.0
-"""Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a rate
-(AMD CDNA), caches raise that of a copy less."""
+"""Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a
+rate (AMD CDNA), caches raise that of a copy less."""
 BELOW_PEAK = 200.0  # likewise below: the slowest probe in public data reaches a twentieth of its peak
 _PRODUCTS = tuple(KINDS.index(kind) for kind in (OpKind.GEMM, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.LOSS))
 _GEMM = KINDS.index(OpKind.GEMM)
+_PLAIN = (_GEMM, KINDS.index(OpKind.ELEMENTWISE))  # One kernel, whose least time is that of a launch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +49,18 @@ class Rates:
 
     matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
     stream_bytes_per_s: float
-    floor_us: float
+    floor_us: Floats  # By `STACKS`.
     matrix_share: Floats  # Of the data sheet's peak, by precision.
     stream_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Parts of a data sheet's rates that devices usually reach: for what was not probed."""
+    """What devices usually reach, for what was not probed: medians of the probes in public measurements (experiments/devices)."""
 
     matrix: float = USUAL_SHARE
     stream: float = USUAL_SHARE
-    floor_us: float = 6.0
+    floor_us: tuple[float, ...] = (36.0, 70.0, 12.0, 3.5)  # By `STACKS`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ class DeviceProfile:
         return Rates(
             matrix_flops_per_s=peaks * share,
             stream_bytes_per_s=stream,
-            floor_us=probes.floor_us or usual.floor_us,
+            floor_us=np.array(usual.floor_us) if probes.floor_us is None else np.full(len(STACKS), probes.floor_us),
             matrix_share=share,
             stream_share=stream / device.memory_bytes_per_s,
         )
@@ -134,31 +136,29 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     """Which of n ops to measure as probes, [at most 5]: products, the copy, the smallest op.
 
-    Only what the ops are decides. The product of a precision is the one nearest to `PROBE_FLOPS` of those that arithmetic bounds
-    most; the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
+    Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
+    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
     """
     assert device.memory_bytes_per_s is not None
     moved = ops.matrix_bytes + ops.stream_bytes
     found: list[int] = []
-    for precision in _commonest(ops.precision[ops.flops > 0]):
-        peak = peak_flops_per_s(device, PRECISIONS[int(precision)])
+    precisions = _commonest(ops.precision[ops.flops > 0])
+    for precision in precisions:
         of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
-        if peak is None or not len(of):
-            continue
         of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
-        balance = np.minimum((ops.flops[of] / peak) / (moved[of] / device.memory_bytes_per_s), 4.0)  # bound by arithmetic
-        square = np.log2(np.maximum(ops.m[of], 1)) / 12 + np.log2(np.maximum(ops.n[of], 1)) / 12
-        cost = np.abs(np.log10(ops.flops[of] / PROBE_FLOPS)) - 2 * np.log2(np.maximum(balance, 1e-3)) - np.minimum(square, 2.0)
-        found.append(int(of[np.argmin(cost)]))
+        found += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
+            : 3 - len(precisions) if len(precisions) < 3 else 1
+        ].tolist()
     peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
     compute = ops.flops / peaks[ops.precision.astype(int)]
     streams = np.flatnonzero((moved > 0) & (compute < 0.3 * moved / device.memory_bytes_per_s))
     if len(streams):
-        plain = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
-        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * plain
+        other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
+        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * other
         found.append(int(streams[np.argmin(cost)]))
-    size = compute + moved / device.memory_bytes_per_s
-    found.append(int(np.argmin(size * (1 + ops.backward) * ops.kernels)))
+    size = (compute + moved / device.memory_bytes_per_s) * (1 + ops.backward) * ops.kernels
+    plain = np.isin(ops.kind, _PLAIN)
+    found.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
     return np.array(list(dict.fromkeys(found)), dtype=np.int64)
 
 
@@ -176,13 +176,22 @@ def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
         precision = PRECISIONS[int(ops.precision[place])]
         rate = float(ops.flops[place] / us[place] * 1e6)
         matrix[precision] = max(rate, matrix.get(precision, 0.0))
-    streams = np.flatnonzero(~bound & (moved > 0))
+    # A copy that takes no longer than launches does says nothing about memory.
+    streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * max(floor_us, 0.0)))
     rates = moved[streams] / us[streams] * 1e6
     return Probes(
         matrix_flops_per_s=matrix,
         stream_bytes_per_s=float(rates.max()) if len(streams) else None,
         floor_us=floor_us if floor_us > us[smallest] / 2 else None,  # else the smallest op is not small enough to tell
     )
+
+
+def _from_usual_product(ops: Ops) -> Floats:
+    """How far products are from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
+    found = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
+    for size in (ops.m, ops.n, ops.k):
+        found = found + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)
+    return np.asarray(found)
 
 
 def _commonest(values: Floats) -> Floats:

@@ -1,0 +1,133 @@
+"""`LatencyModel`: what ops take on a device, from its specs and, better, a few measurements of it.
+
+    model = default_model()
+    profile = DeviceProfile(device=bundled.device("l40s"), probes=Probes(stream_bytes_per_s=6.8e11, floor_us=9.0))
+    found = model.on(profile).predict(gemm(4096, 4096, 4096, precision="bf16"))
+    found.us, found.low_us, found.high_us       # [1] each; the interval is one of 90 %
+
+A prediction is the roofline at the rates that the probes show, times what trees learned of ops on other devices, times what
+measured ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of
+the ops of devices whose whole architecture had been left out (Vovk et al. 2005), and grows outside of what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
+from dpro_search.costmodel.devices.domain import REFUSED, Domain
+from dpro_search.costmodel.devices.features import base_us, features
+from dpro_search.costmodel.devices.measured import Measured
+from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.profile import DeviceProfile, Shares
+from dpro_search.costmodel.devices.trees import Trees, even_weights
+from dpro_search.costmodel.intervals import Durations
+from dpro_search.errors import InputError
+
+COVERAGE = 0.9
+BUDGETS = (0, 5, 20, 100)
+"""Numbers of measured ops of a device for which widths are known; a device has that of the largest that it reaches."""
+UNITS = 300.0
+"""Median error of samples, as a factor, that no device explains: times in other units are wrong by 1,000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Half widths of 90 % intervals."""
+
+    specs: float  # Of the logarithm, where a device was not probed.
+    deviations: tuple[float, ...]  # In expected deviations, by `BUDGETS`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyModel:
+    """A fitted predictor."""
+
+    trees: Trees
+    similarity: Similarity
+    widths: Widths
+    domain: Domain
+    usual: Shares
+
+    def on(self, profile: DeviceProfile, ops: Ops | None = None, us: Floats | None = None) -> DeviceLatency:
+        """The predictor on a device, of which ops may have been measured.
+
+        Raises
+        ------
+        InputError
+            The measured times contradict the device's specs by orders of magnitude.
+        """
+        if ops is None or us is None or not len(ops):
+            return DeviceLatency(model=self, profile=profile, correction=None)
+        if len(ops) != len(us) or not (np.isfinite(us) & (us > 0)).all():
+            raise InputError(f"{len(ops)} ops and {len(us)} times: each op needs a time above 0")
+        seen = features(ops, profile, self.usual)
+        errors = np.log(us / base_us(ops, profile, self.usual)) - self.trees.predict(seen)
+        middle = float(np.exp(np.median(errors)))
+        if not 1 / UNITS < middle < UNITS:
+            raise InputError(
+                f"{profile.device.name}: the measured times are {middle:.3g} times those expected; are they in microseconds?"
+            )
+        return DeviceLatency(
+            model=self, profile=profile, correction=Correction.fit(self.similarity, OpPoints.of(ops, seen), errors)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLatency:
+    """A predictor for one device."""
+
+    model: LatencyModel
+    profile: DeviceProfile
+    correction: Correction | None
+
+    def predict(self, ops: Ops) -> Durations:
+        """Latencies with 90 % intervals, us, [n]; NaN where nothing like an op, or the device, was measured."""
+        model = self.model
+        seen = features(ops, self.profile, model.usual)
+        log = model.trees.predict(seen)
+        if self.correction is None:
+            half = np.full(len(ops), self._uncorrected())
+        else:
+            shift, deviation = self.correction.at(OpPoints.of(ops, seen))
+            log = log + shift
+            half = deviation * model.widths.deviations[_regime(len(self.correction.weights))]
+        beyond = model.domain.beyond(seen)
+        return Durations.of(
+            base_us(ops, self.profile, model.usual) * np.exp(log),
+            half * (1 + np.where(np.isfinite(beyond), beyond, 0.0)),
+            outside=beyond > 0,
+            refused=beyond > REFUSED,
+        )
+
+    def _uncorrected(self) -> float:
+        probes = self.profile.probes
+        if probes.matrix_flops_per_s or probes.stream_bytes_per_s is not None:
+            return self.model.widths.deviations[0] * float(np.sqrt(self.model.similarity.variance))
+        return self.model.widths.specs
+
+
+def _regime(samples: int) -> int:
+    return max(place for place, budget in enumerate(BUDGETS) if budget <= samples)
+
+
+def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
+    """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
+    weight = even_weights(
+        np.repeat(np.arange(len(parts)), [len(part) for part in parts]), np.concatenate([part.ops.kind for part in parts])
+    )
+    return Trees.fit(
+        np.concatenate([part.features for part in parts]), np.concatenate([part.ratio for part in parts]), weight, seed=seed
+    )
+
+
+def interval_width(scores: Sequence[Floats]) -> float:
+    """What holds 90 % of the scores, [n] of each left-out device; each device has the same weight, and one more is expected."""
+    flat = np.concatenate(list(scores))
+    weight = np.concatenate([np.full(len(one), 1 / len(one)) for one in scores])
+    order = np.argsort(flat)
+    share = np.cumsum(weight[order]) / (len(scores) + 1)
+    return float(flat[order][min(int(np.searchsorted(share, COVERAGE)), len(flat) - 1)])

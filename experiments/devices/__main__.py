@@ -1,0 +1,62 @@
+"""Scores predictors of op latencies on devices and models that were left out, and fits what the package ships.
+
+    python -m experiments.devices score FOLDER [--aiconfigurator DIR] [--seeds 0,1,2,3,4] [--cache FILE] [--json]
+    python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
+
+FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
+the folder that it was unpacked to. All parts of a seed take about ten minutes on one core; with --cache FILE parts and seeds that
+are in the file are not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dpro_search.errors import DproSearchError
+from experiments.devices.report import shown, summary
+from experiments.devices.score import PARTS, scored
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.devices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=["score", "ship"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--aiconfigurator", type=Path, metavar="DIR")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to score, with commas between them")
+    parser.add_argument("--cache", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        if options.verb == "ship":
+            from experiments.devices.ship import ship
+
+            print(ship(options.folder, options.aiconfigurator))
+            return 0
+        known: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache and options.cache.is_file() else {}
+        skipped: list[str] = []
+        for seed in options.seeds.split(","):
+            for part in options.parts.split(","):
+                if f"{part}/{seed}" not in known:
+                    known[f"{part}/{seed}"] = scored(options.folder, options.aiconfigurator, part, int(seed), skipped)
+                    if options.cache:
+                        options.cache.write_text(json.dumps(known))
+    except DproSearchError as error:
+        print(f"experiments.devices: {error}", file=sys.stderr)
+        return 2
+    wanted = {key: rows for key, rows in known.items() if key.split("/")[1] in options.seeds.split(",")}
+    found = summary(wanted)
+    for reason in sorted(set(skipped)):
+        print(f"left out: {reason}", file=sys.stderr)
+    print(json.dumps(found, indent=2) if options.json else shown(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What measured ops say about errors on other ops."""
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from dpro_search.costmodel.devices.correction import _START, COORDINATES, Correction, OpPoints, Similarity, _Group
+
+WIDTH = len(COORDINATES)
+
+
+def points(at, kind=0.0):
+    at = np.asarray(at, dtype=float)
+    whole = np.zeros((len(at), WIDTH))
+    whole[:, 0] = at
+    return OpPoints(at=whole, kind=np.full(len(at), kind), category=np.full(len(at), kind))
+
+
+def similarity(device=0.2, wide=0.2, narrow=0.1, noise=0.02):
+    return Similarity(deviations=np.array([device, 0.05, 0.05, wide, narrow, noise]), roughness=1.0, lengths=np.full(WIDTH, 2.0))
+
+
+def test_a_measured_op_is_corrected_by_its_own_error():
+    measured = points([0.0, 5.0, 10.0])
+    errors = np.array([0.3, -0.2, 0.1])
+    shift, deviation = Correction.fit(similarity(), measured, errors).at(measured)
+    assert shift == pytest.approx(errors, abs=0.02)
+    assert (deviation < 0.05).all()
+
+
+def test_ops_unlike_all_measured_ones_get_what_the_device_has_in_common():
+    found = Correction.fit(similarity(), points(np.arange(20.0)), np.full(20, 0.3))
+    shift, deviation = found.at(points([100.0], kind=3.0))
+    assert 0.15 < shift[0] <= 0.3
+    assert deviation[0] > found.at(points([5.0]))[1][0]
+
+
+def test_a_correction_stays_within_the_measured_errors():
+    found = Correction.fit(similarity(), points([0.0, 1.0, 2.0]), np.array([0.0, 0.2, 0.4]))
+    shift, _ = found.at(points(np.linspace(-20, 20, 81)))
+    assert shift.min() >= 0.0
+    assert shift.max() <= 0.4
+
+
+def test_one_op_with_a_bad_kernel_does_not_decide():
+    found = Correction.fit(similarity(), points([0.0, 8.0]), np.array([5.0, 0.0]))
+    assert found.at(points([4.0]))[0][0] < 1.5
+
+
+def test_the_slope_of_the_likelihood_is_its_derivative():
+    random = np.random.default_rng(0)
+    some = OpPoints(at=random.normal(size=(12, WIDTH)), kind=random.integers(0, 2, 12), category=random.integers(0, 3, 12))
+    group, errors = _Group.of(some, np.ones(WIDTH)), random.normal(size=12) * 0.3
+    value, slope = group.negative_log_likelihood(_START, errors)
+    assert np.isfinite(value)
+    numeric = approx_fprime(_START, lambda logs: group.negative_log_likelihood(logs, errors)[0], 1e-6)
+    assert slope == pytest.approx(numeric, abs=1e-3)
+
+
+def test_parts_of_errors_are_found_in_errors_that_have_them():
+    random = np.random.default_rng(1)
+    groups = [(points(random.uniform(0, 30, 40)), random.normal() * 0.4 + random.normal(size=40) * 0.05) for _ in range(25)]
+    found = Similarity.fit(groups)
+    shared, noise = np.sqrt((found.deviations[:3] ** 2).sum()), found.deviations[5]  # all ops are of one kind
+    assert 0.2 < shared < 0.7
+    assert noise < 0.1

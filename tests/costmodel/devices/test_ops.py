@@ -1,0 +1,42 @@
+"""Library ops: what they compute and move."""
+
+import numpy as np
+import pytest
+
+from dpro_search.costmodel.devices import OpKind, attention, convolution, gemm, joined, streamed
+from dpro_search.errors import InputError
+
+
+def test_a_gemm_multiplies_and_moves_its_operands_once():
+    op = gemm(64, 128, 256, precision="bf16", batch=3)
+    assert op.flops[0] == 2 * 3 * 64 * 128 * 256
+    assert op.matrix_bytes[0] == 2 * 3 * (64 * 256 + 256 * 128 + 64 * 128)
+
+
+def test_a_convolution_is_an_implicit_product():
+    op = convolution(8, 3, 64, 224, 7, stride=2, padding=3, precision="fp32")
+    assert (op.m[0], op.n[0], op.k[0]) == (8 * 112 * 112, 64, 3 * 49)
+    assert op.flops[0] == 2 * op.m[0] * op.n[0] * op.k[0]
+
+
+def test_causal_attention_computes_half_of_the_scores_and_backward_two_and_a_half_times():
+    sizes = (2, 16, 16, 1024, 1024, 64)
+    whole = attention(*sizes, causal=False, precision="bf16")
+    assert attention(*sizes, causal=True, precision="bf16").flops[0] == whole.flops[0] / 2
+    assert attention(*sizes, causal=False, precision="bf16", backward=True).flops[0] == 2.5 * whole.flops[0]
+
+
+def test_sizes_broadcast_and_ops_join():
+    ops = joined([gemm([1, 2, 3], 8, 8, precision="fp32"), streamed(OpKind.NORM, 4, 5, moved=160, precision="fp32")])
+    assert len(ops) == 4
+    assert np.array_equal(ops[np.array([1, 3])].m, [2, 4])
+
+
+def test_an_op_without_size_is_refused_with_its_place():
+    with pytest.raises(InputError, match=r"op 1 \(gemm\): sizes must be above 0 and finite, not .*m 0"):
+        gemm([4, 0], 8, 8, precision="fp32")
+
+
+def test_a_filter_larger_than_its_image_is_refused():
+    with pytest.raises(InputError, match="larger than its image"):
+        convolution(1, 3, 8, 4, 7, precision="fp32")

@@ -1,0 +1,115 @@
+"""``experiments.devices``: what its readers take from public tables, and how devices are left out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro_search.cluster import bundled
+from dpro_search.costmodel.devices import gemm
+from experiments.devices import deepbench, sailor
+from experiments.devices.data import drawn
+from experiments.devices.protocol import nearest_to_centres
+from experiments.devices.table import device_of, family_of, table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "experiments.devices", "score", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
+
+
+def test_equal_ops_are_joined_at_their_median():
+    ops = gemm([64, 64, 64, 128], 64, 64, precision="fp32")
+    found = table(ops, np.array([1.0, 9.0, 2.0, 5.0]), "source device")
+    assert dict(zip(found.ops.m, found.us, strict=True)) == {64: pytest.approx(2.0), 128: pytest.approx(5.0)}
+    assert found.spread[found.ops.m == 64] == pytest.approx(np.log(9))
+
+
+def test_deepbench_convolutions_among_the_products_are_left_out(tmp_path):
+    (tmp_path / "deepbench").mkdir()
+    (tmp_path / "deepbench" / "gemm.csv").write_text(
+        "device,phase,sheet,m,n,k,ta,tb,metric,ms\n"
+        "NV_V100,train,Results FP32,1760,16,1760,N,N,Time (msec),0.038\n"
+        "NV_V100,train,Results FP32,7,7,512,8,512,Time (msec),3.0\n"
+        "IA_KNL7250,train,Results - FP32,1760,16,1760,N,N,Time (msec),0.3\n"
+    )
+    skipped = []
+    (found,) = deepbench.read(tmp_path, skipped)
+    assert found.us == pytest.approx([38.0])
+    assert any("IA_KNL7250: no bundled device has this name" in line for line in skipped)
+
+
+def test_dims_of_a_sailor_model_follow_from_its_tensors():
+    def row(name, **sizes):
+        return {"op_name": name, "mbs": 2, "dtype": "fp16", "input_size": 0.0, "activations": 0.0, "weights": 0.0, **sizes}
+
+    found = sailor.dims_of(
+        [
+            row("enc-1st-layernorm", input_size=2 * 2048 * 2560 * 2 / 2**20),
+            row("enc-attention-softmax", activations=2 * 32 * 2048 * 2048 * 2 / 2**20),
+            row("encoder-embedding", weights=(128256 + 2048) * 2560 * 2 / 2**20),
+        ]
+    )
+    assert found == sailor.Dims(hidden=2560, heads=32, vocabulary=128256)
+
+
+def test_the_sentinel_of_an_op_out_of_memory_is_no_latency(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [
+        {"op_name": name, "fwd_us": us, "bwd_us": us, "input_size": 4.0, "output_size": 8.0, "weights": 102.188,
+         "activations": 128.0, "device": "V100-16", "dtype": "fp16", "model": "OPT-350", "mbs": 1, "tp": 1, "algo": 0, "oom": False}
+        for name, us in (("enc-1st-layernorm", 70.0), ("enc-attention-softmax", 294.0), ("encoder-embedding", 1e7))
+    ]  # fmt: skip
+    (tmp_path / "sailor").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "sailor" / "ops.parquet")
+    skipped = []
+    (found,) = sailor.read(tmp_path, skipped)
+    assert sorted(found.us) == pytest.approx([70.0, 70.0, 294.0, 294.0])
+    assert "1 rows hold 1e+07 us, which stands for out of memory" in skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("NVIDIA-A100-PCIE-40GB", "ampere"),
+        ("RTX-3090", "ampere"),
+        ("GH-96", "hopper"),
+        ("AMD-Instinct-MI210", "cdna"),
+        ("AMD_MI25", "gcn"),
+        ("NV_M40", "maxwell"),
+        ("NV_TitanX_Pascal", "pascal"),
+        ("AMD Instinct MI250", "cdna"),
+        ("Titan-RTX", "turing"),
+    ],
+)
+def test_names_of_sources_are_devices_of_an_architecture(name, family):
+    assert family_of(device_of(name)) == family
+
+
+def test_every_bundled_gpu_has_an_architecture():
+    assert not [name for name in bundled.names("device") if family_of(bundled.device(name)) == bundled.device(name).name]
+
+
+def test_a_seed_draws_the_same_ops_on_every_device():
+    ops = gemm([1, 2, 3, 4], 8, 8, precision="fp32")
+    assert np.array_equal(drawn(ops, 0)[2:], drawn(ops[np.array([2, 3])], 0))
+    assert not np.array_equal(drawn(ops, 0), drawn(ops, 1))
+
+
+def test_samples_are_spread_over_categories():
+    from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints
+
+    random = np.random.default_rng(0)
+    category = np.repeat([1.0, 2.0, 3.0], [300, 30, 30])
+    points = OpPoints(at=random.normal(size=(360, len(COORDINATES))), kind=category, category=category)
+    chosen = nearest_to_centres(points, 12, 0)
+    assert len(set(chosen.tolist())) == 12
+    assert set(category[chosen]) == {1.0, 2.0, 3.0}

@@ -114,7 +114,7 @@ def _default_stage(row: Row) -> int:
     if "golden" in row.text("source"):
         return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
     if row.text("source").startswith("mlperf"):
-        # distributed_fused_adam of its language models; DistributedFusedLAMB of its BERT splits within a host, then sums over hosts.
+        # distributed_fused_adam of its language models; DistributedFusedLAMB of its BERT splits in hosts, then sums over them.
         return 0 if is_network(row) or "bert" in row.text("model") else 1
     # BigScience's scripts have ZERO_STAGE=1 (train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm).
     return 1 if re.search(r"nemo|megatron-core", row.text("framework")) or "bigscience" in row.text("source") else 0

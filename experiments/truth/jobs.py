@@ -71,8 +71,12 @@ def runtime_of(row: Row) -> Runtime:
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
-    return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory))
+    state_bytes = 0.0 if "no optimizer step" in row.text("notes") else runtime.optimizer_bytes
+    return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
 
+
+UNEVEN = 0.01
+"""Of a batch: what scripts that round the number of their micro-batches leave out or add, at most."""
 
 Kind = tuple[str, str]  # machine or card, and framework; networks that are no transformers are a kind of their own
 
@@ -109,6 +113,9 @@ def _default_stage(row: Row) -> int:
     """NeMo's recipes split the optimizer state; Megatron-LM's tests say where they do."""
     if "golden" in row.text("source"):
         return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
+    if row.text("source").startswith("mlperf"):
+        # distributed_fused_adam of its language models; DistributedFusedLAMB of its BERT splits in hosts, then sums over them.
+        return 0 if is_network(row) or "bert" in row.text("model") else 1
     # BigScience's scripts have ZERO_STAGE=1 (train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm).
     return 1 if re.search(r"nemo|megatron-core", row.text("framework")) or "bigscience" in row.text("source") else 0
 
@@ -138,6 +145,9 @@ def _strategy(row: Row) -> Strategy:
     if is_network(row):  # of batches that are not divided evenly, the mean
         micro_batch = max(round(global_batch / (dp * row.whole("grad_accum", 1))), 1)
         global_batch = micro_batch * dp * row.whole("grad_accum", 1)
+    together = micro_batch * dp
+    if global_batch % together and abs(round(global_batch / together) * together / global_batch - 1) < UNEVEN:
+        global_batch = round(global_batch / together) * together
     if not float(micro_batch).is_integer():
         raise InputError(f"micro-batch {micro_batch:g}")
     return Strategy(

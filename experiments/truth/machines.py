@@ -43,12 +43,12 @@ MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is fou
     (r"h100", "hgx-h100"),
     (r"a100.*40", "dgx-a100-40"),
     (r"a100", "dgx-a100-80"),
-    (r"v100.*16", "dgx-1-v100"),
+    (r"v100-(sxm2-)?16", "dgx-1-v100"),
     (r"v100", "jean-zay-v100"),
     (r"mi3(00|25)x", "mi300x-platform"),
     (r"l40s", "l40s-pcie-8"),
 )
-GPUS = {"v100.*16": "v100-sxm2-16gb", "mi325x": "mi325x"}  # In such a machine another device than its own.
+GPUS = {r"v100-(sxm2-)?16": "v100-sxm2-16gb", "mi325x": "mi325x"}  # In such a machine another device than its own.
 
 
 def machine_of(row: Row) -> str:

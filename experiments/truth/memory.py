@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from dpro_search.space.mesh import MemoryRules, PeakMemory
 from experiments.truth.rows import Row
@@ -59,3 +60,22 @@ def reported_bytes(row: Row, memories: Sequence[PeakMemory], limit_bytes: float)
     if "nvidia-smi" in kind:
         return max(memory.reserved_within(limit_bytes) + memory.context_bytes for memory in memories)
     return max(memory.allocated_bytes for memory in memories)
+
+
+def peak_bytes(memories: Sequence[PeakMemory]) -> float:
+    """Of the rank that needs most."""
+    return max(memory.total_bytes for memory in memories)
+
+
+def partly_recomputed(
+    none: Sequence[PeakMemory], full: Sequence[PeakMemory], limit_bytes: float, layers: int
+) -> tuple[PeakMemory, ...]:
+    """Ledgers with as few layers recomputed as fit: between those of no layer and of all, which are linear in the layers."""
+    most, least = peak_bytes(none), peak_bytes(full)
+    kept = math.floor((limit_bytes - least) / (most - least) * layers) if most > least else 0
+    share = min(max(kept, 0), layers) / layers
+    names = [field.name for field in fields(PeakMemory)]
+    return tuple(
+        PeakMemory(**{name: share * getattr(one, name) + (1 - share) * getattr(other, name) for name in names})
+        for one, other in zip(none, full, strict=True)
+    )

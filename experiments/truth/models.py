@@ -85,6 +85,8 @@ def model_of(row: Row) -> Model:
         name = next(name for pattern, name in NETWORKS if re.search(pattern, row.text("model")))
         if name == "nnunet":
             name = "nnunet-2d" if row.whole("micro_batch", 1) >= NNUNET_2D_BATCH else "nnunet-3d"
+        if name.startswith("dlrm") and "model size small" in row.text("notes"):
+            name += "-small"
         return model(name)
     if row.number("layers") and row.number("hidden"):
         return _described(row)

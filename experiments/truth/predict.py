@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import parameters_of
+from dpro_search.graph.model import blocks_of, parameters_of
 from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import PeakMemory, Recompute, rank_memories
+from dpro_search.space.mesh import Recompute, rank_memories
 from experiments.truth.jobs import Kind, kind_of, workload_of
-from experiments.truth.memory import reported_bytes
+from experiments.truth.memory import partly_recomputed, peak_bytes, reported_bytes
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, RefusedError, Scored, fifth, group_of
 
@@ -33,17 +33,13 @@ def cold(row: Row) -> Predicted:
     memories = rank_memories(workload)
     fits = peak_bytes(memories) <= limit_bytes
     if not fits and not row.text("recompute") and workload.strategy.recompute is Recompute.NONE:
-        # What a row does not say is what its job can run with: recomputation, where it would not fit otherwise.
+        # What a row does not say is what its job can run with: recomputation, of as few layers as it fits with.
+        blocks = sum(block.count for block in blocks_of(workload.model)) // workload.strategy.pp or 1
         again = replace(workload, strategy=replace(workload.strategy, recompute=Recompute.FULL))
-        memories = rank_memories(again)
+        memories = partly_recomputed(memories, rank_memories(again), limit_bytes, blocks)
         fits = peak_bytes(memories) <= limit_bytes
     seconds = math.nan if row.memory_alone else step_us(workload) / 1e6
     return Predicted(seconds, reported_bytes(row, memories, limit_bytes), fits)
-
-
-def peak_bytes(memories: Sequence[PeakMemory]) -> float:
-    """Of the rank that needs most."""
-    return max(memory.total_bytes for memory in memories)
 
 
 def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:

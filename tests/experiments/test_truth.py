@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dpro_search.space.mesh import PeakMemory
+from experiments.truth.memory import partly_recomputed
+
 ROOT = Path(__file__).parents[2]
 HEAD = (
     "source,gpu,gpus_per_node,n_gpus,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,precision,dp,tp,pp,micro_batch,"
@@ -103,3 +106,20 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "no CSV files of runs" in done.stderr
+
+
+def test_rows_that_may_have_recomputed_hold_what_fits() -> None:
+    def held(activations: float) -> PeakMemory:
+        return PeakMemory(
+            weights_bytes=10.0,
+            gradients_bytes=0.0,
+            optimizer_bytes=0.0,
+            activations_bytes=activations,
+            logits_bytes=0.0,
+            gathered_bytes=0.0,
+        )
+
+    for limit, expected in ((200.0, 90.0), (65.0, 50.0), (5.0, 10.0)):  # all, half of the layers, none
+        (found,) = partly_recomputed([held(90.0)], [held(10.0)], limit, 8)
+        assert found.activations_bytes == expected
+        assert found.weights_bytes == 10.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from dpro_search.graph.model.network import Network
-from dpro_search.graph.model.recommenders import dlrm, neural_collaborative_filtering
+from dpro_search.graph.model.recommenders import CRITEO_SMALL_ROWS, dlrm, neural_collaborative_filtering
 from dpro_search.graph.model.vision import (
     alexnet,
     efficientnet_b0,
@@ -44,6 +44,8 @@ NETWORKS: Mapping[str, Callable[[], Network]] = {
     "vnet": lambda: unet("vnet", (32, 32, 32), (32, 64, 128, 256), classes=3),
     "unet-industrial": lambda: unet("unet-industrial", (512, 512), (16, 32, 64, 128, 256), classes=1, normed=False),
     "dlrm": dlrm,
+    "dlrm-small": lambda: dlrm("dlrm-small", rows=CRITEO_SMALL_ROWS),
+    "dlrm-dcnv2-small": lambda: dlrm("dlrm-dcnv2-small", rows=CRITEO_SMALL_ROWS, lookups=1.0, cross_rank=512),
     "dlrm-dcnv2": lambda: dlrm("dlrm-dcnv2", lookups=214 / 26, cross_rank=512),
     "ncf": neural_collaborative_filtering,
 }

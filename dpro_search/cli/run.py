@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,12 @@ from dpro_search.cli._shared_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
+
+    from dpro_search.kinds._elsewhere import Elsewhere
+    from dpro_search.search import SearchResult
 
 
 class SamplerName(StrEnum):
@@ -120,6 +125,10 @@ def run(
     until_settled: Annotated[
         bool, typer.Option("--until-settled", help="Stop when the expected further gain is below the prediction error.")
     ] = False,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option("--tokens-per-second", metavar="N", min=0, help="Of several clusters, name the smallest that is so fast."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,12 +138,16 @@ def run(
 
     On a cluster, give every search the same --storage and its own RUN: they share one study and end together.
 
+    Several names in --cluster, with commas between them, are compared: the fastest, and the cheapest for a token.
+
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
+    from dpro_search.cli._clusters import comparison, print_comparison, run_of, several
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
     from dpro_search.cli._sample import folder_of, print_sample
     from dpro_search.cli._search_progress import progress
     from dpro_search.cli._search_result import Deployment, print_result, result_facts
+    from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
     from dpro_search.search import run_search
@@ -155,30 +168,51 @@ def run(
     source = load_source(folder)
     recorded = job_of(source, options)
     doubt = recorded.recording_doubt
-    job, named, place = elsewhere(recorded, cluster, changes or (), verb="run")
-    request = SearchRequest.of(folder, searchable(job), options.named | named | files_of(source), calibrate)
-    if request.note and not quiet:
-        stderr_console().print(request.note, soft_wrap=True)
-    with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
-        result = run_search(
-            request.objective,
-            trials=trials,
-            sampler=sampler.value,
-            seed=seed,
-            out=usual_run(folder, sampler.value, seed) if out is None else out,
-            trace=request.trace,
-            trace_digest=request.trace_digest,
-            on_trial=bar.trial,
-            on_reevaluated=bar.reevaluated,
-            timeout_s=timeout,
-            workers=workers,
-            engine=engine.value,
-            storage=storage,
-            options=request.options,
-            cluster=place,
-            until_settled=until_settled,
-            quantile=quantile,
-        )
+
+    def searched(cluster: str | None, out: Path) -> tuple[Elsewhere, SearchResult]:
+        there = elsewhere(recorded, cluster, changes or (), verb="run")
+        request = SearchRequest.of(folder, searchable(there.job), options.named | there.named | files_of(source), calibrate)
+        if request.note and not quiet:
+            stderr_console().print(request.note, soft_wrap=True)
+        with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
+            result = run_search(
+                request.objective,
+                trials=trials,
+                sampler=sampler.value,
+                seed=seed,
+                out=out,
+                trace=request.trace,
+                trace_digest=request.trace_digest,
+                on_trial=bar.trial,
+                on_reevaluated=bar.reevaluated,
+                timeout_s=timeout,
+                workers=workers,
+                engine=engine.value,
+                storage=storage,
+                options=request.options,
+                cluster=there.cluster,
+                until_settled=until_settled,
+                quantile=quantile,
+            )
+        if result.stopped == "interrupted":
+            interrupted = f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}"
+            raise KeyboardInterrupt(interrupted)
+        return there, result
+
+    folder_of_run = usual_run(folder, sampler.value, seed) if out is None else out
+    origin = "described" if recorded.trace is None else "recorded"
+    if names := several(cluster):
+        rows = [_on_cluster(name, searched, run_of(folder_of_run, name)) for name in names]
+        compared = comparison(rows, tokens_per_second)
+        if as_json:
+            print_json(compared)
+        else:
+            print_comparison(compared, tokens_per_second, origin)
+        return
+    if tokens_per_second is not None:
+        raise InputError("--tokens-per-second chooses among clusters: give several, like --cluster 4xhgx-h100,8xhgx-h100")
+    there, result = searched(cluster, folder_of_run)
+    job, place = there.job, there.cluster
     warn(doubt)
     deployment, calibration = Deployment.of(source, result), job.calibration
     reasons = job.reasons([ranked.plan for ranked in result.plans])
@@ -190,13 +224,23 @@ def run(
     else:
         if place is not None:
             stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
-        print_result(stdout_console(), result, deployment, calibration, "described" if job.trace is None else "recorded")
+        print_result(stdout_console(), result, deployment, calibration, origin)
         for sentence in reasons:
             say(stdout_console(), sentence)
         if place is None:
             print_sample(stdout_console(), folder, result)
-    if result.stopped == "interrupted":
-        raise KeyboardInterrupt(f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}")
+
+
+def _on_cluster(name: str, searched: Callable[[str, Path], tuple[Elsewhere, SearchResult]], out: Path) -> dict[str, Any]:
+    """The row of one of several clusters; what is impossible there is its row, too."""
+    from dpro_search.cli._clusters import row_of
+    from dpro_search.errors import InputError
+
+    try:
+        there, result = searched(name, out)
+    except InputError as error:
+        return {"cluster": name, "error": str(error)}
+    return row_of(name, there.job, result)
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:

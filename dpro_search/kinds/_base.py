@@ -262,6 +262,10 @@ class Job(ABC):
             machines = machines.at_nic_rate(None if math.isinf(rate_bps) else rate_bps, "given as rate=")
         return self.at_scale(machines, change.ranks)
 
+    def starting_from(self, plan: Plan) -> Job:
+        """The job that runs under a plan to begin with: its empty plan is that. Of a job that was written down, not recorded."""
+        raise self.cannot("starting_from", "begin with another setting than the recorded one")
+
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job on another cluster."""
         raise self.cannot("on", "be predicted on another cluster")

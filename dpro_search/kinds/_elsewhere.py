@@ -67,17 +67,20 @@ def searched_job(job: Job, info: RunInfo) -> Job:
 
 def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str) -> Elsewhere:
     speeds = tuple(name for name in job.settings if name != "groups")
+    described = type(job).starting_from is not Job.starting_from
     for change in changes:
         name = change.partition("=")[0].strip()
-        if name in (*job.askable, "groups"):
+        if name in (*job.askable, "groups") and not described:
             raise InputError(
                 f"--set {change}: {verb} changes cluster and speeds ({', '.join(speeds)}); 'dpro-search replay' predicts a plan"
             )
-    scenario = scenario.changed(changes, known=speeds, job=job.title)
+    scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
     if scenario == Scenario() and job.trace is not None:
         return Elsewhere(job, named, None)
     there, plan = job.under(scenario)
-    assert plan == Plan(), "no change is one of the plan"
+    if plan != Plan():  # of a described job, which then begins with it
+        there.space.check(plan)
+        there = there.starting_from(plan)
     there = with_memory_limit(there, job.memory_limit_bytes)
     calibration = there.calibration
     place = SearchedCluster(

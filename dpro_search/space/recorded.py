@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -81,19 +81,6 @@ def iterations_us(trace: Trace) -> dict[int, float]:
     order = [int(s) for s in dict.fromkeys(steps.index[np.argsort(steps.end_us, kind="stable")].tolist())]
     end_us = {step: float(steps.end_us[steps.index == step].max()) for step in order}
     return {step: end_us[step] - end_us[before] for before, step in pairwise(order)}
-
-
-def typical_step(trace: Trace, without: Iterable[int] = ()) -> int:
-    """The step whose iteration is the median (or next above it); the first step only where there is no other."""
-    left_out = set(without)
-    measured = {step: us for step, us in iterations_us(trace).items() if step not in left_out}
-    if measured:
-        order = sorted(measured, key=lambda step: measured[step])
-        return order[len(order) // 2]
-    rest = [int(step) for step in np.unique(trace.steps.index) if step not in left_out]
-    if not rest:
-        raise InputError("the trace has no step to make a graph of")
-    return rest[0]
 
 
 def _carried(ops: RecordedOps, mine: Ints, number: Ints, step: int) -> tuple[Int32s, Int32s]:

@@ -18,6 +18,8 @@ from dpro_search.graph.gradient_events import Gradients
 from dpro_search.graph.sharded_units import Gather, Passes, ShardedUnits, StepUnits
 from dpro_search.space.recorded_units import UnitPlan
 
+_HOST = (EventKind.OP, EventKind.RUNTIME, EventKind.SYNC)
+
 
 @dataclass(frozen=True)
 class MemoryChange:
@@ -108,10 +110,11 @@ class _Counts:
         self._bytes = trace.memory.allocated_bytes[order]
 
     def end_us(self, rank: int, step: int) -> float:
-        """When a step of a rank ends on its host."""
-        events = self._trace.events
-        mine = (events.rank == rank) & (events.step == step) & np.isin(events.kind, (EventKind.OP, EventKind.RUNTIME))
-        return float(events.end_us[mine].max()) if mine.any() else np.inf
+        """When a step of a rank ends, on its host and its device."""
+        events, steps = self._trace.events, self._trace.steps
+        host = (events.rank == rank) & (events.step == step) & np.isin(events.kind, _HOST)
+        device = (steps.rank == rank) & (steps.index == step)
+        return max(float(events.end_us[host].max(initial=-np.inf)), float(steps.end_us[device].max(initial=-np.inf)))
 
     def at(self, rank: int, time_us: float) -> float:
         """Bytes of a rank at an instant: the last count before it, else the first."""

@@ -18,8 +18,10 @@ from experiments.truth.score import Scored, fifth, group_of
 NAMES = tuple(field.name for field in fields(Calibration))
 DELAYS = ("send_rank_us",)  # In us; all others are factors, fitted as logarithms.
 DELAY_SCALE_US = 100.0
-PRIOR = 0.3
-"""Standard deviation of a factor's logarithm before it is seen, and of the errors that are left: each of the two pulls alike."""
+PRIOR = 0.1
+"""Standard deviation of a factor's logarithm before it is seen (assumed)."""
+ERROR = 0.15
+"""The same of errors that are left (assumed); larger ones count for less than their square."""
 DELAY_PRIOR = 3.0  # The same of delays, in hundreds of us.
 MOST_ROWS = 16
 """Of a kind, to which it is fitted: a few minutes for all kinds."""
@@ -53,7 +55,7 @@ def fit(rows: Sequence[Scored], prior: npt.NDArray[np.float64]) -> npt.NDArray[n
     def residuals(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         calibration = calibration_of(values)
         logs = np.log([_seconds(workload, calibration) for workload in workloads])
-        errors = (logs - measured) / PRIOR
+        errors = (logs - measured) / ERROR
         robust = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([robust, (values - prior) / widths])
 

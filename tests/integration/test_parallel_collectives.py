@@ -38,7 +38,6 @@ MODEL = Architecture(
     ),
 )
 EXPERTS = replace(MODEL, layers=(replace(MODEL.layers[0], feed_forward=Experts(count=8, top_k=2, hidden=FFN)),))
-PYTORCH = {"regather_inputs": False}  # PyTorch keeps what it gathered for the gradients of weights
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ def counted(found):
     )
 
 
-def compiled(strategy, model=MODEL):
-    """Collectives of one micro-batch as the model is compiled."""
+def compiled(strategy, model=MODEL, *, regather_inputs=False):
+    """Collectives of one micro-batch, as compiled for PyTorch: it keeps what it gathered for the gradients of weights."""
     groups = Groups(strategy, parse_cluster("8xhgx-h100"))
     found = Counter()
 
@@ -102,7 +101,7 @@ def compiled(strategy, model=MODEL):
             found[Issued(phase, each.type.name.lower(), each.elements, ranks)] += times * each.repeats
 
     for block in blocks_of(model):
-        program = compile_block(block, layout_of(strategy), BATCH, SEQUENCE)
+        program = compile_block(block, layout_of(strategy, regather_inputs=regather_inputs), BATCH, SEQUENCE)
         for phase, steps in (("forward", program.forward), ("backward", program.backward)):
             for step in steps:
                 for each in [step] if isinstance(step, Collective) else step.beside:
@@ -156,17 +155,17 @@ def merged(found, *types):
 @pytest.mark.parametrize("tp", [2, 4])
 def test_tensor_parallel(torchs, tp):
     """The sums of the loss are equal too: of maxima, exponentials and targets."""
-    assert torchs[f"tp {tp}"] == compiled(Strategy(tp=tp, **PYTORCH))
+    assert torchs[f"tp {tp}"] == compiled(Strategy(tp=tp))
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_sequence_parallel(torchs, tp):
-    assert torchs[f"sp {tp}"] == compiled(Strategy(tp=tp, sequence_parallel=True, **PYTORCH))
+    assert torchs[f"sp {tp}"] == compiled(Strategy(tp=tp, sequence_parallel=True))
 
 
 def test_sequence_parallel_of_megatron_gathers_inputs_again():
     """One all-gather more for each matmul whose input was gathered: queries, keys and values; feed-forward; head."""
-    ours, pytorch = (compiled(Strategy(tp=4, sequence_parallel=True, regather_inputs=again)) for again in (True, False))
+    ours, pytorch = (compiled(Strategy(tp=4, sequence_parallel=True), regather_inputs=again) for again in (True, False))
     assert ours - pytorch == Counter({Issued("backward", "all_gather", STREAM, (0, 1, 2, 3)): 2 * LAYERS + 1})
 
 
@@ -197,7 +196,7 @@ def test_hybrid_sharded(torchs):
 
 def test_fully_sharded_with_tensor_and_sequence_parallel(torchs):
     """PyTorch sums the gradients of each norm over the tensor parallel ranks at once; we, as Megatron-LM, of all at the end."""
-    strategy = Strategy(dp=8, tp=4, zero_stage=3, sequence_parallel=True, **PYTORCH)
+    strategy = Strategy(dp=8, tp=4, zero_stage=3, sequence_parallel=True)
     theirs = of_phase(torchs["fsdp 8, sp 4"], "forward", "backward")
     norms = theirs - compiled(strategy)
     assert norms == Counter({Issued("backward", "all_reduce", HIDDEN, (0, 1, 2, 3)): 2 * LAYERS + 1})
@@ -231,7 +230,7 @@ def test_distributed_data_parallel_sums_once_for_all_micro_batches(torchs):
 
 def test_context_parallel_that_gathers(torchs):
     """PyTorch's flex attention gathers keys and values one by one, and we at once: elements are equal, numbers twice ours."""
-    theirs, ours = torchs["cp 4"], without_gradients(compiled(Strategy(cp=4, **PYTORCH)))
+    theirs, ours = torchs["cp 4"], without_gradients(compiled(Strategy(cp=4)))
     assert merged(theirs, "all_gather", "reduce_scatter") == merged(ours, "all_gather", "reduce_scatter")
     assert sum(theirs.values()) == 2 * sum(ours.values())
 
@@ -246,7 +245,7 @@ def test_ring_of_context_parallel(torchs):
 
 
 def test_context_parallel_takes_part_in_sharding(torchs):
-    theirs, ours = torchs["fsdp 4, cp 2"], compiled(Strategy(dp=4, cp=2, zero_stage=3, **PYTORCH))
+    theirs, ours = torchs["fsdp 4, cp 2"], compiled(Strategy(dp=4, cp=2, zero_stage=3))
     assert merged(theirs, "all_gather", "reduce_scatter") == merged(ours, "all_gather", "reduce_scatter")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.parameters import with_parameters
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import MemorySamples, Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
 from dpro_search.replay.replayer import replay
@@ -176,6 +177,28 @@ def test_halves_move_half_the_bytes_and_are_cast_twice(job: Any) -> None:
     assert len([name for name in names if "back" in name]) == len(names) / 2 == 2
     with pytest.raises(InputError, match="changes the numbers; only with --allow-lossy"):
         job.predict(Plan(compression="bf16"))
+
+
+def test_memory_is_what_was_counted_without_what_views_save_and_with_halves() -> None:
+    """Counted once in a step's forward pass, and once at its end, when all gradients are there beside their buckets."""
+    trace, end = trace_of(), 80 * MIB
+    steps = trace.steps
+    counted = MemorySamples(
+        rank=np.zeros(2 * len(steps.index), np.int64),
+        time_us=np.concatenate((steps.start_us + 100, steps.end_us - 110)),
+        allocated_bytes=np.repeat((50 * MIB, end), len(steps.index)),
+    )
+    job: Any = job_of(replace(trace, memory=counted), PlanOptions(allow_lossy=True))
+    views, halves = Plan.of(gradient_as_bucket_view=True), Plan(compression="fp16")
+    assert job.predict(Plan()).peak_memory_bytes == end
+    assert job.predict(views).peak_memory_bytes == end - sum(SIZES)
+    assert end <= job.predict(halves).peak_memory_bytes <= end + sum(SIZES) // 2
+    assert job.predict(Plan.of(bucket_cap_bytes=MIB)).peak_memory_bytes == end
+
+
+def test_without_counts_memory_is_not_known_but_for_what_gradients_and_parameters_take(job: Any) -> None:
+    assert job.predict(Plan.of(gradient_as_bucket_view=True)).peak_memory_bytes is None
+    assert any("profile with profile_memory=True; parameters, gradients" in text and "24.0 MiB" in text for text in job.assumed())
 
 
 def test_a_static_graph_takes_the_search_for_unused_parameters_away() -> None:

@@ -7,9 +7,10 @@ from kineto_files import COLLECTIVES, Profile, distributed
 from dpro_search.collect.readers.kineto import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import lateness
+from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import RankTime, covered, mean_breakdown_us, mean_times, rank_times
-from dpro_search.space.recorded import graph_of_step, typical_step
+from dpro_search.space.recorded import graph_of_step
 from dpro_search.space.recorded_ops import recorded_ops
 
 BEGIN = 1_700_000_000_000_000
@@ -34,7 +35,7 @@ def job(tmp_path, ranks: int = 2) -> Trace:
 
 
 def times_of(trace: Trace) -> tuple[RankTime, ...]:
-    return rank_times(replay(graph_of_step(recorded_ops(trace), typical_step(trace))))
+    return rank_times(replay(graph_of_step(recorded_ops(trace), RecordedPredictor(trace).middle_step)))
 
 
 def test_the_parts_of_an_iteration_add_up_and_are_what_happened(tmp_path):

@@ -16,9 +16,10 @@ from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, typical_step
+from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.recorded_ops import recorded_ops
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -38,7 +39,8 @@ def trace_of(program: Program, tmp_path, steps: int = 5) -> Trace:
 
 
 def recorded_graph(trace: Trace, step: int | None = None, without: Sequence[int] = ()) -> ReplayGraph:
-    return graph_of_step(recorded_ops(trace), typical_step(trace, without) if step is None else step, without)
+    chosen = RecordedPredictor(trace, without=without).middle_step if step is None else step
+    return graph_of_step(recorded_ops(trace), chosen, without)
 
 
 def iteration_us(program: Program, steps: int = 12) -> float:
@@ -172,10 +174,8 @@ def test_steps_that_are_left_out_leave_no_trace(tmp_path):
     assert not (graph.samples_us == 70).any()
 
 
-def test_the_typical_step_is_the_median_and_not_the_first(tmp_path):
-    trace = trace_of(HOST_BOUND, tmp_path)
-    assert typical_step(trace) in iterations_us(trace)
-    assert 0 not in iterations_us(trace)
+def test_the_first_step_has_no_measured_iteration(tmp_path):
+    assert 0 not in iterations_us(trace_of(HOST_BOUND, tmp_path))
 
 
 def test_a_step_that_was_not_recorded_is_refused(tmp_path):

@@ -50,7 +50,7 @@ class Accuracy:
         """For the output of verbs."""
         low, high = self.ratio[domain]
         half = max(1 - min(low, 1.0), max(high, 1.0) - 1)
-        on = f"{self.on}, jobs {domain}; {self.coverage:.0%} of runs of sources that were left out were within"
+        on = f"{self.on}: {domain}; of sources that were left out, {self.coverage:.0%} of runs were within"
         return Calibration(calibrated=True, model_error=(half, half), widening=1.0, on=on)
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Experts
 from dpro_search.kinds.mesh.settings import Fixed
 from dpro_search.space.mesh import Recompute, Runtime, Schedule, StepCosts, Strategy
 
 LEAST_CONTEXT = 1024  # tokens of a sequence on a rank, below which a split over cp leaves kernels too small to be worth a look
 MOST_VIRTUAL = 8  # groups of layers on a pipeline rank
-MOST_MICRO_BATCH = 64
+MOST_MICRO_BATCH = 64  # sequences
 MOST_HOSTS_OF_TP = 2  # over which tensor parallel ranks may be spread
 
 
@@ -41,7 +40,8 @@ def candidates(fixed: Fixed, choices: Choices) -> Iterator[Strategy]:
     """
     for tp, pp, cp in _shapes(fixed, choices):
         dp = fixed.devices // (tp * pp * cp)
-        for micro_batch in _powers_of_two(min(MOST_MICRO_BATCH, fixed.global_batch // dp)):
+        own = fixed.global_batch // dp
+        for micro_batch in _powers_of_two(min(MOST_MICRO_BATCH, own)) if fixed.layers else _divisors(own):
             if fixed.global_batch % (dp * micro_batch):
                 continue
             for ep, etp in _experts(fixed, dp * cp * tp, tp):
@@ -63,28 +63,31 @@ def candidates(fixed: Fixed, choices: Choices) -> Iterator[Strategy]:
                         shape.check(fixed.model, fixed.sequence)
                     except InputError:
                         continue
-                    yield from _with_memory_settings(shape, choices)
+                    yield from _with_memory_settings(shape, choices, has_layers=bool(fixed.layers))
 
 
-def _with_memory_settings(shape: Strategy, choices: Choices) -> Iterator[Strategy]:
+def _with_memory_settings(shape: Strategy, choices: Choices, *, has_layers: bool) -> Iterator[Strategy]:
     """A shape with each ZeRO stage and each recomputation."""
     values = {name: getattr(shape, name) for name in shape.__dataclass_fields__}
     for zero_stage in choices.zero_stages:
         if (zero_stage >= 2 and shape.pp > 1) or (zero_stage and shape.dp * shape.cp == 1):
             continue
-        for recompute in choices.recompute:
+        for recompute in choices.recompute if has_layers else (Recompute.NONE,):
             yield Strategy(**values | {"zero_stage": zero_stage, "recompute": recompute})
 
 
 def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
     """Degrees (tp, pp, cp) whose product divides the devices."""
-    most_tp = MOST_HOSTS_OF_TP * choices.ranks_per_host
+    if not fixed.layers:  # a network, which is split over replicas only
+        yield 1, 1, 1
+        return
+    most_tp, heads = MOST_HOSTS_OF_TP * choices.ranks_per_host, fixed.layers[0].attention.heads
+    count = sum(layer.count for layer in fixed.layers)
     for tp in _divisors(fixed.devices):
-        heads = fixed.model.layers[0].attention.heads
         if tp > most_tp or heads % tp:
             continue
         for pp in _divisors(fixed.devices // tp):
-            if pp > fixed.model.layer_count:
+            if pp > count:
                 break
             for cp in _divisors(fixed.devices // (tp * pp)):
                 if cp > 1 and fixed.sequence // cp < LEAST_CONTEXT:
@@ -96,18 +99,17 @@ def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
 def _virtual(fixed: Fixed, pp: int, micro_batches: int) -> Iterator[int]:
     """Numbers of virtual stages that cut the layers evenly."""
     yield 1
-    layers = fixed.model.layer_count
+    layers = sum(layer.count for layer in fixed.layers)
     if pp > 1 and micro_batches % pp == 0 and layers % pp == 0:
         yield from (count for count in _divisors(layers // pp) if 1 < count <= MOST_VIRTUAL)
 
 
 def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
     """Degrees (ep, etp) of experts on the ranks of a pipeline stage."""
-    counts = [layer.feed_forward.count for layer in fixed.model.layers if isinstance(layer.feed_forward, Experts)]
-    if not counts:
+    if not fixed.experts:
         yield 1, 1
         return
-    for ep in _divisors(min(counts)):
+    for ep in _divisors(fixed.experts):
         for etp in sorted({1, tp}):
             if ranks % (ep * etp) == 0:
                 yield ep, etp

@@ -27,12 +27,13 @@ from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, from_config, published
+from dpro_search.graph.model import Architecture, Model, from_config
+from dpro_search.graph.model import model as built_in
 from dpro_search.kinds._base import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
-from dpro_search.space.mesh import Strategy, Workload
+from dpro_search.space.mesh import Schedule, Strategy, Workload
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -55,7 +56,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cluster
         As ``--cluster`` takes it; a file's path from the file's folder.
     global_batch, sequence
-        Sequences of a step, and tokens of a sequence.
+        Sequences of a step, and tokens of a sequence; samples, and None, for a network that is no transformer.
     precision
         Of matmuls and attention.
     optimizer
@@ -69,7 +70,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str
     cluster: str
     global_batch: int
-    sequence: int
+    sequence: int | None = None
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw"] = "adam"
     framework: str = "megatron-core"
@@ -124,12 +125,15 @@ def described(path: Path) -> MeshDescription | None:
         OpCosts(cluster.groups[0].host.device, found.precision)
     except InputError as error:
         file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
+    if found.sequence is None and isinstance(model, Architecture):
+        file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
     for key in ("global_batch", "sequence"):
-        if not 0 < getattr(found, key) <= 10**9:
-            file.fail(key, f"must be from 1 to 1e9, not {getattr(found, key)}")
+        value = getattr(found, key)
+        if value is not None and not 0 < value <= 10**9:
+            file.fail(key, f"must be from 1 to 1e9, not {value}")
     fixed = Fixed(
         model=model,
-        sequence=found.sequence,
+        sequence=(found.sequence or 1) if isinstance(model, Architecture) else 1,
         global_batch=found.global_batch,
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
@@ -155,10 +159,10 @@ def described(path: Path) -> MeshDescription | None:
     )
 
 
-def model_of(name: str, folder: Path = Path()) -> tuple[Architecture, Path | None]:
+def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     """The model of a built-in name or of a ``config.json``, and that file; raises `InputError`."""
     if not name.lower().endswith(".json") and "/" not in name:
-        return published(name), None
+        return built_in(name), None
     path = folder / name
     try:
         values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -168,7 +172,7 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Architecture, Path | Non
     return from_config(values, str(path)), path
 
 
-def _model(file: File, name: str, files: dict[str, Path]) -> Architecture:
+def _model(file: File, name: str, files: dict[str, Path]) -> Model:
     try:
         model, path = model_of(name, file.path.parent)
     except InputError as error:
@@ -229,7 +233,7 @@ def _choices(key: str) -> tuple[str, ...]:
         "optimizer": ("adam", "adamw"),
         "runs.zero_stage": ("0", "1", "2", "3"),
         "runs.recompute": ("none", "selective", "full"),
-        "runs.schedule": ("1f1b", "interleaved", "gpipe"),
+        "runs.schedule": tuple(schedule.value for schedule in Schedule),
     }.get(key, ())
 
 
@@ -246,9 +250,10 @@ def _provenance(found: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strate
     degrees = ", ".join(
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )
+    what = f"sequences of {fixed.sequence} tokens" if fixed.layers else "samples"
     return (
         ("model", fixed.model.name),
-        ("batch", f"{fixed.global_batch} sequences of {fixed.sequence} tokens, {found.precision}, {found.optimizer}"),
+        ("batch", f"{fixed.global_batch} {what}, {found.precision}, {found.optimizer}"),
         ("devices", f"{fixed.devices} of {cluster.describe()}"),
         ("strategy", degrees or "one device"),
     )

@@ -24,6 +24,7 @@ _LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTo
 
 _FSDP = Runtime(
     name="PyTorch FSDP",
+    regather_inputs=False,
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
     kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
@@ -72,6 +73,7 @@ _NANOTRON = Runtime(
 )
 _PYTORCH = Runtime(
     name="PyTorch, eager",
+    regather_inputs=False,
     kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
     # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
     memory=MemoryRules(

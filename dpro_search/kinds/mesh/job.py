@@ -11,7 +11,7 @@ import msgspec
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, blocks_of
+from dpro_search.graph.model import Model, blocks_of
 from dpro_search.kinds._base import Job, PlanOptions, Table
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._work import Work
@@ -24,7 +24,7 @@ from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_fa
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.ranking import ranked
-from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of
+from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of, under
 from dpro_search.kinds.mesh.space import MeshSpace
 from dpro_search.kinds.mesh.usual import usual_strategy
 from dpro_search.machine import Calibration
@@ -60,7 +60,7 @@ class MeshJob(Job):
         self.askable = self.space.fields
         self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
         self._predicted: dict[Plan, Prediction] = {}
-        self.memory_limit_bytes = cluster.groups[0].host.device.memory_bytes
+        self._device_bytes = cluster.groups[0].host.device.memory_bytes
 
     @classmethod
     def of(cls, source: MeshDescription, options: PlanOptions) -> Self:
@@ -86,6 +86,10 @@ class MeshJob(Job):
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         return self._with(description=elsewhere(self._description, cluster, cluster.ranks if ranks is None else ranks))
+
+    def starting_from(self, plan: Plan) -> MeshJob:
+        runs = under(self._description.runs, MeshSettings.of(plan))
+        return self._with(replace(self._description, runs=runs, strategy=self._mesh.strategy(plan), chosen=False))
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
         if not self._description.chosen:
@@ -115,12 +119,15 @@ class MeshJob(Job):
 
     def _new_prediction(self, strategy: Strategy) -> Prediction:
         step_us = self._steps.step_us(strategy)
+        peak, has = round(self._steps.memory(strategy).total_bytes), self._device_bytes
+        fits = has is None or peak <= has
         return Prediction(
             iteration_us=step_us,
             interval_us=accuracy().interval_us(step_us, self._steps.domain(strategy)),
             breakdown_us={},
-            peak_memory_bytes=round(self._steps.memory(strategy).total_bytes),
+            peak_memory_bytes=peak,
             source="extrapolated",
+            infeasible=None if fits or has is None else f"needs {peak / 2**20:.0f} MiB, and may have {has / 2**20:.0f}",
         )
 
     def replayed(self, plan: Plan) -> Prediction:
@@ -131,7 +138,7 @@ class MeshJob(Job):
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         """The strategy, memory by category, and, where it does not fit, why and what would."""
         strategy, found = self._mesh.strategy(plan), self.predict(plan)
-        memory, limit = self._memory_bytes(strategy), self.memory_limit_bytes
+        memory, limit = self._memory_bytes(strategy), self._limit_bytes
         possible = [] if found.infeasible is None else remedies(self, plan, strategy)
         return {
             "strategy": settings_of(strategy).settings,
@@ -158,7 +165,7 @@ class MeshJob(Job):
         return Work(
             devices=fixed.devices,
             device=device.name,
-            tokens=fixed.global_batch * fixed.sequence,
+            tokens=fixed.global_batch * fixed.sequence if fixed.layers else None,
             flops=3 * fixed.global_batch * forward_flops(fixed.model, fixed.sequence) / fixed.devices,
             peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
             precision=self._description.precision,
@@ -174,8 +181,14 @@ class MeshJob(Job):
             yield BoundedPlan(self._mesh.plan(strategy), bound_us)
 
     def _fits(self, strategy: Strategy) -> bool:
-        limit = self.memory_limit_bytes
+        limit = self._limit_bytes
         return limit is None or self._steps.memory(strategy).total_bytes <= limit
+
+    @property
+    def _limit_bytes(self) -> int | None:
+        """What a rank may have: of its device, or less where that was asked for."""
+        known = [limit for limit in (self._device_bytes, self.memory_limit_bytes) if limit is not None]
+        return min(known, default=None)
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         """What today's plan and the others of the best lose to the first, and whether their order is certain."""
@@ -229,7 +242,7 @@ class MeshJob(Job):
                 changed = self.predict(Plan.of(**values))
             except InputError:
                 continue
-            if changed.infeasible is None:
+            if changed.infeasible is None and changed.iteration_us != base_us:
                 found[change_text(values)] = changed.iteration_us
         rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))
@@ -256,7 +269,7 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
 
 
-def forward_flops(model: Architecture, sequence: int) -> float:
+def forward_flops(model: Model, sequence: int) -> float:
     """Of the forward pass of one sequence, without what is masked."""
     return sum(block.count * op.forward_flops(block.sizes_at(1, sequence)) for block in blocks_of(model) for op in block.ops)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture
+from dpro_search.graph.model import Architecture, Experts, Layer, Model
 from dpro_search.space.mesh import Recompute, Schedule, Strategy
 from dpro_search.space.schemes import SchemeSettings
 
@@ -66,11 +66,23 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
 class Fixed:
     """What no plan changes: the model, the batch, the devices, and what the framework does where nothing is set."""
 
-    model: Architecture
+    model: Model
     sequence: int
     global_batch: int
     devices: int
     zero_stage: int  # Of the framework, where nothing else is set.
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Of a transformer; a network has none that could be split."""
+        return self.model.layers if isinstance(self.model, Architecture) else ()
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer, or embedding tables, which ranks may share; 0: none."""
+        if not isinstance(self.model, Architecture):
+            return self.model.tables
+        return min((layer.feed_forward.count for layer in self.layers if isinstance(layer.feed_forward, Experts)), default=0)
 
 
 def resolved(settings: MeshSettings, fixed: Fixed) -> Strategy:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.graph.model import parameters_of
+from dpro_search.graph.model import Architecture, parameters_of
 from dpro_search.kinds._base import Wanted
 from dpro_search.kinds.mesh.description import PRECISIONS, model_of
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -31,7 +31,7 @@ NOTES: Mapping[str, str] = {
     "zero_stage": "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
     "micro_batch": "sequences that go through a stage at a time",
     "recompute": "none, selective (the attention's scores) or full (all of a layer but its input)",
-    "schedule": "1f1b, interleaved (with virtual_stages) or gpipe",
+    "schedule": "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
 }
 
 
@@ -51,7 +51,8 @@ def job_toml(wanted: Wanted) -> str:
         raise InputError(f"--framework {framework}: use {', '.join(FRAMEWORKS)}")
     architecture, _ = model_of(model, Path())
     machines = parse_cluster(cluster)
-    longest = architecture.max_positions or USUAL_SEQUENCE
+    transformer = isinstance(architecture, Architecture)
+    longest = (architecture.max_positions or USUAL_SEQUENCE) if isinstance(architecture, Architecture) else 1
     fixed = Fixed(
         model=architecture,
         sequence=min(longest, USUAL_SEQUENCE) if wanted.sequence is None else wanted.sequence,
@@ -82,8 +83,8 @@ def job_toml(wanted: Wanted) -> str:
         "# A training job for dpro-search: dpro-search replay job.toml, diagnose job.toml, run job.toml",
         f"model = {json.dumps(model)}  # {billions:.3g} billion parameters; a built-in name, or the path of a config.json",
         f"cluster = {json.dumps(cluster)}  # {machines.ranks} devices: hosts of a bundled machine, devices, or a TOML file",
-        f"global_batch = {fixed.global_batch}  # sequences of a step, over all replicas",
-        f"sequence = {fixed.sequence}  # tokens of a sequence",
+        f"global_batch = {fixed.global_batch}  # {'sequences' if transformer else 'samples'} of a step, over all replicas",
+        *([f"sequence = {fixed.sequence}  # tokens of a sequence"] if transformer else []),
         f'precision = "{precision}"  # {", ".join(PRECISIONS)}',
         'optimizer = "adam"  # two moments and the parameters in fp32',
         f'framework = "{framework}"  # {", ".join(FRAMEWORKS)}',

@@ -7,7 +7,6 @@ from typing import Literal
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Experts
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.space.mesh import Runtime, Workload, peak_memory
 
@@ -56,8 +55,12 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
 
 def _simplest_first(fixed: Fixed, cluster: Cluster) -> Iterator[MeshSettings]:
     """Degrees of model parallelism in powers of two; recomputation before a part of the model spreads over hosts."""
+    if not fixed.layers:  # a network: a rank's part of the batch at once, or as much as fits
+        own = max(fixed.global_batch // fixed.devices, 1)
+        yield from (MeshSettings(micro_batch=own // parts) for parts in (2**power for power in range(own.bit_length())))
+        return
     within = min(cluster.ranks_per_host or 1, fixed.devices)
-    experts = max((layer.feed_forward.count for layer in fixed.model.layers if isinstance(layer.feed_forward, Experts)), default=1)
+    experts = fixed.experts or 1
     all_parts = [2**power for power in range(fixed.devices.bit_length())]
     near = [(parts, recompute) for recompute in _RECOMPUTE for parts in all_parts if parts <= within]
     far = [(parts, recompute) for parts in all_parts if parts > within for recompute in _RECOMPUTE]

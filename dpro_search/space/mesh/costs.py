@@ -134,7 +134,9 @@ class Pricer:
 
     def __init__(self, workload: Workload, known: Known | None = None) -> None:
         self._workload, self._known = workload, known or Known()
-        self._layout = replace(layout_of(workload.strategy), expert_load=workload.expert_load)
+        self._layout = replace(
+            layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs), expert_load=workload.expert_load
+        )
         self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
         self.slowed = SLOWED if workload.interference else 0.0
         device = workload.scales.device(workload.cluster.groups[0].host.device)
@@ -143,7 +145,7 @@ class Pricer:
         plan = workload.strategy
         self._split = (  # what programs depend on
             *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
-            *(plan.sequence_parallel, plan.regather_inputs, plan.cp_ring, plan.cp_balanced),
+            *(plan.sequence_parallel, plan.cp_ring, plan.cp_balanced),
         )
         self._copied = copies_embedding(workload)  # likewise the head's
 

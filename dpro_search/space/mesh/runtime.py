@@ -42,6 +42,8 @@ class Runtime:
     clip_gradients: bool = True  # By their norm over all ranks, which every rank waits for before it updates.
     # Collectives of tensor parallel inputs and of their gradients run beside the matmuls that need neither.
     overlap_tensor: bool = True
+    # Of sequence parallel and gathering context parallel: see `Layout.regather_inputs`.
+    regather_inputs: bool = True
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
     # Moved for each parameter when a micro-batch's gradient is added to those before: the matmul itself reads and writes fp32.
     accumulate_bytes: float = 6.0

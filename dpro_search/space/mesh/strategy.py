@@ -38,7 +38,6 @@ class Strategy:
     zero_stage: int = 0  # 1: optimizer state is split over dp and cp; 2: gradients too; 3: parameters too (FSDP).
     dp_replicate: int = 1  # Of dp, copies of what ZeRO splits (HSDP; Megatron-LM's optimizer instances); it splits over the others.
     sequence_parallel: bool = False  # Norms and residuals split the sequence over tp.
-    regather_inputs: bool = True  # Of sequence parallel and gathering context parallel: see `Layout.regather_inputs`.
     cp_ring: bool = False  # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
     cp_balanced: bool = True  # Each of cp's ranks has as much of a causal attention; False: the last one has most.
     micro_batch: int = 1
@@ -151,8 +150,11 @@ def _divides(name: str, ways: int, size: int, what: str) -> None:
         raise InputError(f"{name} {ways} does not divide {size} {what}: use {below}")
 
 
-def layout_of(strategy: Strategy) -> Layout:
-    """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp."""
+def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
+    """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp.
+
+    `regather_inputs` is as in `Layout`; frameworks differ in it.
+    """
     tensor = ("tp",)
     return Layout(
         axes={"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "etp": strategy.etp},
@@ -167,7 +169,7 @@ def layout_of(strategy: Strategy) -> Layout:
             "expert_ffn": ("etp",),
         },
         stream_axis="tp" if strategy.sequence_parallel else None,
-        regather_inputs=strategy.regather_inputs,
+        regather_inputs=regather_inputs,
         ring=strategy.cp_ring,
         balanced=strategy.cp_balanced,
     )

@@ -24,10 +24,25 @@ def test_dp_follows_from_the_devices(tmp_path):
     assert (found.dp, found.tp, found.pp, found.devices) == (2, 4, 2, 16)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble-v", 2), ("dual-pipe-v", 2)],
+)
+def test_pipelines_run_in_every_order(tmp_path, schedule, stages):
+    """Of four ranks with sixteen micro-batches; none makes a step twice as long as 1F1B does."""
+    runs = f'pp = 4\nvirtual_stages = {stages}\nschedule = "{schedule}"'
+    assert described(tmp_path, text(runs)).strategy.schedule == schedule
+    found, usual = (job(tmp_path, each).predict(Plan()).iteration_us for each in (runs, "pp = 4"))
+    assert 0.5 * usual < found < 2 * usual
+
+
 def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):
     assert described(tmp_path, text("tp = 2")).strategy.zero_stage == 1
     assert described(tmp_path, text("tp = 1", framework="fsdp")).strategy.zero_stage == 3
     assert described(tmp_path, text("tp = 2")).strategy.sequence_parallel
+    found = (described(tmp_path, text("tp = 2", framework=name)) for name in ("megatron-core", "fsdp"))
+    megatron, pytorch = (each.workload(each.strategy).runtime for each in found)
+    assert (megatron.regather_inputs, pytorch.regather_inputs) == (True, False)
 
 
 def test_without_a_table_the_usual_strategy_fits_in_memory(tmp_path):
@@ -74,6 +89,8 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text("tp = 8", model="gpt2"), ":6: runs.tp: tp 8 does not divide 12 heads: use 6"),
         (text("ep = 2"), ":6: runs.ep: ep 2: llama3-8b has no experts"),
         (text('recompute = "ful"'), ":6: runs.recompute: 'ful' is not known; did you mean 'full'?"),
+        (text('schedule = "zero-buble"'), ":6: runs.schedule: 'zero-buble' is not known; did you mean 'zero-bubble'?"),
+        (text('pp = 2\nschedule = "dual-pipe-v"'), "dual-pipe-v has two stages on each rank (virtual_stages 2), not 1"),
         (text("zero_stage = 4"), ":6: runs.zero_stage: '4' is not known"),
         (text(cluster="2xhgx-h10"), ":4: cluster: no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (text(precision="bf61"), ":5: precision: 'bf61' is not known; did you mean 'bf16'?"),

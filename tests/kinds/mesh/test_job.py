@@ -152,7 +152,7 @@ def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
 @pytest.mark.parametrize("runs", ["tp = 1", "tp = 4\npp = 2\nmicro_batch = 2"])
 def test_the_search_finds_the_best_of_all_plans(tmp_path, runs):
     found = job(tmp_path, runs, **SMALL)
-    fits = [s for s in found.space.strategies() if found._steps.memory(s).total_bytes <= found.memory_limit_bytes]
+    fits = [s for s in found.space.strategies() if found._steps.memory(s).total_bytes <= found._limit_bytes]
     best_us = min(found._steps.step_us(strategy) for strategy in fits)
     result = run_search(found, trials=200, out=tmp_path / "run", trace_digest="x")
     assert result.stopped == "complete"
@@ -165,6 +165,20 @@ def test_a_search_under_a_memory_limit_keeps_it(small, tmp_path):
     limited.memory_limit_bytes = limited.predict(Plan()).peak_memory_bytes * 2 // 3
     result = run_search(limited, trials=50, out=tmp_path / "run", trace_digest="x")
     assert all(ranked.prediction.peak_memory_bytes <= limited.memory_limit_bytes for ranked in result.plans)
+
+
+def test_another_cluster_has_its_own_memory(tmp_path):
+    """A plan that fits on devices of 80 GB may not on those of 40."""
+    found = job(tmp_path, "tp = 1", model="llama3-8b", cluster="2xdgx-a100-80")
+    assert found.predict(Plan()).infeasible is None
+    there, plan = found.under(Scenario().on("2xdgx-a100-40"))
+    assert there.predict(plan).infeasible is not None
+
+
+def test_a_job_can_begin_with_a_plan(split):
+    there = split.starting_from(Plan.of(tp=4))
+    assert there.predict(Plan()) == split.predict(Plan.of(tp=4))
+    assert there.space.today == split.space.strategy(Plan.of(tp=4))
 
 
 def test_the_best_plan_is_explained(split):

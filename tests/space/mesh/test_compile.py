@@ -13,9 +13,9 @@ SEQUENCE = 1024
 STREAM = SEQUENCE * 4096  # elements of the residual stream of a model with 4,096 hidden
 
 
-def program(model, block, **degrees):
+def program(model, block, regather_inputs=True, **degrees):
     (chosen,) = (found for found in blocks_of(published(model)) if found.name == block)
-    return compile_block(chosen, layout_of(Strategy(**degrees)), 1, SEQUENCE)
+    return compile_block(chosen, layout_of(Strategy(**degrees), regather_inputs=regather_inputs), 1, SEQUENCE)
 
 
 def exchanged(steps):

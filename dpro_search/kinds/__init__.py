@@ -1,6 +1,6 @@
 """The kinds of jobs: ``job_of(load_source(path))`` is what every verb begins with; nothing above this package knows a kind's name.
 
-A new kind is a module with a constant ``KIND`` (see `kinds._base`) and one line in `kinds._names`.
+A new kind is a module with a constant ``KIND`` (see `kinds._kind`) and one line in `kinds._names`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,10 @@ from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
-from dpro_search.kinds._base import (
-    COMPUTE,
-    AnyKind,
-    Comparison,
-    DescribedKind,
-    Description,
-    Job,
-    Kind,
-    PlanOptions,
-    Source,
-    Table,
-    Wanted,
-    with_memory_limit,
-)
 from dpro_search.kinds._difference import difference
+from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
+from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
+from dpro_search.kinds._options import COMPUTE, PlanOptions
 from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from dpro_search.collect.trace import CollectiveKind, Ints, TensorInfo, Trace
 from dpro_search.costmodel.nccl import interval_factor, paths, placement_of, ways_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
-from dpro_search.kinds._base import Job, Table, ranks_in_turn
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table
+from dpro_search.kinds._job import Job, Table, ranks_in_turn
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor

@@ -14,7 +14,7 @@ from dpro_search.cluster.device import Device
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._base import Job
+from dpro_search.kinds._job import Job
 from dpro_search.kinds._work import Work
 from dpro_search.quantities import parse_amount
 from dpro_search.space.scenario import Scenario, changes_in

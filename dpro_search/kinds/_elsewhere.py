@@ -15,7 +15,7 @@ import msgspec
 from dpro_search.cluster import Cluster
 from dpro_search.cluster.names import THIS_MACHINE, names_file
 from dpro_search.errors import InputError
-from dpro_search.kinds._base import Job, with_memory_limit
+from dpro_search.kinds._job import Job, with_memory_limit
 from dpro_search.search.run_folder import RunInfo, SearchedCluster
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario

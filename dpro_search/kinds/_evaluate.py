@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.measured import profiled_iterations_us, without_step
-from dpro_search.kinds._base import Comparison
+from dpro_search.kinds._job import Comparison
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.space.plan import Plan
 

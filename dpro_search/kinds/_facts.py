@@ -15,7 +15,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.origins import origin_text
-from dpro_search.kinds._base import Table
+from dpro_search.kinds._job import Table
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import REASONS, path_columns, path_shares
 from dpro_search.replay.path_segments import path_totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpro_search.kinds._base import Job
+from dpro_search.kinds._job import Job
 from dpro_search.space.plan import Plan
 
 

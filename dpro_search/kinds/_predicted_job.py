@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, Self, TypeVar
 
 from dpro_search.collect.trace import Floats, Trace
-from dpro_search.kinds._base import Comparison, Job
 from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
+from dpro_search.kinds._job import Comparison, Job
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.kinds._terms import cost_terms
 from dpro_search.machine import Calibration

@@ -9,8 +9,8 @@ import msgspec
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._predicted_job import PredictedJob
 from dpro_search.kinds._predictor import Gains
 from dpro_search.kinds._program import ProgramPredictor

@@ -16,8 +16,8 @@ from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of, load_source, recorded_job
-from dpro_search.kinds._base import Description
 from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.scenario import SCALES, Scenario

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, Trace
-from dpro_search.kinds._base import Comparison, Job, Table
+from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
 from dpro_search.machine import Calibration, machine_constants

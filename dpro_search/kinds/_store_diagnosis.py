@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._stores import StoreJob, breakdown_us
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.replayer import replay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import Servers
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 
 class StoreKind(Kind):

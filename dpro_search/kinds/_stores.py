@@ -23,8 +23,9 @@ from dpro_search.collect.trace import EventKind, Floats, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._base import Job, PlanOptions, refuse_compute
 from dpro_search.kinds._facts import graph_change
+from dpro_search.kinds._job import Job
+from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._terms import link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants

@@ -27,7 +27,9 @@ from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
 from dpro_search.kinds._at_scale import AtScale, Workload, members
-from dpro_search.kinds._base import DescribedKind, Description, Job, PlanOptions
+from dpro_search.kinds._job import Job
+from dpro_search.kinds._kind import DescribedKind, Description
+from dpro_search.kinds._options import PlanOptions
 from dpro_search.space.data_parallel import layered_step
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan

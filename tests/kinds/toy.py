@@ -31,8 +31,10 @@ from dpro_search.collect.trace import (
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._base import Job, Kind, PlanOptions, Table, refuse_compute
 from dpro_search.kinds._facts import critical_ops, gain_table, graph_change, path_facts
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._kind import Kind
+from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.graph_builder import GraphBuilder

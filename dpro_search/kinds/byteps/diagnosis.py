@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpro_search.kinds import _store_diagnosis
-from dpro_search.kinds._base import Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from dpro_search.collect.trace import TensorInfo
-from dpro_search.kinds._base import Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte

@@ -8,7 +8,7 @@ from dpro_search.collect.torch_files import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 
 class DdpKind(Kind):

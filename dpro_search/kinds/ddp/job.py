@@ -12,7 +12,8 @@ from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
 from dpro_search.kinds._at_scale import AtScale, Workload, members, steps_of_ddp
-from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_algorithms
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._options import PlanOptions, refuse_algorithms
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.report.groups import Group, TensorGroups

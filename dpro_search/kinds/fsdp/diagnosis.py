@@ -7,7 +7,7 @@ from typing import Any
 
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _program_job
-from dpro_search.kinds._base import Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds.fsdp.findings import findings
 from dpro_search.kinds.fsdp.predictor import FsdpPredictor
 from dpro_search.kinds.fsdp.what_if import gains

@@ -8,7 +8,8 @@ from typing import Any, Self
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds._at_scale import AtScale, Workload
-from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.fsdp.predictor import NAME, FsdpPredictor
 from dpro_search.kinds.fsdp.what_if import PLANS

@@ -6,7 +6,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import Target
 from dpro_search.deploy.parts.tensorflow_step import TENSORFLOW, XLA
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 
 class HorovodKind(Kind):

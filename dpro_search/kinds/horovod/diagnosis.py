@@ -11,8 +11,8 @@ import numpy as np
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, rank_facts, rank_table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds.horovod.findings import findings
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import gains

@@ -16,7 +16,8 @@ from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
 from dpro_search.kinds._at_scale import AtScale, Workload
-from dpro_search.kinds._base import Job, PlanOptions, Table
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._predicted_job import PredictedJob
 from dpro_search.kinds.horovod.exchanges import horovod_exchanges
 from dpro_search.kinds.horovod.predictor import Predictor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 
 class ImportedKind(Kind):

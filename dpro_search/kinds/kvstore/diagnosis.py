@@ -8,7 +8,7 @@ from typing import Any
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _store_diagnosis
-from dpro_search.kinds._base import Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text, time_text

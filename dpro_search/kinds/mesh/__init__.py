@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.kinds._base import DescribedKind, Wanted
+from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
 
 

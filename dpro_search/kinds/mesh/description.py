@@ -29,7 +29,7 @@ from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, Model, from_config
 from dpro_search.graph.model import model as built_in
-from dpro_search.kinds._base import Description
+from dpro_search.kinds._kind import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy

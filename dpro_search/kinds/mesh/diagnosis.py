@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._base import Table
 from dpro_search.kinds._facts import critical_table, gain_table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds.mesh.explain import WORDS
 from dpro_search.quantities import size_text, time_text
 from dpro_search.replay.path_findings import costliest

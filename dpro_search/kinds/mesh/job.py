@@ -12,8 +12,9 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Model, blocks_of
-from dpro_search.kinds._base import Job, PlanOptions, Table
 from dpro_search.kinds._facts import critical_ops
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.breakdown import breakdown_us

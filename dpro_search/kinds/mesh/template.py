@@ -9,7 +9,7 @@ from pathlib import Path
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, parameters_of
-from dpro_search.kinds._base import Wanted
+from dpro_search.kinds._kind import Wanted
 from dpro_search.kinds.mesh.description import PRECISIONS, model_of
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, resolved, settings_of

@@ -9,7 +9,7 @@ import numpy as np
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 _MARK = "DistributedDataParallel.forward"
 _OTHER_SCHEMES = ("FSDP::", "FullyShardedDataParallel")

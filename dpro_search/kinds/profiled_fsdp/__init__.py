@@ -9,7 +9,7 @@ import numpy as np
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import FSDP, PYTORCH
-from dpro_search.kinds._base import Kind
+from dpro_search.kinds._kind import Kind
 
 _MARKS = ("FSDP::", "FullyShardedDataParallel")
 _OWN = {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER}

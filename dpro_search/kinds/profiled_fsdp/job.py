@@ -9,7 +9,8 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of
-from dpro_search.kinds._base import Job, PlanOptions, Table, refuse_compute
+from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
 from dpro_search.quantities import size_text, time_text

@@ -1,45 +1,28 @@
-"""`Kind` and `Job`: what every verb asks of a recorded or described job, whatever its framework and scheme are.
+"""`Job`: what every verb asks of one job, whatever its framework and scheme are. `kinds/_kind.py` shows how a kind defines its own.
 
-A kind of job is one module of this package (or a small package) with a constant ``KIND``, and one line in `kinds._names`:
-
-    class MyKind(Kind):                          class MyJob(Job):
-        title = "a job of mine"                      space = PlanSpace(...)
-        formats = ("my-format",)                     def of(cls, trace, options): ...
-        job_name = "my.package:MyJob"                def _predict(self, plan): ...
-        launcher_names = ("my.package:MINE",)        def timeline(self, plan): ...
-                                                     def diagnose(self): ...
-
-A `DescribedKind` has ``read(path)`` in place of ``formats``: its jobs come from a file, and their `Job.trace` is None. Settings
-that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
-
-A verb calls `Kind.job` once, then asks the `Job`. What a job does not override it cannot do: the question is refused with a line
-that names the kinds that can. ``tests/kinds/conformance.py`` holds what every kind must pass.
+What a job does not override it cannot do: the question is refused with a line that names the kinds that can.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from pkgutil import resolve_name
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
-from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
-from dpro_search.deploy.parts.part import Servers, Target
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us, recording_doubt
 from dpro_search.kinds._names import registered
+from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
-from dpro_search.machine import VARIABLE, Calibration
+from dpro_search.machine import Calibration
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
@@ -47,71 +30,10 @@ from dpro_search.space.scenario import ClusterChange, Scale, Scenario
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
-    from dpro_search.collect.launchers._base import Launcher
     from dpro_search.replay.outputs import MeasuredOps
     from dpro_search.replay.timeline import Timeline
     from dpro_search.report.groups import TensorGroups
     from dpro_search.report.quality import Term
-
-COMPUTE = ("op-fusion", "precision", "recomputation", "accumulation")  # transformations that a search tries only where asked for
-_COMPUTE_OF_FIELD = {
-    "op_clusters": "op-fusion",
-    "bfloat16_ops": "precision",
-    "bfloat16_modules": "precision",
-    "recomputed_ops": "recomputation",
-    "recomputed_modules": "recomputation",
-    "micro_batches": "accumulation",
-}
-_LOSSY = ("compression", "micro_batches", "reduce_dtype")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """What plans may do beyond communication."""
-
-    compute: frozenset[str] = frozenset()  # Some of `COMPUTE`.
-    allow_lossy: bool = False  # Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
-    memory_limit_bytes: int | None = None  # Plans that need more than that on a rank are infeasible; None: no limit.
-    # cluster_model, precision_table: What fused ops take: a folder of 'dpro-search fit', None: the package's model. What bfloat16
-    # does to ops: a table of `costmodel.precision`, which "precision" needs.
-    cluster_model: Path | None = None
-    precision_table: Path | None = None
-    # What all-reduces by each of Open MPI's algorithms take, a folder of 'dpro-search fit'; plans of a Horovod job on MPI then
-    # choose among them. None: all-reduces are as recorded.
-    all_reduce_model: Path | None = None
-
-    def __post_init__(self) -> None:
-        unknown = self.compute.difference(COMPUTE)
-        if unknown:
-            raise InputError(f"transformation '{min(unknown)}' is unknown (known: {', '.join(COMPUTE)})")
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
-            raise InputError(f"the memory limit must be above 0 bytes, not {self.memory_limit_bytes}")
-
-    @property
-    def named(self) -> dict[str, str | Path]:
-        """What decides predictions beside the trace, by name: for the run folder of a search."""
-        found: dict[str, str | Path] = {}
-        if self.compute:
-            found["with"] = ",".join(sorted(self.compute))
-        if self.allow_lossy:
-            found["allow_lossy"] = "yes"
-        if self.memory_limit_bytes is not None:
-            found["memory_limit_bytes"] = str(self.memory_limit_bytes)
-        for name in ("cluster_model", "precision_table", "all_reduce_model"):
-            path: Path | None = getattr(self, name)
-            if path is not None:
-                found[name] = path
-        if machine := os.environ.get(VARIABLE):
-            found["machine"] = Path(machine)
-        return found
-
-    def allowing(self, plan: Plan) -> PlanOptions:
-        """The options under which a plan with the fields of this one is legal: what is requested is predicted, not proposed."""
-        return replace(
-            self,
-            compute=self.compute | {_COMPUTE_OF_FIELD[name] for name in plan.settings if name in _COMPUTE_OF_FIELD},
-            allow_lossy=self.allow_lossy or any(name in plan.settings for name in _LOSSY),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,134 +291,9 @@ class Job(ABC):
         return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """A job that was written down, not recorded: what a `DescribedKind` reads from a file. A kind adds fields of its own."""
-
-    framework: str = ""  # Like that of a trace; decides which targets plans are exported to.
-    provenance: tuple[tuple[str, str], ...] = ()  # Titles and values, for the report.
-    warnings: tuple[str, ...] = ()  # Sentences that every verb with findings repeats.
-    # Further files that it was read from, by a name: a search with other content is another one.
-    files: Mapping[str, Path] = field(default_factory=dict)
-
-
-Source = Trace | Description  # what a job comes from
-_Source = TypeVar("_Source", bound=Source)
-_Described = TypeVar("_Described", bound=Description)
-
-
-class AnyKind(ABC, Generic[_Source]):
-    """A kind of job: makes a `Job` of its sources, and knows how such a job is started and follows a plan.
-
-    `Kind` is for jobs that were recorded, `DescribedKind` for those that were written down.
-    """
-
-    title: ClassVar[str]  # "a Horovod job".
-    targets: ClassVar[tuple[Target, ...]] = ()  # What plans of such jobs can be exported to.
-    source_type: ClassVar[type[Source]]
-    # job_name, launcher_names: Where `job_type` and `launchers` are, "module:name"; they are imported when they are first needed.
-    job_name: ClassVar[str]
-    launcher_names: ClassVar[tuple[str, ...]] = ()
-    # Where the launcher is that starts jobs of which a profile was imported, when their command is given; "": none does.
-    profile_launcher_name: ClassVar[str] = ""
-
-    @property
-    def job_type(self) -> type[Job]:
-        """The class of its jobs."""
-        found: type[Job] = resolve_name(self.job_name)
-        return found
-
-    @abstractmethod
-    def recognises(self, source: _Source, /) -> bool:
-        """Whether a source of its type is of such a job."""
-
-    def job(self, source: _Source, /, options: PlanOptions) -> Job:
-        """The job of a source; raises what `Job.of` raises."""
-        return self.job_type.of(source, options)
-
-    @property
-    def launchers(self) -> tuple[Launcher, ...]:
-        """What records and times such jobs; empty: they cannot be started here."""
-        return tuple(map(resolve_name, self.launcher_names))
-
-    def servers(self, source: _Source, /) -> Servers:
-        """The parameter servers of a job, which in a trace are ranks behind those that train."""
-        return Servers()
-
-    def targets_of(self, framework: str) -> tuple[Target, ...]:
-        """Those of `targets` that jobs of a framework have."""
-        return self.targets
-
-    @abstractmethod
-    def facts(self, source: _Source, /) -> DeployedFacts:
-        """What an export can check a plan against."""
-
-
-class Kind(AnyKind[Trace]):
-    """A kind of recorded job."""
-
-    formats: ClassVar[tuple[str, ...]] = ()  # `TraceMeta.format` of its traces.
-    source_type = Trace
-
-    def recognises(self, trace: Trace) -> bool:
-        return trace.meta.format in self.formats
-
-    def facts(self, trace: Trace) -> DeployedFacts:
-        return replace(DeployedFacts.of(trace), servers=self.servers(trace))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A description that is to be written; None: what is usual."""
-
-    model: str
-    cluster: str
-    global_batch: int | None = None  # Sequences of a step.
-    sequence: int | None = None  # Tokens of a sequence.
-    precision: str | None = None
-    framework: str | None = None
-
-
-class DescribedKind(AnyKind[_Described]):
-    """A kind of job that a file describes."""
-
-    def text(self, wanted: Wanted) -> str | None:
-        """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
-        return None
-
-    @abstractmethod
-    def read(self, path: Path) -> _Described | None:
-        """The description in a file; None: it is of another kind. Raises `InputError` for one of this kind with an error in it."""
-
-    def recognises(self, source: _Described) -> bool:
-        return True
-
-    def facts(self, source: _Described) -> DeployedFacts:
-        return DeployedFacts(framework=source.framework or None)
-
-
 def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:
     """The assumption of a job of more ranks than were recorded, as a sentence; empty for others."""
     return (f"{ranks} ranks compute like the {known} recorded ones, in turn",) if ranks > known else ()
-
-
-def refuse_compute(options: PlanOptions, trace: Trace, fields: Sequence[str] = ()) -> None:
-    """Raise `InputError` if the options ask for changes of compute, or for algorithms of MPI, which such jobs do not have.
-
-    `fields`: what their plans change instead.
-    """
-    refuse_algorithms(options, trace)
-    if options.compute:
-        raise InputError(
-            "only jobs of TensorFlow with Horovod, and of PyTorch's DistributedDataParallel, have plans for compute, and this "
-            f"trace ({trace.meta.format}) is of neither" + (f"; its plans change {', '.join(fields)}" if fields else "")
-        )
-
-
-def refuse_algorithms(options: PlanOptions, trace: Trace) -> None:
-    """Raise `InputError` if the options ask for algorithms of MPI, which such jobs do not have."""
-    if options.all_reduce_model is not None:
-        raise InputError(f"the all-reduce model is for Horovod jobs on Open MPI, and this trace ({trace.meta.format}) is of none")
 
 
 def with_memory_limit(job: Job, limit_bytes: int | None) -> Job:

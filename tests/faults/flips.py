@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="make fewer copies of a format when this time is over")
     asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not live on in a process that is forked
     broken = False
     with tempfile.TemporaryDirectory(prefix="dpro-search-flips-") as name:
         for form in asked.formats:
@@ -83,6 +84,8 @@ def campaign(form: str, folder: Path, seeds: range, seconds: float = float("inf"
     """Damaged copies of a format, one for each seed; `seconds` ends it early."""
     folder.mkdir()
     read, path, data = _input(form, folder) if form in INPUTS else _own(form, folder)
+    with contextlib.chdir(folder):
+        read()  # what it imports and compiles is there in each process that is forked below
     whole, whole_s = _forked(read, LEAST_LIMIT_S * TIMES_WHOLE)
     assert not isinstance(whole, str), whole
     assert whole["outcome"] != "refused", "the undamaged file is refused; is an optional package missing?"
@@ -167,19 +170,19 @@ def _refused(line: str, paths: list[Path]) -> dict:
 def _own(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:
     place, words = OWN[form]
     _prepared(folder / "whole", words)
-    there = folder / "there"
 
     def read(whole: dict | None = None) -> dict:
+        there = folder / ("first" if whole is None else "there")  # what a process keeps of a path is of the undamaged file
         shutil.rmtree(there, ignore_errors=True)
         shutil.copytree(folder / "whole", there)
         if whole is not None:
             (there / place).write_bytes((folder / "damaged").read_bytes())
-        os.chdir(there)
+        os.chdir(there)  # for what it writes
         out, err = io.StringIO(), io.StringIO()
         code: object = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                command(list(words))
+                command([str(there / word) if (there / word).exists() else word for word in words])
             except SystemExit as ended:
                 code = ended.code
         last = err.getvalue().splitlines()[-1:] or [""]

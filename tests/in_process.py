@@ -40,8 +40,8 @@ def _printed(out: TextIO, err: TextIO) -> Iterator[None]:
         yield
 
 
-def succeeds(*args: object, cwd: Path | None = None) -> str:
-    done = dpro(*args, cwd=cwd)
+def succeeds(*args: object, cwd: Path | None = None, **env: str) -> str:
+    done = dpro(*args, cwd=cwd, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -23,6 +23,7 @@ from experiments.truth.jobs import workload_of
 from experiments.truth.machines import machine_of
 from experiments.truth.models import model_of
 from experiments.truth.rows import Row
+from experiments.truth.score import Scored
 
 ALIKE = 2.0
 FARTHEST = 100.0
@@ -44,6 +45,12 @@ def contradictions(rows: Sequence[Row]) -> Mapping[int, str]:
         found.update(_one_devices(rows, places))
     found.update({place: "faster than its matmuls at the devices' peak" for place in timed if _beyond_peak(rows[place])})
     return found
+
+
+def consistent(scored: Sequence[Scored]) -> list[Scored]:
+    """Those whose rows contradict nothing."""
+    wrong = contradictions([found.row for found in scored])
+    return [found for place, found in enumerate(scored) if place not in wrong]
 
 
 def _network(row: Row) -> str:

@@ -66,7 +66,10 @@ def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Flo
 def _lines(rows: Sequence[Scored], errors: Floats, slopes: Floats, groups: Callable[[Row], object]) -> Errors:
     kinds = [kind_of(found.row) for found in rows]
     return Errors(
-        errors=errors, slopes=slopes, kinds=kinds, groups=[f"{groups(found.row)} {kind}" for found, kind in zip(rows, kinds, strict=True)]
+        errors=errors,
+        slopes=slopes,
+        kinds=kinds,
+        groups=[f"{groups(found.row)} {kind}" for found, kind in zip(rows, kinds, strict=True)],
     )
 
 

@@ -106,3 +106,16 @@ def test_ranks_that_share_embedding_tables_hold_a_part_of_each_and_exchange_vect
 def test_networks_are_split_over_data_parallel_ranks_only(name, degrees, said):
     with pytest.raises(InputError, match=said):
         Strategy(**{"global_batch": 64, **degrees}).check(model(name), 1)
+
+
+def test_inputs_of_products_in_8_bits_are_gathered_in_8_bits():
+    """Transformer Engine quantizes before it gathers: a gather over tensor parallel ranks moves half, a sum as much as before."""
+
+    def costs(precision):
+        return Pricer(tensor_parallel(precision))
+
+    gather = Collective(CollectiveKind.ALL_GATHER, "tp", 1e9, "x", gradient=False)
+    for kind, share in ((CollectiveKind.ALL_GATHER, 0.5), (CollectiveKind.REDUCE_SCATTER, 1.0)):
+        step = gather._replace(type=kind)
+        eight, sixteen = (costs(precision)._step_us(step, backward=False) for precision in ("fp8", "bf16"))
+        assert eight == pytest.approx(share * sixteen, rel=0.02)

@@ -266,8 +266,10 @@ class Pricer:
         return total_us
 
     def _element_bytes(self, step: Collective) -> float:
-        """Of what is exchanged. Inputs of products in 8 bits, and their gradients, are quantized before they are gathered over tensor
-        parallel ranks (Transformer Engine's linear layers); sums stay in 16 bits.
+        """Of what is exchanged; sums stay in 16 bits.
+
+        Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
+        (Transformer Engine's linear layers).
         """
         in_8_bits = self._workload.precision in ("fp8", "fp4") and step.axis == "tp" and step.type is CollectiveKind.ALL_GATHER
         return 1.0 if in_8_bits else self._workload.element_bytes

@@ -54,7 +54,7 @@ def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Flo
     workloads, kinds = [workload_of(found.row) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
     at = {kind: np.zeros(len(NAMES)) for kind in {*places, *kinds}}
-    for number in range(ROUNDS):
+    for number in range(ROUNDS if rows else 0):
         values = np.array([at[kind] for kind in kinds])
         base = _logs(workloads, values)
         if number % 2 == 0:  # they change little in a round

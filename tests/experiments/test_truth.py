@@ -191,6 +191,11 @@ def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
     assert one < 0.2
 
 
+def test_without_rows_nothing_is_learned() -> None:
+    rows = Errors(errors=np.zeros(0), slopes=np.zeros((0, 2)), kinds=[], groups=[])
+    assert list(pooled(rows)[0](("gpu", "framework"))) == [0.0, 0.0]
+
+
 def test_an_impossible_group_moves_nothing() -> None:
     groups = list("abcdefghijkl")
     kept = learned([0.1] * 12, groups)

@@ -1,7 +1,8 @@
-"""Scores predictors of op latencies on devices and models that were left out, and fits what the package ships.
+"""Scores predictors of op latencies on devices and models that were left out, and fits what the package ships: trees and probes.
 
     python -m experiments.devices score FOLDER [--aiconfigurator DIR] [--seeds 0,1,2,3,4] [--cache FILE] [--json]
     python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
+    python -m experiments.devices probes FOLDER [--aiconfigurator DIR]
 
 FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
 the folder that it was unpacked to. Five seeds take about ten minutes on an idle core; with --cache FILE parts and seeds that are in
@@ -25,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.devices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["score", "ship"])
+    parser.add_argument("verb", choices=["score", "ship", "probes"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--aiconfigurator", type=Path, metavar="DIR")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
@@ -38,10 +39,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        if options.verb == "ship":
-            from experiments.devices.ship import ship
+        if options.verb != "score":
+            from experiments.devices.ship import probes_toml, ship
 
-            print(ship(options.folder, options.aiconfigurator))
+            print((ship if options.verb == "ship" else probes_toml)(options.folder, options.aiconfigurator))
             return 0
         known: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache and options.cache.is_file() else {}
         skipped: list[str] = []

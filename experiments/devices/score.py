@@ -15,7 +15,7 @@ from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.errors import InputError
-from experiments.devices import ablations, baselines, models, neusight, protocol, whole_models
+from experiments.devices import ablations, baselines, models, moved, neusight, protocol, whole_models
 from experiments.devices.aiconfigurator import between_engines, systems_folder
 from experiments.devices.data import USUAL, Target, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
@@ -131,6 +131,16 @@ def random_samples(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Ops to measure drawn at random, instead of by KMeans."""
     found = ablations.judged_with_random_samples(_left_out(inputs, seed, "family", skipped), seed, (20, 100))
     return _rows(found, "predictor, random samples", "family")
+
+
+def moved_ops(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Ops measured on one device, moved to a device whose architecture was left out."""
+    without = _left_out(inputs, seed, "family", skipped)
+    return [
+        {"predictor": one["way"], "left_out": "family", "budget": 0, "kind": one["kind"], "target": one["pair"],
+         "rows": len(one["error_pct"]), **_errors(one["error_pct"]), "covered_pct": one.get("covered_pct")}
+        for one in moved.errors(without, [other.target for other in without])
+    ]  # fmt: skip
 
 
 def _rows(found: Sequence[Judged], predictor: str, how: str, *, covered: bool = False) -> Rows:
@@ -286,7 +296,8 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "devices": single_devices,
     "targets": other_targets,
     "random-samples": random_samples,
+    "moved": moved_ops,
     "noise": noise,
 }
 ONCE = ("shipped", "xgboost", "noise")
-ON_REQUEST = ("unprobed", "targets", "random-samples")
+ON_REQUEST = ("unprobed", "targets", "random-samples", "moved")

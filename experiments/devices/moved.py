@@ -46,13 +46,12 @@ def errors(without: Sequence[LeftOut], targets: Sequence[Target]) -> Iterator[di
             for way, us in _moved_us(before, after, before.ops[here], before.us[here], to).items():
                 error = np.abs(us / measured_us - 1) * 100
                 for kind in np.unique(before.ops.kind[here]).tolist():
-                    of_kind = error[before.ops.kind[here] == kind]
-                    yield {
-                        "way": way,
-                        "kind": str(KINDS[int(kind)]),
-                        "pair": f"{of.name} -> {to.target.name}",
-                        "error_pct": of_kind,
-                    }
+                    of_kind = before.ops.kind[here] == kind
+                    row: dict[str, Any] = {"way": way, "kind": str(KINDS[int(kind)]), "pair": f"{of.name} -> {to.target.name}"}
+                    if way in _WIDTHS:
+                        logs = np.abs(np.log(us / measured_us))[of_kind]
+                        row["covered_pct"] = float((logs <= _WIDTHS[way]()).mean() * 100)
+                    yield {**row, "error_pct": error[of_kind]}
 
 
 def _mostly_launch(part: Measured) -> npt.NDArray[np.bool_]:

@@ -152,6 +152,6 @@ WORKLOADS: dict[str, Workload] = {
         Workload(name="digits-cnn", make=_digits_cnn, lr=0.1, batch=16, target=0.3),
         Workload(name="licence-lm", make=_licence_lm, lr=0.5, batch=16, target=2.4),
         Workload(name="cancer-logistic", make=_cancer_logistic, lr=0.02, batch=8, target=0.1),
-        Workload(name="digits-svm", make=_digits_svm, lr=0.01, batch=8, target=0.35),
+        Workload(name="digits-svm", make=_digits_svm, lr=0.02, batch=8, target=0.36),
     )
 }

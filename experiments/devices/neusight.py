@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from dpro_search.costmodel.devices.ops import OpKind, Ops, convolution, gemm, joined, streamed
+from dpro_search.costmodel.devices.written import STREAMED
 from experiments.devices.table import Table, joined_tables, table
 
 PRECISION = "fp32"  # TF32 was off
 _BYTES = 4.0
-# Tensors of the output's size that an op reads and writes, and its transcendental functions, by name; ...u: with a scalar.
+# Its names of memory-bound ops, as `written` has them; ...u: with a scalar.
 VECTOR_OPS = {
-    "add": (3, 0), "addu": (2, 0), "mul": (3, 0), "mulu": (2, 0), "div": (3, 1), "divu": (2, 1), "pow": (3, 2), "powu": (2, 2),
-    "relu": (2, 0), "tanh": (2, 1), "gelu": (2, 1), "softmax": (2, 1), "ln": (2, 0),
+    "add": "add", "addu": "add_scalar", "mul": "mul", "mulu": "mul_scalar", "div": "div", "divu": "div_scalar", "pow": "pow",
+    "powu": "pow_scalar", "relu": "relu", "tanh": "tanh", "gelu": "gelu", "softmax": "softmax", "ln": "layer_norm",
 }  # fmt: skip
 
 
@@ -80,9 +81,9 @@ def _single(rows: Mapping[str, Any], name: str, target: str) -> Table:
 
 
 def _vector(op: str, rows: Any, length: Any) -> Ops:
-    tensors, special = VECTOR_OPS[op]
-    kind = {"softmax": OpKind.SOFTMAX, "ln": OpKind.NORM}.get(op, OpKind.ELEMENTWISE)
-    return streamed(kind, rows, length, moved=tensors * _BYTES * rows * length, precision=PRECISION, special=special)
+    found = STREAMED[VECTOR_OPS[op]]
+    moved = found.tensors * _BYTES * rows * length
+    return streamed(found.kind, rows, length, moved=moved, precision=PRECISION, special=found.special)
 
 
 @dataclass(frozen=True, kw_only=True)

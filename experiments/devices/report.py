@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-CROSS_DEVICE = ("shipped", "families", "devices", "xgboost", "unprobed", "noise")
+CROSS_DEVICE = ("shipped", "families", "devices", "xgboost", "unprobed", "noise", "targets", "random-samples")
 ERRORS = ("mape_pct", "median_ape_pct", "p90_ape_pct", "covered_pct")
 
 

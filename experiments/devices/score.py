@@ -15,7 +15,7 @@ from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.errors import InputError
-from experiments.devices import baselines, models, neusight, protocol, whole_models
+from experiments.devices import ablations, baselines, models, neusight, protocol, whole_models
 from experiments.devices.aiconfigurator import between_engines, systems_folder
 from experiments.devices.data import USUAL, Target, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
@@ -111,6 +111,26 @@ def unprobed(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     some = _enough(inputs, seed, "family", skipped, probed=False)
     without = protocol.left_out(some, seed, protocol.by_family)
     return _rows(protocol.judged(without, seed), "predictor, without probes", "family", covered=True)
+
+
+def other_targets(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Trees that are fitted to log(latency), or to its Box-Cox transform, instead of log(latency / base)."""
+    some = _enough(inputs, seed, "family", skipped)
+    return [
+        row
+        for kind in ("log", "box-cox")
+        for row in _rows(
+            protocol.judged(ablations.of_other_targets(some, seed, protocol.by_family, kind), seed, (0, 20, 100)),
+            f"predictor, target {kind}",
+            "family",
+        )
+    ]
+
+
+def random_samples(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Ops to measure drawn at random, instead of by KMeans."""
+    found = ablations.judged_with_random_samples(_left_out(inputs, seed, "family", skipped), seed, (20, 100))
+    return _rows(found, "predictor, random samples", "family")
 
 
 def _rows(found: Sequence[Judged], predictor: str, how: str, *, covered: bool = False) -> Rows:
@@ -264,7 +284,9 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "xgboost": xgboost_alone,
     "unprobed": unprobed,
     "devices": single_devices,
+    "targets": other_targets,
+    "random-samples": random_samples,
     "noise": noise,
 }
 ONCE = ("shipped", "xgboost", "noise")
-ON_REQUEST = ("unprobed", "devices")
+ON_REQUEST = ("unprobed", "targets", "random-samples")

@@ -36,7 +36,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.describe import describe
-from dpro_search.space.mesh import Scales, Strategy
+from dpro_search.space.mesh import Scales, Strategy, harder
 from dpro_search.space.mesh.groups import UNSCALED
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
@@ -201,7 +201,8 @@ class MeshJob(Job):
         for number, plan in enumerate(others[:_MOST_COMPARED], 2):
             found.append(comparison(f"Plan {number} ({describe(plan)})", "plan 1", self.replayed(plan).breakdown_us, parts))
         if others:
-            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us)])
+            domain = harder(*(self._steps.domain(self._mesh.strategy(plan)) for plan in (best, others[0])))
+            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
         if Plan() not in plans:
             found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
         return tuple(found)

@@ -34,3 +34,8 @@ def domain_of(workload: Workload, known: Known | None = None) -> Domain:
     if sum(distinct[block.name] for block in blocks) > len(blocks) / 2:
         return Domain.HOST
     return Domain.PIPELINE_BETWEEN_HOSTS if pricer.groups.placements["pp"].nodes > 1 else Domain.DEVICE
+
+
+def harder(one: Domain, other: Domain) -> Domain:
+    """Of two domains the one that comes first, on which the error of a comparison depends."""
+    return min(one, other, key=list(Domain).index)

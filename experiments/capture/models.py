@@ -1,6 +1,6 @@
 """Models in plain PyTorch, at the sizes of their publications: what `dpro-search capture` is compared with PyTorch on.
 
-    dpro-search capture experiments/capture/models.py:gpt2 --python ENV/bin/python --batch 1 --sequence 1024 --out captured
+dpro-search capture experiments/capture/models.py:gpt2 --python ENV/bin/python --batch 1 --sequence 1024 --out captured
 """
 
 import torch
@@ -34,7 +34,12 @@ class GptMlp(nn.Module):
 class GptBlock(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(width), GptAttention(width, heads), nn.LayerNorm(width), GptMlp(width)
+        self.ln_1, self.attn, self.ln_2, self.mlp = (
+            nn.LayerNorm(width),
+            GptAttention(width, heads),
+            nn.LayerNorm(width),
+            GptMlp(width),
+        )
 
     def forward(self, hidden):
         hidden = hidden + self.attn(self.ln_1(hidden))
@@ -70,7 +75,9 @@ class LlamaAttention(nn.Module):
 
     def forward(self, hidden, cosines, sines):
         batch, sequence = hidden.shape[:2]
-        q, k, v = (p(hidden).view(batch, sequence, -1, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(hidden).view(batch, sequence, -1, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = _rotated(q, cosines, sines), _rotated(k, cosines, sines)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(attended.transpose(1, 2).reshape(batch, sequence, -1))

@@ -59,7 +59,7 @@ class CapturedOp(msgspec.Struct, array_like=True, frozen=True):
     read_bytes: int
     written_bytes: int
     forward: int = -1  # The op of the forward pass that it belongs to; -1: not known, or it is of the forward pass.
-    attributes: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    attributes: dict[str, Any] = {}
 
 
 class SavedTensor(msgspec.Struct, array_like=True, frozen=True):

@@ -43,11 +43,13 @@ def with_growth(plain: CapturedStep, doubled: Mapping[str, CapturedStep | None])
         )
     saved = []
     for number, each in enumerate(plain.saved):
-        powers = tuple(
-            _POWERS.get(step.saved[number].size_bytes / max(each.size_bytes, 1), 0) if step else 0 for step in (batch, sequence)
-        )
-        saved.append(SavedTensor(*msgspec.structs.astuple(each)[:-1], powers))  # type: ignore[arg-type]
+        powers = _power(each, batch, number), _power(each, sequence, number)
+        saved.append(msgspec.structs.replace(each, grows=powers))
     return msgspec.structs.replace(plain, ops=tuple(ops), saved=tuple(saved)), tuple(known), notes
+
+
+def _power(saved: SavedTensor, step: CapturedStep | None, number: int) -> int:
+    return 0 if step is None else _POWERS.get(step.saved[number].size_bytes / max(saved.size_bytes, 1), 0)
 
 
 def _grown(

@@ -69,8 +69,8 @@ class _Answer(msgspec.Struct):
     torch: str = ""
     python: str = ""
     warning: str = ""
-    notes: list[str] = []  # noqa: RUF012 - msgspec copies it
-    steps: dict[str, CapturedStep | None] = {}  # noqa: RUF012
+    notes: list[str] = []
+    steps: dict[str, CapturedStep | None] = {}
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -122,7 +122,7 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
         optimizer=request.optimizer,
         mesh=dict(request.mesh),
         grows=grows,
-        notes=tuple([*filter(None, [answer.warning]), *answer.notes, *notes]),
+        notes=(*filter(None, [answer.warning]), *answer.notes, *notes),
         plain=step,
         under_mesh=answer.steps.get("mesh"),
     )
@@ -139,7 +139,9 @@ def _answered(request: CaptureRequest, folder: Path, say: Callable[[str], None])
             [request.python, str(_WORKER), str(asked), str(answered)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
     except OSError as error:
-        raise MissingCapabilityError(f"{request.python}: cannot be started ({error.strerror}); name PyTorch's with --python") from error
+        raise MissingCapabilityError(
+            f"{request.python}: cannot be started ({error.strerror}); name PyTorch's with --python"
+        ) from error
     lines: list[str] = []
     late = threading.Timer(request.timeout_s, process.kill)
     late.start()

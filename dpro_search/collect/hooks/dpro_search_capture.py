@@ -1,8 +1,8 @@
 """Captures the training step of a model without data, devices or other ranks: python dpro_search_capture.py REQUEST ANSWER
 
 REQUEST is a JSON file: script, function, inputs, loss, tp_plan, parallelize (names of functions of the script, or null), batch,
-sequence, precision, optimizer, mesh {axis: ranks}, bucket_mib. ANSWER is written: {"error": ...} or {"steps": {...}, ...}. The step is
-captured for one device with the batch as given, with twice the batch, and with twice the sequence, so that it is known how each
+sequence, precision, optimizer, mesh {axis: ranks}, bucket_mib. ANSWER is written: {"error": ...} or {"steps": {...}, ...}. The step
+is captured for one device with the batch as given, with twice the batch, and with twice the sequence, so that it is known how each
 tensor depends on them; and once under the mesh. Each is a process of its own. Needs PyTorch only; Python 3.8 and later.
 """
 
@@ -274,7 +274,10 @@ def _optimizer(torch, model, name):
 
 def _parameters(model):
     """[name, shape, dtype, whether it is trained] of each, once."""
-    return [[name, list(each.shape), str(each.dtype).replace("torch.", ""), each.requires_grad] for name, each in model.named_parameters()]
+    return [
+        [name, list(each.shape), str(each.dtype).replace("torch.", ""), each.requires_grad]
+        for name, each in model.named_parameters()
+    ]
 
 
 def _tied(model):
@@ -295,8 +298,7 @@ def _tie(model, groups):
 
 
 def _local(tensor):
-    found = getattr(tensor, "_local_tensor", tensor)
-    return found
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _tensors(torch, value):
@@ -358,9 +360,17 @@ def _reason(error):
     line = (frames[-1].line or "").strip() if frames else ""
     if private.needs_values(error):
         what = "needs the values of a tensor, which a captured step does not have"
-        return "%s%s%s: control flow, shapes and Python numbers may not depend on data" % (where, "'%s' " % line if line else "", what)
+        return "%s%s%s: control flow, shapes and Python numbers may not depend on data" % (
+            where,
+            "'%s' " % line if line else "",
+            what,
+        )
     text = " ".join(str(error).split())
-    return "%s%s%s" % (where, "" if isinstance(error, (ValueError, LookupError)) and not frames else type(error).__name__ + ": ", text[:400])
+    return "%s%s%s" % (
+        where,
+        "" if isinstance(error, (ValueError, LookupError)) and not frames else type(error).__name__ + ": ",
+        text[:400],
+    )
 
 
 def _say(what):

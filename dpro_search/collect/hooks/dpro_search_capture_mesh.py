@@ -36,7 +36,7 @@ def units_of(model):
 
 
 def layouts_of(model, plan):
-    """"columns" or "rows" by the name of a linear layer: from a plan for `parallelize_module`, else from usual names."""
+    """ "columns" or "rows" by the name of a linear layer: from a plan for `parallelize_module`, else from usual names."""
     if plan is not None:
         kinds = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
         found = {name: kinds.get(type(style).__name__) for name, style in _expanded(model, plan).items()}

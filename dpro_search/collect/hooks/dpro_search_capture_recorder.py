@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
                 for tensor in _flat(value)
                 if isinstance(tensor, torch.Tensor)
             ] or outputs
-        if read and set(read) <= self.parameters or any(part in name for part in _GATHERED):
+        if (read and set(read) <= self.parameters) or any(part in name for part in _GATHERED):
             self.parameters.update(self.number(tensor) for tensor in written)
         if is_view or not self.recording or name == "detach":
             return
@@ -228,7 +228,9 @@ class Recorder(TorchDispatchMode):
         """Hook for tensors that autograd saves."""
         local = getattr(tensor, "_local_tensor", tensor)
         if self.recording and self.phase == FORWARD and type(local) is not torch.nn.Parameter:
-            self.saved.append([self.number(local), len(self.ops), local.untyped_storage().nbytes(), list(local.shape), str(local.dtype)[6:]])
+            self.saved.append(
+                [self.number(local), len(self.ops), local.untyped_storage().nbytes(), list(local.shape), str(local.dtype)[6:]]
+            )
         return tensor
 
     def start(self):

@@ -148,7 +148,12 @@ class BlockMaker:
         op, name, split = self.flow.ops[number], self._names[number], number in self.regions.split
         queries, keys, values = op.inputs[:3]
         self.causal = self.causal or bool(op.attributes.get("is_causal"))
-        heads = {"heads": queries.shape[-3], "kv_heads": keys.shape[-3], "head_dim": queries.shape[-1], "value_dim": values.shape[-1]}
+        heads = {
+            "heads": queries.shape[-3],
+            "kv_heads": keys.shape[-3],
+            "head_dim": queries.shape[-1],
+            "value_dim": values.shape[-1],
+        }
         for dim, size in heads.items():
             self.sizes.setdefault(dim, float(size))
         known = all(self.sizes[dim] == size for dim, size in heads.items())
@@ -220,7 +225,9 @@ class BlockMaker:
         """Dims of a tensor: batch and sequence as often as it grows with them, and one of all the rest, where there is any."""
         powers = [GROWTH[letter] for letter in grows]
         rest = float(math.prod(shape))
-        return self._grown((sum(batch for batch, _ in powers), sum(sequence for _, sequence in powers)), rest, name, what, split=split)
+        return self._grown(
+            (sum(batch for batch, _ in powers), sum(sequence for _, sequence in powers)), rest, name, what, split=split
+        )
 
     def _grown(self, powers: tuple[int, int], size: float, name: str, what: str, *, split: bool) -> tuple[str, ...]:
         batch, sequence = powers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,9 +37,7 @@ def captured_model(graph: CapturedGraph) -> CapturedModel:
         before = frozenset(segments[place - 1]) if place else frozenset()
         stream = _stream(flow, before, segment) / (graph.batch * sequence)
         hidden = max(hidden, stream if place > 1 else 0.0)
-        maker = BlockMaker(
-            flow, segment, regions[place], graph.batch, sequence, before, weights, tokens=tied if not place else -1
-        )
+        maker = BlockMaker(flow, segment, regions[place], graph.batch, sequence, before, weights, tokens=tied if not place else -1)
         made.append(maker.block("", stream))
     blocks = _counted(made)
     parameters = sum(each.elements for each in graph.plain.parameters)
@@ -104,9 +101,7 @@ def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph
     return {number: tuple(parameters) for number, parameters in found.items()}
 
 
-def _tied_op(
-    graph: CapturedGraph, flow: Flow, segment: Sequence[int], weights: Mapping[int, Sequence[Parameter]]
-) -> int:
+def _tied_op(graph: CapturedGraph, flow: Flow, segment: Sequence[int], weights: Mapping[int, Sequence[Parameter]]) -> int:
     """The op of the first block whose parameter the head uses too; -1: none."""
     if not graph.plain.tied:
         return -1
@@ -151,8 +146,3 @@ def _unsplit(
         found.append(("cp", "its attention is not scaled_dot_product_attention" if squares else "it has no attention"))
     found += [(axis, "its experts are not known from its ops") for axis in ("ep", "etp")]
     return found
-
-
-def tensor_parallel_degrees(model: CapturedModel) -> int:
-    """What all sizes that are split have as a common divisor; 1: nothing is split."""
-    return math.gcd(*(size for _, size in model.heads)) if model.heads and "tp" not in dict(model.unsplit) else 1

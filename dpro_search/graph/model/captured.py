@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from dpro_search.errors import InputError
@@ -42,6 +43,15 @@ class CapturedModel:
     state_bytes: float = 8.0
     notes: tuple[str, ...] = ()
     tied_weight: str = field(default="", repr=False)  # The head's op that uses the embedding's matrix.
+
+    def splits(self, axis: str) -> bool:
+        """Whether the model can be split along an axis."""
+        return axis not in dict(self.unsplit)
+
+    @property
+    def widths(self) -> int:
+        """What tensor parallel degrees divide; 1: nothing is split."""
+        return math.gcd(*(size for _, size in self.heads)) if self.heads and self.splits("tp") else 1
 
     @property
     def layer_count(self) -> int:

@@ -77,7 +77,16 @@ class Op:
     @property
     def dims(self) -> frozenset[str]:
         """All dims of the op."""
-        shapes = (self.output, self.reads, self.rows, self.reduction, self.columns, self.weight, self.flops, *(self.moved_bytes or ()))
+        shapes = (
+            self.output,
+            self.reads,
+            self.rows,
+            self.reduction,
+            self.columns,
+            self.weight,
+            self.flops,
+            *(self.moved_bytes or ()),
+        )
         return frozenset(dim for shape in shapes for term in shape for dim in term)
 
     @property

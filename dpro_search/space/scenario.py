@@ -218,11 +218,13 @@ def readers() -> dict[str, Callable[[str], Any]]:
     return found
 
 
-def _one_of(values: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in values:
-            raise InputError(f"'{text}' is none of {', '.join(values)}")
-        return text
+def _one_of(values: Sequence[str | int]) -> Callable[[str], str | int]:
+    known = {str(value): value for value in values}
+
+    def read(text: str) -> str | int:
+        if text not in known:
+            raise InputError(f"'{text}' is none of {', '.join(known)}")
+        return known[text]
 
     return read
 

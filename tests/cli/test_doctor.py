@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 from tests.recordings import trace_of
 
 

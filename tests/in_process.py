@@ -20,10 +20,13 @@ from dpro_search.cli import main
 
 
 def dpro(*args: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, with variables on top of this process's; any other exception than an exit is the caller's to see."""
+    """Run a command, with variables on top of this process's; any other exception than an exit is the caller's to see.
+
+    `doctor` looks into no framework's environment, where it would import the framework.
+    """
     words, out, err = [*map(str, args)], io.StringIO(), io.StringIO()
     where = contextlib.chdir(cwd) if cwd else contextlib.nullcontext()
-    with where, mock.patch.dict(os.environ, env), _printed(out, err):
+    with where, mock.patch.dict(os.environ, {"DPRO_SEARCH_ENVS": "/nonexistent", **env}), _printed(out, err):
         try:
             main(words)
         except SystemExit as ended:
@@ -40,8 +43,8 @@ def _printed(out: TextIO, err: TextIO) -> Iterator[None]:
         yield
 
 
-def succeeds(*args: object, cwd: Path | None = None, **env: str) -> str:
-    done = dpro(*args, cwd=cwd, **env)
+def succeeds(*args: object, cwd: Path | None = None) -> str:
+    done = dpro(*args, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -107,8 +107,8 @@ def _chosen(arguments: argparse.Namespace, journal: Journal) -> list[Case]:
     if unknown:
         raise InputError(f"--only {unknown[0]}: known are {', '.join(EXPERIMENTS)}")
     found = cases(arguments.only or EXPERIMENTS)
-    allowed = {case.seed for case in found if case.seed < arguments.seeds or case.seed >= 100}
-    return [case for case in found if case.seed in allowed and case not in journal]
+    found = [case for case in found if case.seed < arguments.seeds or case.experiment == "calibration"]
+    return [case for case in found if case not in journal and case.workload in (arguments.workload or [case.workload])]
 
 
 def _progress(number: int, count: int, case: Case, time_s: float | None, more: str) -> None:
@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(call=call)
         verb.add_argument("--out", type=Path, required=True)
         verb.add_argument("--only", action="append", default=[], metavar="EXPERIMENT")
+        verb.add_argument("--workload", action="append", default=[])
         verb.add_argument("--seeds", type=int, default=5)
     table = verbs.add_parser("table")
     table.set_defaults(call=_table)

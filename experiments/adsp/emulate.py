@@ -12,6 +12,9 @@ from dpro_search.replay.synchronisation import Commit, Simulated, simulate
 from dpro_search.space.synchronisation import Accumulation, Diloco, Pace, Scheme, parse_scheme
 from experiments.adsp.workloads import Workload
 
+CHECK_S = 0.25  # between checks of the loss
+LAG_S = 1.5 * CHECK_S  # from the moment when the loss is at a target to the check that finds it: the mean of three is compared
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -108,7 +111,7 @@ def emulate(
     seed: int,
     batch: int | None = None,
     server_s: float = 0.0,
-    check_s: float = 0.25,
+    check_s: float = CHECK_S,
     limit_s: float = 300.0,
 ) -> Training:
     """Train a workload in simulated time until the mean of three checks of the loss is at most its target."""

@@ -17,10 +17,9 @@ from dpro_search.deploy.synchronisation import synchronise
 from dpro_search.deploy.synchronisation.server import NAMESPACE
 from dpro_search.space.synchronisation import parse_scheme
 from experiments.adsp.cases import Case
-from experiments.adsp.emulate import reached
+from experiments.adsp.emulate import CHECK_S, reached
 from experiments.adsp.workloads import WORKLOADS
 
-CHECK_S = 0.25
 LIMIT_S = 180.0
 
 

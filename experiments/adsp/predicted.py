@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation import TimeToLoss, ranked
 from dpro_search.space.synchronisation import Pace, parse_scheme
 from experiments.adsp.cases import Case
+from experiments.adsp.emulate import CHECK_S, LAG_S
 from experiments.adsp.journal import Journal
 from experiments.adsp.workloads import WORKLOADS
 
-_LEVELS = 6  # losses between that after a tenth of the time and the target
+_LEVELS = 10  # losses between that after a tenth of the time and the target
 
 
 def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]:
@@ -30,7 +32,7 @@ def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]
     start = float(np.mean([record["losses"][0][1] for record in records]))
     target = WORKLOADS[workload].target
     levels = np.geomspace(start, target, _LEVELS + 1)[1:]
-    convergence = fit_convergence(tuple(levels), [_short_run(record, levels) for record in records])
+    convergence = fit_convergence(start, tuple(levels), [_short_run(record, levels) for record in records])
     extra = [record["commit_s"] - record["case"]["commit_s"] for record in records if record["how"].startswith("measured")]
     return convergence, max(float(np.mean(extra)), 0.0) if extra else 0.0
 
@@ -38,7 +40,7 @@ def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]
 def _short_run(record: dict[str, Any], levels: Any) -> ShortRun:
     times, losses = np.array(record["losses"]).T
     smooth = np.convolve(losses, np.ones(3) / 3, mode="valid")  # as the target is checked
-    ends = times[2:]
+    ends = np.maximum(times[2:] - LAG_S, 0.0)
     reached = []
     for level in levels:
         below = np.flatnonzero(smooth <= level)
@@ -53,7 +55,15 @@ def predictions(journal: Journal, workload: str, paces: Sequence[Pace], schemes:
     """Predicted times to the target, the fastest first; schemes: None for those of a search."""
     convergence, extra_s = convergence_of(journal, workload)
     longer = [Pace(step_s=pace.step_s, commit_s=pace.commit_s + extra_s, changes=pace.changes) for pace in paces]
-    return ranked(longer, convergence, schemes=None if schemes is None else [parse_scheme(each) for each in schemes])
+    found = ranked(longer, convergence, schemes=None if schemes is None else [parse_scheme(each) for each in schemes])
+    return [_found_later(each) for each in found]
+
+
+def _found_later(found: TimeToLoss) -> TimeToLoss:
+    """The time at which a check finds that the target is reached; checks are `CHECK_S` apart."""
+    low, high = found.interval_s
+    interval_s = (low + LAG_S - CHECK_S, high + LAG_S + CHECK_S)
+    return replace(found, time_s=None if found.time_s is None else found.time_s + LAG_S, interval_s=interval_s)
 
 
 def comparison(journal: Journal, experiment: str) -> dict[str, Any]:

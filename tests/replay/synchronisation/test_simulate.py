@@ -10,7 +10,7 @@ from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation import Progress, ranked, simulate, time_to_loss
 from dpro_search.space.synchronisation import Pace, parse_paces, parse_scheme
 
-EASY = Convergence(drift=0.0, staleness=0.0, levels=(2.0, 1.0, 0.5), needed=(0.0, 40.0, 100.0), log_error=0.1, runs=5)
+EASY = Convergence(drift=0.0, staleness=0.0, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.1, runs=5)
 
 
 def simulated(scheme, paces, limit_s=60.0, **options):
@@ -69,7 +69,7 @@ def test_a_loss_that_no_scheme_reaches_is_said():
 
 
 def test_the_fit_finds_what_local_steps_and_staleness_cost():
-    truth = Convergence(drift=0.05, staleness=0.1, levels=(2.0, 1.0, 0.5), needed=(0.0, 40.0, 100.0), log_error=0.0, runs=1)
+    truth = Convergence(drift=0.05, staleness=0.1, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.0, runs=1)
     runs = []
     for scheme in ("bsp", "asp", "fixed-adacomm(steps=4)", "fixed-adacomm(steps=16)", "adsp(commits=2, period_s=2)"):
         progress, reached = Progress(truth), {}
@@ -78,14 +78,14 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
             for level, goal in enumerate(truth.needed):
                 if progress.made >= goal:
                     reached.setdefault(level, now)
-            return len(reached) == 3
+            return len(reached) == 2
 
         paces = parse_paces("1:2:3", step_s=0.1, commit_s=0.02)
         found = simulate(parse_scheme(scheme), paces, progress, stop=stop, check_s=0.02)
         columns = np.array([(c.time_s, c.steps, c.weight, c.behind_steps) for c in found.commits]).T
-        times = np.array([reached[level] for level in range(3)])
+        times = np.array([reached[level] for level in range(2)])
         runs.append(ShortRun(commit_s=columns[0], steps=columns[1], weights=columns[2], behind_steps=columns[3], reached_s=times))
-    fitted = fit_convergence(truth.levels[1:], [ShortRun(**{**vars(run), "reached_s": run.reached_s[1:]}) for run in runs])
+    fitted = fit_convergence(2.0, truth.levels, runs * 4)
     assert fitted.drift == pytest.approx(0.05, abs=0.02)
     assert fitted.staleness == pytest.approx(0.1, abs=0.04)
     assert fitted.needed[-1] == pytest.approx(100.0, rel=0.1)
@@ -96,4 +96,4 @@ def test_runs_that_never_reach_the_loss_cannot_be_fitted():
         commit_s=np.zeros(1), steps=np.ones(1), weights=np.ones(1), behind_steps=np.zeros(1), reached_s=np.array([np.nan])
     )
     with pytest.raises(InputError, match="train longer"):
-        fit_convergence([0.1], [run])
+        fit_convergence(1.0, [0.1], [run])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.errors import InputError
 from dpro_search.space.synchronisation import Coordinator, Order, parse_scheme
 
 NAMESPACE = "dpro-search-synchronisation"
@@ -63,6 +64,7 @@ class ParameterServer:
         self._applied = 0.0
         self._waited: dict[int, float] = {}
         self._departures = 0
+        self._left = False
         self._repeated = 0
         self._stop = False
         self._created = time.monotonic()
@@ -70,8 +72,16 @@ class ParameterServer:
         self._changed: asyncio.Condition | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def join(self, worker: int) -> Reply:
-        """Count a worker in, for the first time or again, and wait until it may begin."""
+    async def join(self, worker: int, scheme: str, workers: int) -> Reply | None:
+        """Count a worker in, for the first time or again, and wait until it may begin; None: the job is over.
+
+        Raises `InputError` if the job has another scheme or number of workers.
+        """
+        own = (str(self._coordinator.scheme), self._coordinator.workers)
+        if own != (scheme, workers):
+            raise InputError(f"synchronise: the job runs {own[0]} with {own[1]} workers; give this one another name (job=)")
+        if self._left and not self._coordinator.members.active:
+            return None
         self._heard[worker] = time.monotonic()
         incarnation = self._coordinator.join(worker, self._now())
         return await self._reply(worker, incarnation)
@@ -109,7 +119,8 @@ class ParameterServer:
         self._heard[worker] = time.monotonic()
 
     async def leave(self, worker: int) -> None:
-        """A worker has ended."""
+        """A worker has ended; the job is over when all have."""
+        self._left = True
         self._coordinator.leave(worker, self._now())
         await self._notify()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from dpro_search.errors import InputError
 from dpro_search.space.synchronisation import Coordinator, Order, parse_scheme
 
+_KEPT_COMMITS = 100_000
 NAMESPACE = "dpro-search-synchronisation"
 
 
@@ -59,7 +61,8 @@ class ParameterServer:
         self._parameters = np.array(parameters, dtype=np.float32)
         self._silent_s, self._start_s = silent_s, start_s
         self._heard: dict[int, float] = {}
-        self._commits: list[tuple[float, int, int, float, float]] = []
+        # Seconds, worker, steps, weight, and steps of others since the worker's last pull; of the newest commits.
+        self._commits: deque[tuple[float, int, int, float, float]] = deque(maxlen=_KEPT_COMMITS)
         self._at_pull: dict[int, float] = {}
         self._applied = 0.0
         self._waited: dict[int, float] = {}
@@ -134,7 +137,7 @@ class ParameterServer:
         return self._now(), self._parameters.copy()
 
     async def facts(self) -> dict[str, Any]:
-        """What has happened so far."""
+        """What has happened so far; the newest commits only of long jobs."""
         members = self._coordinator.members
         return {
             "scheme": str(self._coordinator.scheme),

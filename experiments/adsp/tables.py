@@ -93,6 +93,8 @@ def _fastest(records: list[dict[str, Any]]) -> Iterator[str]:
 
 def _predicted(journal: Journal) -> Iterator[str]:
     for experiment in ("convergence", *_SWEEPS):
+        if experiment == "batch":
+            continue  # calibration runs have one batch size
         found = comparison(journal, experiment)
         if not found["rows"]:
             continue

@@ -1,4 +1,4 @@
-"""ADSP: equal numbers of commits in every check period, and the online search of that number (Hu et al., AAAI 2020)."""
+"""ADSP: equal numbers of commits in every check period, and the online search of that number (AAAI 2020, arXiv 1911.06949)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def implicit_momentum(commits_per_period: Sequence[float], steps_per_s: Sequence[float], period_s: float) -> float:
-    """The momentum that asynchrony adds under ADSP: 1 - 1 / (1 + (1 - 1/M) sum_i Gamma / (Delta_i v_i)) (Hu et al., 2020)."""
+    """The momentum that asynchrony adds under ADSP: 1 - 1 / (1 + (1 - 1/M) sum_i Gamma / (Delta_i v_i)) (arXiv 1911.06949)."""
     workers = len(steps_per_s)
     total = sum(period_s / (commits * speed) for commits, speed in zip(commits_per_period, steps_per_s, strict=True))
     return 1.0 - 1.0 / (1.0 + (1.0 - 1.0 / workers) * total)

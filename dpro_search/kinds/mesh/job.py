@@ -56,7 +56,7 @@ class MeshJob(Job):
         framework = FRAMEWORKS[description.framework]
         self.tensors = _gradients(description)
         per_host = min(cluster.ranks_per_host or fixed.devices, fixed.devices)
-        choices = choices_of(fixed, framework.runtime, framework.zero_stages, per_host)
+        choices = choices_of(fixed, description.runtime, framework.zero_stages, per_host)
         self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
         self.askable = self.space.fields
         self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
@@ -166,7 +166,7 @@ class MeshJob(Job):
         return Work(
             devices=fixed.devices,
             device=device.name,
-            tokens=fixed.global_batch * fixed.sequence if fixed.layers else None,
+            tokens=fixed.global_batch * fixed.sequence if fixed.has_tokens else None,
             flops=3 * fixed.global_batch * forward_flops(fixed.model, fixed.sequence) / fixed.devices,
             peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
             precision=self._description.precision,
@@ -266,7 +266,7 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     fixed = replace(description.fixed, devices=devices)
     runs = msgspec.structs.replace(description.runs, dp=None)
     if description.chosen:
-        runs = usual_strategy(fixed, cluster, description.precision, FRAMEWORKS[description.framework].runtime)
+        runs = usual_strategy(fixed, cluster, description.precision, description.runtime)
     strategy = resolved(runs, fixed)
     return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
 

@@ -1,1 +1,1 @@
-"""Synchronisation of workers of unequal speed: the experiments of ADSP (AAAI 2020, arXiv 1911.06949) with real training. See README.md."""
+"""Synchronisation of workers of unequal speed: the experiments of ADSP (arXiv 1911.06949) with real training. See README.md."""

@@ -114,8 +114,6 @@ class ServerWorker:
 
     def _join(self, job: str, workers: int, silent_s: float) -> Reply:
         """The first reply of the job's parameter server; a server of the same name whose job is over makes room."""
-        import ray
-
         beats = threading.Thread(target=self._beat, args=(silent_s / 4,), daemon=True)
         for _ in range(_TRIES):
             self._server = server_of(job, self._scheme, workers, self._flat().numpy(), silent_s=silent_s)
@@ -127,7 +125,7 @@ class ServerWorker:
                 continue
             if reply is not None:
                 return reply
-            ray.kill(self._server)
+            _end(self._server)
         raise JobError(f"synchronise: the parameter server of '{job}' ended {_TRIES} times before it answered")
 
     def _flat(self) -> torch.Tensor:
@@ -156,6 +154,12 @@ class ServerWorker:
         while not self._ended.wait(period_s):
             with suppress(ray.exceptions.RayError):
                 self._server.beat.remote(self._worker)
+
+
+def _end(server: Any) -> None:
+    import ray
+
+    ray.kill(server)
 
 
 def _asked(call: Callable[[], Any]) -> Any:

@@ -106,7 +106,7 @@ def test_a_plan_of_the_script_says_what_is_split(torch_python):
 @pytest.mark.parametrize(
     ("build", "more", "said"),
     [
-        ("branching", {}, "captured_models.py:73: 'if x.sum() > 0:  # depends on data' needs the values of a tensor"),
+        ("branching", {}, "captured_models.py:68: 'if x.sum() > 0:  # depends on data' needs the values of a tensor"),
         ("no_model", {}, "no_model returns a Tensor, not a torch.nn.Module"),
         ("lama", {}, "has no function 'lama'"),
         ("llama", {"sequence": None}, "give a --sequence"),

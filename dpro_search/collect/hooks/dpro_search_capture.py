@@ -152,6 +152,7 @@ def _captured(request):
                         forward.enter_context(torch.autocast("cpu", dtype=meshes.dtype_of(precision)))
                     output = model(*inputs) if isinstance(inputs, (tuple, list)) else model(**inputs)
                     loss = _loss(torch, output, inputs, loss_of)
+                recorder.forward_ended()
                 held = recorder.live_bytes
                 recorder.phase = BACKWARD
                 del output

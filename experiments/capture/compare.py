@@ -72,7 +72,7 @@ def row(name: str, mesh: dict[str, int], python: str, out: Path) -> str:
     ours = sum(op.flops for op in step.ops if CPU_ATTENTION not in op.name)
     cells.append(_same(ours, theirs["flops"], "GFLOP", 1e9))
     cells.append(_same(step.local_parameter_bytes, theirs["parameters_bytes"], "MiB", 2**20))
-    own = len({parameter.name for parameter in step.parameters}) - step.tied  # numbers of storages begin with parameters
+    own = len(step.parameters)  # numbers of storages begin with those of parameters
     cells.append(_same(sum(each.size_bytes for each in step.saved if each.storage >= own), theirs["saved_bytes"], "MiB", 2**20))
     issued = Counter(each.type for each in step.collectives)
     cells.append(_collectives(issued, theirs["collectives"], mesh))

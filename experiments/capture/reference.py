@@ -6,6 +6,7 @@ It shares no code with the capture: `FlopCounterMode`, `CommDebugMode`, a hook o
 `FSDPMemTracker` on tensors without data, and a count of all ops by a dispatch mode of ten lines.
 """
 
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -136,7 +137,8 @@ def main():
         count = Count()
         with count:  # alone: the other modes run ops of their own
             step()
-        with FlopCounterMode(display=False) as flops, CommDebugMode() as comms:
+        comms = CommDebugMode() if mesh_sizes else contextlib.nullcontext()  # it cannot follow BERT's modules
+        with FlopCounterMode(display=False) as flops, comms:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = forward()
             held = {key: storage.nbytes() for key, storage in saved.items()}
@@ -144,6 +146,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
         answer["flops"] = flops.get_total_flops()
+        counts = comms.get_comm_counts() if mesh_sizes else {}
         answer["collectives"] = {
             str(kind).rpartition(".")[2].strip("_"): number for kind, number in comms.get_comm_counts().items()
         }

@@ -1,4 +1,4 @@
-"""A captured model: blocks from its modules, what ranks split, what is refused. It is that of tests/integration/captured_models.py."""
+"""A captured model (of tests/integration/captured_models.py): blocks from modules, what ranks split, what is refused."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from dpro_search._text import numbers_text
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+from dpro_search.quantities import parse_bytes, parse_count, parse_counts, parse_number, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
@@ -213,16 +213,22 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = parse_switch
         elif int in kinds:
             found[name] = parse_count
+        elif float in kinds:
+            found[name] = parse_number
         elif typing.get_origin(kinds[0]) is Literal:
             found[name] = _one_of(typing.get_args(kinds[0]))
+        elif typing.get_args(kinds[0]) == (int, ...):
+            found[name] = parse_counts
     return found
 
 
-def _one_of(values: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in values:
-            raise InputError(f"'{text}' is none of {', '.join(values)}")
-        return text
+def _one_of(values: Sequence[Any]) -> Callable[[str], Any]:
+    known = {str(value): value for value in values}
+
+    def read(text: str) -> Any:
+        if text not in known:
+            raise InputError(f"'{text}' is none of {', '.join(known)}")
+        return known[text]
 
     return read
 

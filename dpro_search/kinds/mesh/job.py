@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Self
@@ -18,8 +19,9 @@ from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.breakdown import breakdown_us
-from dpro_search.kinds.mesh.candidates import choices_of
+from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
+from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MeshDescription
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
@@ -56,10 +58,12 @@ class MeshJob(Job):
         framework = FRAMEWORKS[description.framework]
         self.tensors = _gradients(description)
         per_host = min(cluster.ranks_per_host or fixed.devices, fixed.devices)
-        choices = choices_of(fixed, framework.runtime, framework.zero_stages, per_host)
-        self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
+        self._steps = steps = ParallelSteps(replace(description.workload(description.strategy), scales=scales))
+        candidates = Candidates(
+            fixed, choices_of(fixed, framework, per_host), description.strategy, lambda strategy: balanced_cut(steps, strategy)
+        )
+        self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, candidates, self.tensors)
         self.askable = self.space.fields
-        self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
         self._predicted: dict[Plan, Prediction] = {}
         self._device_bytes = cluster.groups[0].host.device.memory_bytes
 
@@ -178,12 +182,9 @@ class MeshJob(Job):
 
     def ranked(self) -> Iterator[BoundedPlan]:
         """Plans that fit in memory, in the order of a bound on their time."""
-        for strategy, bound_us in ranked(self._mesh.strategies(), self._steps, self._fits):
+        limit = math.inf if self._limit_bytes is None else self._limit_bytes
+        for strategy, bound_us in ranked(self._mesh.candidates, self._steps, limit):
             yield BoundedPlan(self._mesh.plan(strategy), bound_us)
-
-    def _fits(self, strategy: Strategy) -> bool:
-        limit = self._limit_bytes
-        return limit is None or self._steps.memory(strategy).total_bytes <= limit
 
     @property
     def _limit_bytes(self) -> int | None:

@@ -203,7 +203,7 @@ class MeshJob(Job):
             found.append(comparison(f"Plan {number} ({describe(plan)})", "plan 1", self.replayed(plan).breakdown_us, parts))
         if others:
             found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us)])
-        if Plan() not in plans:
+        if Plan() not in plans[: _MOST_COMPARED + 1]:
             found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
         return tuple(found)
 
@@ -236,7 +236,7 @@ class MeshJob(Job):
         }
 
     def _gains(self, base_us: float) -> list[dict[str, Any]]:
-        """What speeds and single changes of the plan would gain, those that are legal and fit."""
+        """What speeds and single changes of the plan would gain: those that are legal, fit, and gain anything."""
         asked = ("compute=0.9", "communication=0", "bandwidth=2")
         found = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in asked}
         for values in single_changes(self._mesh.today):
@@ -244,9 +244,10 @@ class MeshJob(Job):
                 changed = self.predict(Plan.of(**values))
             except InputError:
                 continue
-            if changed.infeasible is None and changed.iteration_us != base_us:
+            if changed.infeasible is None:
                 found[change_text(values)] = changed.iteration_us
-        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
+        gained = {text: us for text, us in found.items() if us < base_us}
+        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in gained.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
@@ -290,5 +291,7 @@ def _gradients(description: MeshDescription) -> tuple[TensorInfo, ...]:
 
 
 def degrees(strategy: Strategy) -> str:
-    """A strategy in a few words."""
-    return describe(Plan.of(**settings_of(strategy).settings))
+    """A strategy in a few words: what differs from one device."""
+    usual = settings_of(Strategy(global_batch=strategy.global_batch)).settings
+    own = {name: value for name, value in settings_of(strategy).settings.items() if value != usual[name]}
+    return describe(Plan.of(**own)) if own else "one device"

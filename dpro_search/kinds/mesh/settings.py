@@ -86,7 +86,7 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
         "recompute": lambda value: f"recompute {value}" if value != "none" else "no recomputation",
         "schedule": lambda value: f"schedule {value}",
         "recompute_layers": lambda value: f"of the first {counted('layer')(value)} of each stage" if value else "of all layers",
-        "stage_layers": lambda value: f"stages of {_runs(value)} layers" if value else "even stages",
+        "stage_layers": lambda value: f"layers of stages {_repeated(value)}" if value else "even stages",
         "dp_replicate": lambda value: f"{value} copies of what ZeRO splits" if value > 1 else "ZeRO over all replicas",
         "cp_ring": lambda value: "ring attention" if value else "keys and values gathered",
         "cp_balanced": lambda value: "causal attention balanced" if value else "causal attention not balanced",
@@ -97,10 +97,10 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     }
 
 
-def _runs(counts: Sequence[int]) -> str:
-    """Numbers with how often each comes in a row: 7, 14 x 8, 7."""
+def _repeated(counts: Sequence[int]) -> str:
+    """Numbers as ``--set`` takes them, with how often each comes in a row: "7,14x8,7"."""
     groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    return ", ".join(f"{times} x {value}" if times > 1 else str(value) for value, times in groups)
+    return ",".join(f"{value}x{times}" if times > 1 else str(value) for value, times in groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,8 @@ class TestUnevenStages:
         assert uneven < even
 
     @pytest.mark.parametrize(
-        ("layers", "said"), [
+        ("layers", "said"),
+        [
             ((12, 12, 24), "3 stages, and pp x virtual_stages is 4: use 12,12,12,12"),
             ((12, 12, 12, 10), "46 layers, and gpt2-xl has 48: use 12,12,12,12"),
             ((16, 0, 16, 16), "only the first and the last stage may be without layers"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpro_search.errors import InputError
+from dpro_search.graph.model import CapturedModel
 from dpro_search.kinds.mesh.frameworks import Framework
 from dpro_search.kinds.mesh.settings import Fixed
 from dpro_search.space.mesh import Recompute, Schedule, Strategy
@@ -39,7 +40,7 @@ def choices_of(fixed: Fixed, framework: Framework, ranks_per_host: int) -> Choic
     selective = () if framework.runtime.flash_attention else (Recompute.SELECTIVE,)
     return Choices(
         zero_stages=tuple(sorted({*framework.zero_stages, fixed.zero_stage})),
-        recompute=(*selective, Recompute.FULL) if fixed.layers else (),
+        recompute=(*selective, Recompute.FULL) if fixed.layer_count else (),
         ranks_per_host=ranks_per_host,
         schedules=framework.schedules,
         uneven_stages=framework.uneven_stages,
@@ -100,7 +101,7 @@ class Candidates:
         for tp, pp, cp in _degrees(fixed, self.choices):
             dp = fixed.devices // (tp * pp * cp)
             own = fixed.global_batch // dp
-            for micro_batch in _powers_of_two(min(MOST_MICRO_BATCH, own)) if fixed.layers else _divisors(own):
+            for micro_batch in _micro_batches(fixed, own):
                 if fixed.global_batch % (dp * micro_batch):
                     continue
                 for ep, etp in _experts(fixed, dp * cp * tp, tp):
@@ -227,18 +228,18 @@ class Candidates:
 
 def _degrees(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
     """Degrees (tp, pp, cp) whose product divides the devices."""
-    if not fixed.layers:  # a network, which is split over replicas only
+    if not fixed.layer_count and fixed.heads == 1 and not fixed.has_context:  # a network, which is split over replicas only
         yield 1, 1, 1
         return
-    most_tp, heads = MOST_HOSTS_OF_TP * choices.ranks_per_host, fixed.layers[0].attention.heads
+    most_tp = MOST_HOSTS_OF_TP * choices.ranks_per_host
     for tp in _divisors(fixed.devices):
-        if tp > most_tp or heads % tp:
+        if tp > most_tp or fixed.heads % tp:
             continue
         for pp in _divisors(fixed.devices // tp):
-            if pp > fixed.layer_count:
+            if pp > max(fixed.layer_count, 1):
                 break
             for cp in _divisors(fixed.devices // (tp * pp)):
-                if cp > 1 and fixed.sequence // cp < LEAST_CONTEXT:
+                if cp > 1 and (not fixed.has_context or fixed.sequence // cp < LEAST_CONTEXT):
                     break
                 if fixed.devices // (tp * pp * cp) <= fixed.global_batch:
                     yield tp, pp, cp
@@ -253,6 +254,16 @@ def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
         for etp in sorted({1, tp}):
             if ranks % (ep * etp) == 0:
                 yield ep, etp
+
+
+def _micro_batches(fixed: Fixed, own: int) -> Iterator[int]:
+    """Sizes of a micro-batch for a replica's part of the batch."""
+    if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
+        yield from (size for size in (fixed.model.batch,) if size <= own)
+    elif fixed.has_tokens:
+        yield from _powers_of_two(min(MOST_MICRO_BATCH, own))
+    else:
+        yield from _divisors(own)
 
 
 def _divisors(number: int) -> tuple[int, ...]:

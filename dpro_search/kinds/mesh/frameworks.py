@@ -79,17 +79,32 @@ _NANOTRON = Runtime(
 _PYTORCH = Runtime(
     name="PyTorch, eager",
     regather_inputs=False,
-    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(
+        fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True
+    ),
     # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
     memory=MemoryRules(
         norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
     ),
 )
+# A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
+# with a reduction each, which XLA does not join; Horovod.
+_PYTORCH_2 = Runtime(
+    name="PyTorch 2",
+    regather_inputs=False,
+    # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
+    host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    clip_gradients=False,
+    overlap_tensor=False,
+    bucket_bytes=25 * 2.0**20,
+    memory=MemoryRules(logits_bytes=14.0, transformer_engine=False),
+)
 # A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
 _TENSORFLOW = Runtime(
     name="TensorFlow",
     host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
-    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True),
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
@@ -107,6 +122,8 @@ _MEGATRON = Framework(
     recomputes_some=True,
 )
 
+_TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
+
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core": _MEGATRON,
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
@@ -118,8 +135,18 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "pytorch": Framework(
         _PYTORCH,
         0,
-        schedules=tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE),
+        schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
+        rings=True,
+        recomputes_some=True,
+    ),
+    "pytorch-2": Framework(
+        _PYTORCH_2,
+        0,
+        (0, 3),
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        replicates=True,
         rings=True,
         recomputes_some=True,
     ),

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, FeedForward, Model, Network
+from dpro_search.graph.model import TENSOR_DIM, Architecture, CapturedModel, Experts, FeedForward, Model, Network
 from dpro_search.space.mesh.layout import Layout
 from dpro_search.space.mesh.schedule import Schedule, check_schedule
 
@@ -108,6 +108,9 @@ class Strategy:
         if isinstance(model, Network):
             self._check_network(model)
             return
+        if isinstance(model, CapturedModel):
+            self._check_captured(model, sequence)
+            return
         for layer in model.layers:
             attention, feed_forward = layer.attention, layer.feed_forward
             _divides("tp", self.tp, attention.heads, "heads")
@@ -139,9 +142,20 @@ class Strategy:
         if self.dp_replicate > 1 and not self.zero_stage:
             raise InputError(f"dp_replicate {self.dp_replicate}: zero_stage 0 splits nothing; use zero_stage 1, or dp_replicate 1")
 
-    def _check_stages(self, model: Architecture) -> None:
+    def _check_captured(self, model: CapturedModel, sequence: int) -> None:
+        axes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages")}
+        model.check(axes, sequence, self.micro_batch)
+        ways = self.cp * (self.tp if self.sequence_parallel else 1)
+        if model.sequence is None and ways > 1:
+            raise InputError(f"{'cp' if self.cp > 1 else 'sequence_parallel'}: {model.name} has no sequences")
+        _divides("cp x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
+        self._check_replicate()
+        self._check_stages(model)
+        self._check_recompute(model)
+
+    def _check_stages(self, model: Architecture | CapturedModel) -> None:
         stages, layers = self.pp * self.virtual_stages, model.layer_count
-        if stages > layers:
+        if stages > max(layers, 1):
             said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {layers} layers"
             raise InputError(f"{said}: use pp {max(layers // self.virtual_stages, 1)}")
         if self.stage_layers:
@@ -157,7 +171,7 @@ class Strategy:
             raise InputError("virtual_stages needs pp above 1")
         check_schedule(self.schedule, self.pp, self.virtual_stages, self.micro_batches)
 
-    def _check_recompute(self, model: Architecture) -> None:
+    def _check_recompute(self, model: Architecture | CapturedModel) -> None:
         if not self.recompute_layers:
             return
         if self.recompute is Recompute.NONE:
@@ -218,6 +232,7 @@ def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
             "ffn": tensor,
             "shared_ffn": tensor,
             "vocab": tensor,
+            TENSOR_DIM: tensor,
             "sequence": ("cp",),
             "experts": ("ep",),
             "expert_ffn": ("etp",),

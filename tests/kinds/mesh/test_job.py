@@ -11,13 +11,15 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of, published
+from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.cuts import balanced_cut, balanced_layers
+from dpro_search.kinds.mesh.explain import doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.ranking import ranked
 from dpro_search.kinds.mesh.settings import MeshSettings, settings_of
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.search.study import run_search
-from dpro_search.space.mesh import Recompute, Schedule, Strategy, peak_memory
+from dpro_search.space.mesh import Domain, Recompute, Schedule, Strategy, peak_memory
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.kinds.mesh.jobs import job
@@ -333,3 +335,13 @@ def test_a_search_recomputes_no_more_than_memory_asks_for(tmp_path):
         plan, recompute_layers=plan.recompute_layers - 1, recompute=Recompute.FULL if plan.recompute_layers > 1 else Recompute.NONE
     )
     assert found._steps.memory(plan).total_bytes <= found._limit_bytes < found._steps.memory(fewer).total_bytes
+
+
+def test_an_order_is_certain_or_not_by_what_bounds_the_plans():
+    """A gap of 30 %: published pairs that the device bounds were nearly always in order, those between hosts less often."""
+    assert doubt(1.0, 1.3, Domain.DEVICE) == ""
+    assert "not certain" in doubt(1.0, 1.3, Domain.TENSOR_BETWEEN_HOSTS)
+    for domain in Domain:
+        shares = [accuracy().order_is_right(1.0, 1 + gap, domain) for gap in accuracy().gaps]
+        assert shares == sorted(shares)
+        assert shares[0] >= 0.5

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from dpro_search._text import numbers_text
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+from dpro_search.quantities import parse_bytes, parse_count, parse_counts, parse_number, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
@@ -215,8 +215,12 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = parse_switch
         elif int in kinds:
             found[name] = parse_count
+        elif float in kinds:
+            found[name] = parse_number
         elif typing.get_origin(kinds[0]) is Literal:
             found[name] = _one_of(typing.get_args(kinds[0]))
+        elif typing.get_args(kinds[0]) == (int, ...):
+            found[name] = parse_counts
     return found
 
 

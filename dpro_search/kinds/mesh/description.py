@@ -280,6 +280,7 @@ def _choices(key: str) -> tuple[str, ...]:
         "optimizer": ("adam", "adamw"),
         "runs.zero_stage": ("0", "1", "2", "3"),
         "runs.recompute": ("none", "selective", "full"),
+        "runs.gradient_dtype": ("fp32", "bf16"),
         "runs.schedule": tuple(schedule.value for schedule in Schedule),
     }.get(key, ())
 

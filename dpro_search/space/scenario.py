@@ -221,6 +221,8 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = _one_of(typing.get_args(kinds[0]))
         elif typing.get_args(kinds[0]) == (int, ...):
             found[name] = parse_counts
+        elif str in kinds:
+            found[name] = str
     return found
 
 

@@ -146,7 +146,6 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
         answer["flops"] = flops.get_total_flops()
-        counts = comms.get_comm_counts() if mesh_sizes else {}
         answer["collectives"] = {
             str(kind).rpartition(".")[2].strip("_"): number for kind, number in comms.get_comm_counts().items()
         }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parallel.targets import parallel_targets
+from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.settings import MeshSettings
 
 
 class MeshKind(DescribedKind[MeshDescription]):
     """Files with a model, a batch and a cluster."""
 
     title = "a parallel job"
+    targets = parallel_targets(MeshSettings.__struct_fields__)
     job_name = "dpro_search.kinds.mesh.job:MeshJob"
     source_type = MeshDescription
 
@@ -23,6 +27,9 @@ class MeshKind(DescribedKind[MeshDescription]):
         from dpro_search.kinds.mesh.template import job_toml
 
         return job_toml(wanted)
+
+    def usual_target(self, framework: str) -> Target | None:
+        return next((target for target in self.targets if target.name == FRAMEWORKS[framework].target), None)
 
     def facts(self, source: MeshDescription) -> JobFacts:
         hosts = source.cluster.ranks_per_host

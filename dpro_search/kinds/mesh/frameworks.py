@@ -15,6 +15,7 @@ class Framework(NamedTuple):
     runtime: Runtime
     zero_stage: int  # Where a job sets none.
     zero_stages: tuple[int, ...] = (0, 1)  # That a search may set.
+    target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
 
 
 # CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
@@ -92,11 +93,11 @@ _GRAPHS = Runtime(
 )
 
 FRAMEWORKS: Mapping[str, Framework] = {
-    "megatron-core": Framework(Runtime(), 1),
-    "megatron-core-cuda-graphs": Framework(_GRAPHS, 1),
-    "fsdp": Framework(_FSDP, 3, (3,)),
+    "megatron-core": Framework(Runtime(), 1, target="megatron"),
+    "megatron-core-cuda-graphs": Framework(_GRAPHS, 1, target="megatron"),
+    "fsdp": Framework(_FSDP, 3, (3,), target="pytorch"),
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
-    "pytorch": Framework(_PYTORCH, 0),
+    "pytorch": Framework(_PYTORCH, 0, target="pytorch"),
     "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
 }

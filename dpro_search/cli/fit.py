@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ class Measurement(StrEnum):
     XLA = "xla"
     COMM = "comm"
     MACHINE = "machine"
+    DEVICE = "device"
 
 
 def fit(
@@ -29,8 +30,13 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="Model folder to write; with --collect, the table or file.")
-    ] = ...,  # type: ignore[assignment]
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="Model folder to write; with --collect, the table or file (needed but for device).",
+        ),
+    ] = None,
     collect: Annotated[Measurement | None, typer.Option("--collect", help="Measure instead of training.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="With --collect: total number of rows in the table (xla: 3000; comm: all).")
@@ -64,26 +70,49 @@ def fit(
         int, typer.Option("--rounds", min=1, help="With --collect comm or machine: number of repetitions of all measurements.")
     ] = 3,
     longest: Annotated[
-        float, typer.Option("--longest", min=0.01, help="With --collect comm: leave out all-reduces that take longer, in seconds.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            "--longest", min=0.0001, help="With --collect: leave out what takes longer, in seconds (comm: 10, device: 0.2)."
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=1, help="With --collect comm: stop after this time; the same command continues."),
+    ] = None,
+    budget: Annotated[int, typer.Option("--budget", min=5, max=1000, help="With --collect device: number of ops to time.")] = 20,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="With --collect device: its name."),
+    ] = None,
+    specs: Annotated[
+        str | None,
+        typer.Option("--specs", metavar="DEVICE", help="With --collect device: file or device with its data sheet."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="TRACE", help="With --collect device: time ops of this job."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train cost models on traces or measured tables, or measure such tables.
 
     A collection may be interrupted: the same command continues it. --collect machine measures constants of this machine
-    that cost models use: --machine of replay, run and diagnose.
+    that cost models use: --machine of replay, run and diagnose. --collect device times ops of PyTorch on the GPU here
+    (without one, on a core), for predictions with --cluster.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """
-    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_machine
+    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_device, _fit_machine
     from dpro_search.errors import InputError
 
     if collect is not None and sources:
         raise InputError("--collect measures and takes no TRACE or TABLE; train on its table with another 'dpro-search fit'")
+    if collect is Measurement.DEVICE:
+        options: dict[str, Any] = {"name": name, "python": python, "specs": specs, "trace": trace}
+        _fit_device.measure_device(out, budget=budget, longest_s=longest or 0.2, as_json=as_json, **options)
+        return
+    if out is None:
+        raise InputError("Missing option '--out': the folder, table or file to write")
     if collect is Measurement.XLA:
         _fit_clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
     elif collect is Measurement.MACHINE:
@@ -96,7 +125,7 @@ def fit(
             python=python,
             limit=limit,
             seconds=seconds,
-            longest_s=longest,
+            longest_s=longest or 10.0,
             rounds=rounds,
             ranks_per_host=ranks_per_host,
         )

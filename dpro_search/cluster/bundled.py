@@ -1,4 +1,4 @@
-"""The machines and devices that come with the package: TOML files, found by name or alias."""
+"""The machines and devices that come with the package: TOML files, found by name or alias; and devices that the user added."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from dpro_search.cluster import user_devices
 from dpro_search.cluster.base import Kind
 from dpro_search.cluster.cluster import Cluster
 from dpro_search.cluster.device import Device
@@ -28,14 +29,18 @@ def aliases(kind: Kind) -> dict[str, str]:
 
 
 def find(kind: Kind, name: str) -> Path:
-    """The file of a bundled machine or device; raises `InputError` with the nearest names if there is none."""
+    """The file of a bundled machine or device, or of a device of the user's; raises `InputError` with the nearest names."""
     path = _FOLDERS[kind] / f"{plain(name)}.toml"
     if path.is_file() and path.parent == _FOLDERS[kind]:
         return path
     index = _index(kind)
     if plain(name) in index:
         return index[plain(name)]
-    raise InputError(f"no {kind} is called '{name}'; {nearest(plain(name), index, names(kind))}")
+    own = user_devices.found(plain(name)) if kind == "device" else None
+    if own is not None:
+        return own
+    users = user_devices.names() if kind == "device" else ()
+    raise InputError(f"no {kind} is called '{name}'; {nearest(plain(name), (*index, *users), (*names(kind), *users))}")
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str]) -> str:
@@ -62,7 +67,7 @@ def device(name: str) -> Device:
 
 
 def usual_machine(name: str) -> str | None:
-    """The machine that a bundled device usually is part of, None if there is none."""
+    """The machine that a device usually is part of, None if there is none."""
     found: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")
     return found
 

@@ -56,6 +56,28 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"peak.{precision} must be above 0, not {peak:g}")
 
 
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """An op that was measured on a device.
+
+    Attributes
+    ----------
+    op
+        In a line of text, "gemm bf16 m=4096 n=4096 k=1024" (`costmodel.devices.OpSpec`).
+    us
+        Its latency.
+    spread_pct
+        By how much repetitions differ: half the distance of the quartiles, of the median.
+    """
+
+    op: str
+    us: float
+    spread_pct: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.op.strip() or not 0 < self.us < float("inf") or not 0 <= self.spread_pct < float("inf"):
+            raise InputError(f"'{self.op}' needs a time in microseconds above 0, and a spread of at least 0")
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank computes on.
 
@@ -75,6 +97,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         Least time between two kernels that are launched one by one; None: not known.
     power_w
         Most power (TDP).
+    samples
+        Ops that were measured on it.
     provenance
         Where the values come from.
 
@@ -95,6 +119,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     clock_hz: float | None = None
     launch_us: float | None = None
     power_w: float | None = None
+    samples: tuple[Sample, ...] = ()
     provenance: Provenance
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from dpro_search.cluster.base import Find, found_file, with_base
 from dpro_search.cluster.cluster import Cluster, HostGroup
-from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance
+from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance, Sample
 from dpro_search.cluster.host import Host, Nics
 from dpro_search.cluster.link import BETWEEN, INSIDE, Level, Link
 from dpro_search.cluster.table import File, Table
@@ -23,7 +24,7 @@ _CLUSTER_KEYS = (
 )  # fmt: skip
 _DEVICE_KEYS = (
     "name", "aliases", "base", "vendor", "kind", "machine", "peak", "memory", "memory_rate", "l2_cache", "cores", "clock", "launch",
-    "power", "source",
+    "power", "samples", "source",
 )  # fmt: skip
 _LINK_KEYS = ("rate", "latency", "duplex")
 _INSIDE_KEYS = (*_LINK_KEYS, "sharing", "devices", "hosts", "wires")
@@ -147,9 +148,28 @@ def _device(table: Table, source: Provenance) -> Device:
             clock_hz=table.quantity("clock", parse_hz),
             launch_us=table.quantity("launch", parse_us),
             power_w=table.quantity("power", parse_watts),
+            samples=_samples(table),
             provenance=source,
         ),
     )
+
+
+def _samples(table: Table) -> tuple[Sample, ...]:
+    """Ops that were measured: lists of an op, its time in us or with a unit and, if known, the spread of repetitions in %."""
+    listed = table.values.get("samples", [])
+    if not isinstance(listed, list):
+        table.fail("samples", "must be a list of [op, time, spread in %]")
+    found = []
+    for number, row in enumerate(listed):
+        if not isinstance(row, list) or len(row) not in (2, 3) or not isinstance(row[0], str):
+            table.fail("samples", f"entry {number} must be [op, time] or [op, time, spread in %]")
+        numbers = [one for one in row[1:] if isinstance(one, int | float) and not isinstance(one, bool)]
+        if isinstance(row[1], str):
+            numbers.insert(0, table.checked("samples", partial(parse_us, row[1])))
+        if len(numbers) != len(row) - 1:
+            table.fail("samples", f"entry {number} must have a time like 12.5 or '12.5us', not {row[1]!r}"[:120])
+        found.append(table.checked("samples", partial(Sample, row[0], *map(float, numbers))))
+    return tuple(found)
 
 
 def _nics(table: Table) -> Nics:

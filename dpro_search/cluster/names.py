@@ -5,6 +5,7 @@
 ``hgx-h100``        one
 ``512xh100``        512 devices, in hosts of the machine that they usually are part of
 ``4xtestbed@1gbit`` a machine with another rate of each NIC
+``4xmy-h100``       likewise with devices that the user added (`user_devices`)
 ``my.toml``         a file (`files`); ``8xmy.toml`` is eight times as many hosts
 ``this-machine``    what this process runs on
 ==================  =================================================================================
@@ -21,10 +22,11 @@ from pathlib import Path
 import msgspec
 
 from dpro_search._text import visible
-from dpro_search.cluster import bundled
+from dpro_search.cluster import bundled, user_devices
 from dpro_search.cluster.cluster import Cluster, HostGroup
-from dpro_search.cluster.device import Provenance
-from dpro_search.cluster.files import load_cluster
+from dpro_search.cluster.device import Device, Provenance
+from dpro_search.cluster.files import load_cluster, load_device
+from dpro_search.cluster.generic import with_device
 from dpro_search.cluster.host import Host
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_rate_bps
@@ -60,7 +62,7 @@ def parse_cluster(text: str) -> Cluster:
 
 def known_names() -> tuple[str, ...]:
     """Every name that `parse_cluster` takes beside files, aliases left out."""
-    return (*bundled.names("machine"), *bundled.names("device"), THIS_MACHINE)
+    return (*bundled.names("machine"), *bundled.names("device"), *user_devices.names(), THIS_MACHINE)
 
 
 def _named(name: str, count: int | None) -> Cluster:
@@ -71,12 +73,15 @@ def _named(name: str, count: int | None) -> Cluster:
     if plain in machines:
         return _times(bundled.machine(machines[plain]), count)
     if plain in devices:
-        return _of_devices(devices[plain], count or 1)
+        return _of_devices(devices[plain], bundled.device(plain), count or 1)
     if plain == THIS_MACHINE:
         from dpro_search.cluster.this_machine import this_machine  # only who asks for it reads the machine
 
         return _times(this_machine(), count)
-    hint = bundled.nearest(plain, (*machines, *devices, THIS_MACHINE), known_names())
+    own = user_devices.found(plain)
+    if own is not None:
+        return _of_devices(plain, load_device(own, bundled.find), count or 1)
+    hint = bundled.nearest(plain, (*machines, *devices, *user_devices.names(), THIS_MACHINE), known_names())
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
 
@@ -98,9 +103,8 @@ def _times(machine: Cluster, count: int | None) -> Cluster:
     return msgspec.structs.replace(grown, name=f"{count} x {machine.name}")
 
 
-def _of_devices(name: str, count: int) -> Cluster:
+def _of_devices(name: str, device: Device, count: int) -> Cluster:
     usual = bundled.usual_machine(name)
-    device = bundled.device(name)
     if usual is None:
         if count > 1:
             raise InputError(f"{count}x{name}: no usual machine of {device.name} is known; name one, or write a file")
@@ -108,6 +112,8 @@ def _of_devices(name: str, count: int) -> Cluster:
         source = Provenance(source="one device without a machine: nothing is known of its host")
         return Cluster(name=device.name, groups=(alone,), provenance=source)
     machine = bundled.machine(usual)
+    if machine.groups[0].host.device != device:
+        machine = with_device(machine, device)
     host = machine.groups[0].host
     if count < host.devices:
         part = HostGroup(count=1, host=host.with_devices(count))

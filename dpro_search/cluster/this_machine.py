@@ -6,6 +6,7 @@ With GPUs, ranks are these; without, each core that this process may use is a de
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,12 +14,16 @@ import msgspec
 
 from dpro_search.cluster import bundled
 from dpro_search.cluster.cluster import Cluster, HostGroup
-from dpro_search.cluster.device import Device, Provenance
+from dpro_search.cluster.device import Device, Peaks, Provenance
 from dpro_search.cluster.host import Host, Nics
 from dpro_search.cluster.link import Link
 from dpro_search.errors import InputError
 
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Operations a cycle in single precision: two units that multiply and add vectors of 512, 256 or 128 bits.
+_FP32_PER_CYCLE = {"avx512f": 64, "avx2": 32}
+_FEWEST_FP32_PER_CYCLE = 16
 _LOOPBACK = Link(level="loopback", latency_us=20.0)
 _LOOPBACK_SOURCE = (
     "loopback.latency",
@@ -101,6 +106,35 @@ def _core(cores: int) -> Device:
         kind="cpu",
         memory_bytes=int(kibibytes) * 1024 // cores if kibibytes.isdigit() else None,
         provenance=source,
+    )
+
+
+def core_of_this_machine(memory_bytes_per_s: float) -> Device:
+    """One core with the specs that cost models need, as Linux tells them; the rate of its memory must have been measured."""
+    core = _core(len(os.sched_getaffinity(0)))
+    lines = dict(_pairs(Path("/proc/cpuinfo")))
+    megahertz = lines.get("cpu MHz", "")
+    clock_hz = float(megahertz) * 1e6 if re.fullmatch(r"\d+(\.\d+)?", megahertz) else None
+    flags = lines.get("flags", "").split()
+    per_cycle = next((count for flag, count in _FP32_PER_CYCLE.items() if flag in flags), _FEWEST_FP32_PER_CYCLE)
+    caches = {
+        (path / "level").read_text().strip(): path / "size" for path in sorted(_CACHES.glob("index*")) if (path / "size").exists()
+    }
+    size = caches["2"].read_text().strip() if "2" in caches else ""
+    exceptions = {
+        **dict(core.provenance.exceptions),
+        "memory_rate": "measured: a copy in PyTorch, read and written, on one thread",
+        "peak.fp32": f"derived: {per_cycle} operations a cycle (two FMA units) at the clock of /proc/cpuinfo",
+        "l2_cache": "read from /sys/devices/system/cpu/cpu0/cache",
+    }
+    return msgspec.structs.replace(
+        core,
+        peak=Peaks(fp32=None if clock_hz is None else per_cycle * clock_hz),
+        memory_bytes_per_s=memory_bytes_per_s,
+        l2_cache_bytes=int(size[:-1]) * 1024 if re.fullmatch(r"\d+K", size) else None,
+        cores=1,
+        clock_hz=clock_hz,
+        provenance=Provenance(source=core.provenance.source, exceptions=tuple(sorted(exceptions.items()))),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.cluster.cluster import Cluster
-from dpro_search.cluster.device import PRECISIONS, Provenance
+from dpro_search.cluster.device import PRECISIONS, Device, Provenance, Sample
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import INSIDE, Link
 
@@ -38,9 +38,13 @@ def _host_values(host: Host) -> Values:
     return {"devices": host.devices, "cpu_cores": host.cpu_cores}
 
 
-def _host_tables(host: Host, prefix: str) -> list[str]:
-    device = host.device
-    values = {
+def device_toml(device: Device, **own: object) -> str:
+    """A device as a file that `load_device` reads back; `own`: keys of the file that a device has not, like ``machine``."""
+    return "\n".join(_lines("", {**_device_values(device), **own})[2:]) + "\n"
+
+
+def _device_values(device: Device) -> Values:
+    return {
         "name": device.name,
         "vendor": device.vendor,
         "kind": device.kind,
@@ -53,8 +57,12 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
         "power": device.power_w,
         **{f"peak.{precision}": device.peak_flops_per_s(precision) for precision in PRECISIONS},
         **_source_values(device.provenance),
+        "samples": device.samples,
     }
-    lines = _lines(f"{prefix}device", values)
+
+
+def _host_tables(host: Host, prefix: str) -> list[str]:
+    lines = _lines(f"{prefix}device", _device_values(host.device))
     for link in host.links:
         lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
     if host.nics is not None:
@@ -77,11 +85,15 @@ def _source_values(source: Provenance) -> Values:
 
 
 def _lines(table: str, values: Values) -> list[str]:
-    written = {key: [list(wire) for wire in value] if isinstance(value, tuple) else value for key, value in values.items()}
-    return ["", f"[{table}]", *(f"{key} = {_literal(value)}" for key, value in written.items() if value not in (None, []))]
+    return ["", f"[{table}]", *(f"{key} = {_literal(value)}" for key, value in values.items() if value not in (None, ()))]
 
 
 def _literal(value: object) -> str:
+    if isinstance(value, Sample):
+        return f"[{_string(value.op)}, {value.us!r}, {value.spread_pct!r}]"
+    if isinstance(value, tuple):
+        between, end = (",\n    ", ",\n") if isinstance(value[0], Sample) else (", ", "")
+        return f"[{between.lstrip(', ')}{between.join(map(_literal, value))}{end}]"
     return _string(value) if isinstance(value, str) else repr(value)
 
 

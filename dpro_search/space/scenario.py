@@ -172,7 +172,9 @@ class Scenario:
         setting = _USUAL if re.fullmatch(r"rank\d+|ranks[\d+]+\.communication", name) else re.sub(r"^rank\d+\.", "", name)
         if setting.startswith(tuple(f"{sort}." for sort in _OF_A_SORT)):
             setting = setting.partition(".")[0]
-        if not equals or setting not in known:
+        if not equals and setting in known:
+            raise InputError(f"'{text}': no value; write {name}=VALUE")
+        if setting not in known:
             near = difflib.get_close_matches(setting, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"'{text}': {job} has no knob '{setting}'{hint} (known: {', '.join(known)})")
@@ -218,11 +220,13 @@ def readers() -> dict[str, Callable[[str], Any]]:
     return found
 
 
-def _one_of(values: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in values:
-            raise InputError(f"'{text}' is none of {', '.join(values)}")
-        return text
+def _one_of(values: Sequence[str | int]) -> Callable[[str], str | int]:
+    known = {str(value): value for value in values}
+
+    def read(text: str) -> str | int:
+        if text not in known:
+            raise InputError(f"'{text}' is none of {', '.join(known)}")
+        return known[text]
 
     return read
 

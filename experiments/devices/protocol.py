@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.cluster import KMeans
 
-from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
+from dpro_search.costmodel.devices.choice import nearest_to_centres
+from dpro_search.costmodel.devices.correction import Correction, Similarity
 from dpro_search.costmodel.devices.measured import Measured
 from dpro_search.costmodel.devices.model import BUDGETS, fit_trees, interval_width
 from dpro_search.costmodel.devices.ops import Floats
@@ -134,15 +134,3 @@ def samples(part: Measured, count: int, seed: int, pool: npt.NDArray[np.int64]) 
     if more <= 0:
         return part.probes
     return np.concatenate([part.probes, rest[nearest_to_centres(part.points[rest], more, seed)]])
-
-
-def nearest_to_centres(points: OpPoints, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Places of one op for each of `count` clusters."""
-    scaled = (points.at - points.at.mean(axis=0)) / np.maximum(points.at.std(axis=0), 0.1)
-    scaled = np.column_stack([scaled, 3.0 * (points.category[:, None] == np.unique(points.category)[None, :])])
-    means = KMeans(n_clusters=count, n_init=1, random_state=seed).fit(scaled)
-    distance = means.transform(scaled)
-    chosen: list[int] = []
-    for cluster in np.argsort(-np.bincount(means.labels_, minlength=count)):
-        chosen.append(next(int(place) for place in np.argsort(distance[:, cluster]) if int(place) not in chosen))
-    return np.array(chosen, dtype=np.int64)

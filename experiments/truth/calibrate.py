@@ -1,86 +1,97 @@
-"""`calibrated`: predictions with efficiencies that are fitted to a fifth of the groups of rows, for each GPU and framework."""
+"""`calibrated`: predictions with efficiencies that are learned from a fifth of the groups of rows, for each GPU and framework."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from dpro_search.replay.parallel_step import step_us
 from dpro_search.space.mesh import Calibration, Workload
+from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import Kind, kind_of, workload_of
+from experiments.truth.pooling import Errors, Floats, pooled
+from experiments.truth.rows import Row
 from experiments.truth.score import Scored, fifth, group_of
 
 NAMES = tuple(field.name for field in fields(Calibration))
-DELAYS = ("send_rank_us",)  # In us; all others are factors, fitted as logarithms.
-DELAY_SCALE_US = 100.0
-PRIOR = 0.1
-"""Standard deviation of a factor's logarithm before it is seen (assumed)."""
-ERROR = 0.15
-"""The same of errors that are left (assumed); larger ones count for less than their square."""
-DELAY_PRIOR = 3.0  # The same of delays, in hundreds of us.
-MOST_ROWS = 16
-"""Of a kind, to which it is fitted: a few minutes for all kinds."""
+DELAYS = ("send_rank_us",)  # In us; all others are factors, whose logarithms are learned.
+DELAY_SCALE_US = 1000.0
+"""Of a delay, what counts as much as a factor of e."""
+ROUNDS = 4  # of slopes: predictions are no straight lines of the efficiencies
+FARTHEST = 0.2  # that a parameter moves in a round, where slopes still hold
+STEP = 0.1  # of a parameter, to find slopes
 
 
 def calibrated(scored: Sequence[Scored], seed: int) -> list[Scored]:
-    """The rows that are not of the fifth, predicted with what is fitted to it.
-
-    Kinds of which the fifth has no row take what is fitted to all kinds together.
-    """
+    """The rows that are not of the fifth, predicted with what is learned from it; nothing is from rows that contradict."""
     measured = [found for found in scored if found.timed]
     chosen = fifth([found.row for found in measured], seed)
-    by_kind: dict[Kind, list[Scored]] = defaultdict(list)
-    for found in measured:
-        if group_of(found.row) in chosen:
-            by_kind[kind_of(found.row)].append(found)
-    generator = np.random.default_rng(seed)
-    samples = {kind: _sample(members, generator) for kind, members in sorted(by_kind.items())}
-    everyone = [found for members in samples.values() for found in members[: MOST_ROWS // 4]]
-    common = fit(everyone, np.zeros(len(NAMES)))
-    found_by_kind: Mapping[Kind, npt.NDArray[np.float64]] = {kind: fit(members, common) for kind, members in samples.items()}
-    left = [found for found in measured if group_of(found.row) not in chosen]
-    return [_with(found, found_by_kind.get(kind_of(found.row), common)) for found in left]
+    fitted = consistent([found for found in measured if group_of(found.row) in chosen])
+    values = learned(fitted, {kind_of(found.row) for found in measured})
+    return [_with(found, values[kind_of(found.row)]) for found in measured if group_of(found.row) not in chosen]
 
 
-def fit(rows: Sequence[Scored], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Parameters of a `Calibration` in the order of `NAMES`: least squares of logarithms, with weights that fall with the error."""
-    workloads = [workload_of(found.row) for found in rows]
+def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
+    """Predictions times one factor for each GPU and framework, learned from a fifth of the groups; the other rows.
+
+    A group is what differs in the strategy only, so that no row is predicted from its neighbours. What a model's rows share is one
+    vote on the factor of their kind.
+    """
+    fitted = fifth((found.row for found in scored), seed)
+    seen = consistent([found for found in scored if found.timed and group_of(found.row) in fitted])
+    factor, _ = pooled(_lines(seen, -np.log1p([found.error for found in seen]), np.ones((len(seen), 1)), _model_of))
+    return [
+        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * float(np.exp(factor(kind_of(found.row))[0]))))
+        for found in scored
+        if group_of(found.row) not in fitted
+    ]
+
+
+def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Floats]:
+    """Parameters of a `Calibration` in the order of `NAMES`, of some kinds, among them those of the rows."""
+    workloads, kinds = [workload_of(found.row) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
-
-    def residuals(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        calibration = calibration_of(values)
-        logs = np.log([_seconds(workload, calibration) for workload in workloads])
-        errors = (logs - measured) / ERROR
-        robust = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([robust, (values - prior) / widths])
-
-    widths = np.array([DELAY_PRIOR if name in DELAYS else PRIOR for name in NAMES])
-    lower = np.array([0.0 if name in DELAYS else -1.0 for name in NAMES])
-    upper = np.array([10.0 if name in DELAYS else 1.5 for name in NAMES])
-    start = np.clip(prior, np.where(lower < 0, lower + 0.01, 0.5), upper - 0.01)
-    return np.asarray(least_squares(residuals, start, bounds=(lower, upper), diff_step=0.05, max_nfev=5).x)
+    at = {kind: np.zeros(len(NAMES)) for kind in {*places, *kinds}}
+    for number in range(ROUNDS if rows else 0):
+        values = np.array([at[kind] for kind in kinds])
+        base = _logs(workloads, values)
+        if number % 2 == 0:  # they change little in a round
+            slopes = np.array([(_logs(workloads, values + step) - base) / STEP for step in STEP * np.eye(len(NAMES))]).T
+        found, _ = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
+        for kind in at:
+            at[kind] = _legal(at[kind] + np.clip(found(kind) - at[kind], -FARTHEST, FARTHEST))
+    return at
 
 
-def calibration_of(values: npt.NDArray[np.float64]) -> Calibration:
+def _lines(rows: Sequence[Scored], errors: Floats, slopes: Floats, groups: Callable[[Row], object]) -> Errors:
+    kinds = [kind_of(found.row) for found in rows]
+    names = [f"{groups(found.row)} {kind}" for found, kind in zip(rows, kinds, strict=True)]
+    return Errors(errors=errors, slopes=slopes, kinds=kinds, groups=names)
+
+
+def _model_of(row: Row) -> object:
+    return row.text("source"), row.text("model")
+
+
+def calibration_of(values: Floats) -> Calibration:
     """The calibration of a vector of parameters."""
     pairs = zip(NAMES, map(float, values), strict=True)
     return Calibration(**{name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs})
 
 
-def _seconds(workload: Workload, calibration: Calibration) -> float:
-    return step_us(replace(workload, calibration=calibration)) / 1e6
+def _legal(values: Floats) -> Floats:
+    """Delays are not below 0."""
+    return np.where([name in DELAYS for name in NAMES], np.maximum(values, 0.0), values)
 
 
-def _with(found: Scored, values: npt.NDArray[np.float64]) -> Scored:
-    seconds = _seconds(workload_of(found.row), calibration_of(values))
+def _logs(workloads: Sequence[Workload], values: Floats) -> Floats:
+    """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
+    pairs = zip(workloads, values, strict=True)
+    return np.log([step_us(replace(workload, calibration=calibration_of(own))) / 1e6 for workload, own in pairs])
+
+
+def _with(found: Scored, values: Floats) -> Scored:
+    seconds = step_us(replace(workload_of(found.row), calibration=calibration_of(values))) / 1e6
     return Scored(found.row, found.prediction._replace(step_s=seconds))
-
-
-def _sample(members: Sequence[Scored], generator: np.random.Generator) -> list[Scored]:
-    places = generator.permutation(len(members))[:MOST_ROWS]
-    return [members[place] for place in places]

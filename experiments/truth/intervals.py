@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dpro_search.errors import InputError
 from dpro_search.space.mesh import Domain, domain_of
+from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
 from experiments.truth.score import Scored
 
@@ -35,8 +36,11 @@ class _Rows(NamedTuple):
 
 
 def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Quantiles of measured over predicted steps by domain, and the coverage of each source by those of the others."""
-    ran = [found for found in scored if found.timed]
+    """Quantiles of measured over predicted steps by domain, and the coverage of each source by those of the others.
+
+    Rows that contradict themselves do not count. The coverage of a domain is the mean over its sources.
+    """
+    ran = consistent([found for found in scored if found.timed])
     rows = _Rows(
         np.array([-np.log1p(found.error) for found in ran]),
         np.array([domain_of(workload_of(found.row)).value for found in ran]),
@@ -45,14 +49,14 @@ def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
     if len(set(rows.sources)) < 2:
         raise InputError("intervals need measured runs of at least two sources: one is left out at a time")
     covered: dict[str, float] = {}
-    by_domain: dict[str, list[bool]] = defaultdict(list)
+    by_domain: dict[str, list[float]] = defaultdict(list)
     for source in sorted(set(rows.sources)):
         others, own = rows.of(rows.sources != source), rows.of(rows.sources == source)
         found = _quantiles(others)
-        inside = [found[domain][0] <= log <= found[domain][1] for log, domain in zip(own.logs, own.domains, strict=True)]
+        inside = np.array([found[domain][0] <= log <= found[domain][1] for log, domain in zip(own.logs, own.domains, strict=True)])
         covered[source] = round(float(np.mean(inside)), 3)
-        for domain, one in zip(own.domains, inside, strict=True):
-            by_domain[str(domain)].append(one)
+        for domain in set(own.domains):
+            by_domain[str(domain)].append(float(np.mean(inside[own.domains == domain])))
     return {
         "nominal": NOMINAL,
         "ratio": {
@@ -71,7 +75,7 @@ def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _quantiles(rows: _Rows) -> Mapping[str, tuple[float, float]]:
-    """Of each domain, with the same weight for each source; of few sources, those of all transformers, widened."""
+    """Of each domain; where few sources are known, those of all transformers, widened."""
     transformers = rows.of(rows.domains != Domain.NETWORK.value)
     everything = _of(transformers if len(transformers.logs) else rows)
     found = {}
@@ -87,9 +91,20 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _of(rows: _Rows) -> tuple[float, float]:
-    counts = {source: int(np.sum(rows.sources == source)) for source in set(rows.sources)}
-    weights = np.array([1 / counts[source] for source in rows.sources])
-    order = np.argsort(rows.logs)
+    """Quantiles of a source that is not known: what sources have in common, what each has of its own, and what its rows differ by.
+
+    Each source is a guess at what another may have of its own, and its rows at what rows may differ by; all pairs of both have the
+    same weight. As the middle of n sources is not known for certain either, and they are nearer to it than another one would be,
+    what they have of their own counts sqrt((n + 1) / (n - 1)) times (the width of a normal prediction from n values).
+    """
+    names = sorted(set(rows.sources))
+    left = [rows.logs[rows.sources == name] for name in names]
+    middles = np.array([np.median(logs) for logs in left])
+    own = (middles - np.median(middles)) * np.sqrt((len(names) + 1) / max(len(names) - 1, 1))
+    apart = [logs - middle for logs, middle in zip(left, middles, strict=True)]
+    logs = np.median(middles) + (own[:, None] + np.concatenate(apart)).ravel()
+    weights = np.tile(np.concatenate([np.full(len(each), 1 / len(each)) for each in apart]), len(names))
+    order = np.argsort(logs)
     upto = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    low, high = np.interp([(1 - NOMINAL) / 2, (1 + NOMINAL) / 2], upto, rows.logs[order])
+    low, high = np.interp([(1 - NOMINAL) / 2, (1 + NOMINAL) / 2], upto, logs[order])
     return float(low), float(high)

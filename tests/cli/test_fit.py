@@ -7,7 +7,7 @@ import pytest
 
 from dpro_search.collect.clusters.table import ClusterTable, compact, read_table
 from dpro_search.costmodel.learned.model_file import FusionModel
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 
@@ -61,3 +61,20 @@ def test_collecting_without_an_interpreter_says_how_to_get_one(tmp_path):
     done = fit("--collect", "xla", "--out", tmp_path / "t.jsonl", "--python", tmp_path / "nothing")
     assert done.returncode == 1
     assert "make_env.sh" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--collect", "device", "--name", "h100-sxm"), "--name h100-sxm: is bundled; choose another, like my-h100-sxm"),
+        (("--collect", "device", "--name", "my/gpu"), "use letters, digits, dots and hyphens"),
+        (("--collect", "device", "--out", "device.json"), "a device is a file whose name ends in .toml"),
+        (("--collect", "device", "--specs", "no-such"), "no device is called 'no-such'"),
+        (("--collect", "xla"), "Missing option '--out'"),
+        ((), "Missing option '--out'"),
+    ],
+)
+def test_what_a_device_or_an_output_may_not_be_is_named(options, message, tmp_path):
+    done = fit(*options)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -6,11 +6,8 @@ and the next one continues after the cluster that caused it. Which clusters are 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import re
-import select
 import shutil
 import statistics
 import subprocess
@@ -26,6 +23,7 @@ import msgspec
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
+from dpro_search.collect.launch.json_worker import JsonWorker
 from dpro_search.collect.launch.ranks import HOOKS, require_framework, require_tools
 from dpro_search.collect.readers.xplane import read_xplane
 from dpro_search.collect.this_machine import processor
@@ -207,62 +205,13 @@ def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _St
     return False
 
 
-class _Process:
-    """A measuring process: pinned to one core, killed with this one."""
+class _Process(JsonWorker):
+    """Measures clusters of one model."""
 
     def __init__(self, request: CollectRequest, job: tuple[str, float], scratch: Path) -> None:
         self.scratch = scratch
-        core = str(max(os.sched_getaffinity(0)))
-        worker = [request.python, str(_WORKER), str(request.workloads), job[0], str(job[1]), str(scratch)]
-        self._log = (scratch / "log").open("wb")
-        self._process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "taskset", "-c", core, *worker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,
-            start_new_session=True,
-        )
-        self._buffer = b""
-
-    def send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the next answer reports
-            self._process.stdin.write(line.encode() + b"\n")
-
-    def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next message; {"ended": reason} where the process crashed, hung or answered something else."""
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
-                return {"ended": f"took longer than {timeout_s:.0f} s"}
-            data = self._process.stdout.read(1 << 16)
-            if not data:
-                return {"ended": self._why()}
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            message = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
-            return {"ended": "the measuring process answered something else"}
-        return message if isinstance(message, dict) else {"ended": "the measuring process answered something else"}
-
-    def _why(self) -> str:
-        code = self._process.wait()
-        lines = [line for line in (self.scratch / "log").read_text(errors="replace").splitlines() if line.strip()]
-        fatal = next((line for line in lines if line.startswith("F")), lines[-1] if lines else "no output")
-        crash = f"the compiler crashed (signal {-code})" if code < 0 else f"the measuring process ended with code {code}"
-        return f"{crash}: {' '.join(fatal.split())[-200:]}"
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            assert stream is not None
-            stream.close()
+        command = [request.python, str(_WORKER), str(request.workloads), job[0], str(job[1]), str(scratch)]
+        super().__init__(command, scratch, "the compiler")
 
 
 def _row(answer: dict[str, Any], drawn: dict[str, Any], model: str, batch: int, step: dict[str, _NodeTime], scratch: Path) -> Row:

@@ -15,3 +15,5 @@ from dpro_search.costmodel.devices.profile import DeviceProfile as DeviceProfile
 from dpro_search.costmodel.devices.profile import Probes as Probes
 from dpro_search.costmodel.devices.profile import probe_places as probe_places
 from dpro_search.costmodel.devices.profile import probes_of as probes_of
+from dpro_search.costmodel.devices.sampled import latency_on as latency_on
+from dpro_search.costmodel.devices.written import OpSpec as OpSpec

@@ -103,6 +103,10 @@ class DeviceLatency:
             refused=beyond > REFUSED,
         )
 
+    def beyond(self, ops: Ops) -> Floats:
+        """Doublings by which ops or the device lie outside of what was measured, [n]; infinite where nothing alike was."""
+        return self.model.domain.beyond(features(ops, self.profile, self.model.usual))
+
     def _uncorrected(self) -> float:
         probes = self.profile.probes
         if probes.matrix_flops_per_s or probes.stream_bytes_per_s is not None:
@@ -116,11 +120,14 @@ def _regime(samples: int) -> int:
 
 def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
     """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
-    weight = even_weights(
+    ratio = np.concatenate([part.ratio for part in parts])
+    return Trees.fit(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
+
+
+def tree_weights(parts: Sequence[Measured]) -> Floats:
+    """Of the ops of devices in a fit, one after the other."""
+    return even_weights(
         np.repeat(np.arange(len(parts)), [len(part) for part in parts]), np.concatenate([part.ops.kind for part in parts])
-    )
-    return Trees.fit(
-        np.concatenate([part.features for part in parts]), np.concatenate([part.ratio for part in parts]), weight, seed=seed
     )
 
 

@@ -19,7 +19,10 @@ class Achieved:
     matmul: float  # Of the peak at a precision, by matmuls that fill the device.
     sustained: float  # Of `matmul`, what is left where the power limit lowers the clock: under continuous load, in 16 bits.
     sustained_fp8: float  # The same in fp8.
-    attention: float  # The same by fused attention, forward.
+    fp32_joules: float  # Of an operation at the power limit, in 1e-12 J; 0: not known, the limit does not count.
+    half_joules: float  # The same in 16 bits.
+    fp32_units: float  # Peak in fp32 of the units that multiply matrices, over that of vector units.
+    attention: float  # Of the peak at a precision, by fused attention, forward.
     flash_2: float  # Of `attention`, what flash-attention 2 reaches.
     memory: float  # Of the memory's rate.
     floor_us: float  # Least time of a kernel.

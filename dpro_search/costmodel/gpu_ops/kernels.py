@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from dpro_search.graph.model import Op, OpType
-from dpro_search.graph.model.op import Role
+from dpro_search.graph.model.op import Role, dims_of
 
 
 class AttentionKernels(StrEnum):
@@ -63,6 +63,10 @@ class Kernels:
     attention: AttentionKernels = AttentionKernels.NEWEST
     attention_dropout: bool = False  # Of unfused attention, on the scores.
     loss: LossKernels = LossKernels.FUSED
+    # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
+    # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
+    # auto_mixed_precision_lists.h). False: all is in 16 bits beside a copy of the parameters in fp32 that only the optimizer sees.
+    autocast: bool = False
 
     @property
     def stores_scores(self) -> bool:
@@ -80,8 +84,19 @@ class Kernels:
             found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
         return found
 
-    def score_passes(self, *, backward: bool) -> ScorePasses:
-        """Of an unfused attention, beside its matmuls. A causal softmax in one kernel reads only what is not masked."""
+    def stays_wide(self, op: Op) -> bool:
+        """Whether a memory-bound op is in fp32 though products are in 16 bits; batch norms of images are not."""
+        stream = op.role in (Role.NORM, Role.RESIDUAL) and "hidden" in dims_of(op.output)
+        return self.autocast and (op.type is OpType.GATHER or stream)
+
+    def score_passes(self, *, backward: bool, wide: bool = False) -> ScorePasses:
+        """Of an unfused attention, beside its matmuls, in passes over scores of the products' type.
+
+        A causal softmax in one kernel reads only what is not masked. `wide`: products are in 16 bits, the softmax in fp32.
+        """
+        if wide and self.autocast and self.attention is AttentionKernels.EAGER:
+            dropout = 4.5 if self.attention_dropout else 0.0
+            return ScorePasses(14 + dropout, 5 + bool(dropout))
         softmax = {AttentionKernels.SCORES: (1.5, 2, 1), AttentionKernels.EAGER: (6, 7, 3)}[self.attention]
         dropout = 2.5 if self.attention_dropout else 0.0
         return ScorePasses(softmax[backward] + dropout, softmax[2] + bool(dropout))
@@ -107,6 +122,8 @@ _EAGER = {
     Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
     Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
 }
+# Autocast, EAGER: scale (2 + 2) and mask (2 + 2) in 16 bits, cast (2 + 4), softmax (4 + 4), dropout in fp32 (4 + 4 + 1), cast back
+# (4 + 2); backward cast (2 + 4), dropout (4 + 4 + 1), softmax (4 + 4 + 4), cast back (4 + 2), scale (2 + 2).
 # Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's
 # permutation and chunk sort). The kernels that choose experts count as those of the dispatch: softmax, top-k, counts, losses.
 _MOVES = {OpType.DISPATCH: Passes(1, 3, 16), OpType.COMBINE: Passes(3, 1, 3)}

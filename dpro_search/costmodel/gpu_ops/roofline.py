@@ -16,12 +16,14 @@ from dpro_search.costmodel.gpu_ops.achieved import Achieved, achieved_by
 from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Op, OpType, elements
-from dpro_search.graph.model.op import Shape
+from dpro_search.graph.model.op import Role, Shape
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
 (split-k of cuBLAS and cuDNN): gradients of a convolution's weights are few sums over very many positions."""
 WIDE_TILE = 256 * 128  # elements of the largest tile
+HALF_BYTES, WIDE_BYTES = 2.0, 4.0
+CAST_BYTES = 6.0  # of an element that is cast from fp32 to 16 bits, or back
 BACKWARD_ATTENTION = 2.5  # FLOPs of the backward pass over those of the forward pass (Dao 2023, section 3.2)
 BACKWARD_ATTENTION_SHARE = (
     0.8  # of the forward pass's speed: 550 of 700 TFLOP/s on an H100 (Shah et al. 2024, flash-attention 3, figure 6)
@@ -68,10 +70,10 @@ class OpCosts:
     def forward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of an op whose dims have the given local sizes."""
         if op.type is OpType.MATMUL:
-            quantized_us = self._quantized_us(op, elements(op.reads or op.rows, sizes))
-            return quantized_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+            beside_us = self._quantized_us(op, elements(op.reads or op.rows, sizes)) + self._cast_us(op, sizes)
+            return beside_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.CONVOLUTION:
-            return self._convolution(op, sizes, op.rows, op.reduction, op.columns)
+            return self._cast_us(op, sizes) + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.ATTENTION:
             return self._attention(op, sizes, backward=False)
         if op.type is OpType.LOSS:
@@ -99,9 +101,10 @@ class OpCosts:
 
     def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Of the gradient of the weight of a matmul or convolution."""
+        cast_us = self._cast_us(op, sizes)
         if op.type is OpType.CONVOLUTION:
-            return self._convolution(op, sizes, op.reduction, op.rows, op.columns)
-        return self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+            return cast_us + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
+        return cast_us + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
 
     def launches(self, op: Op, *, backward: bool) -> int:
         """Kernels that an op starts."""
@@ -110,9 +113,11 @@ class OpCosts:
         if op.type is OpType.ATTENTION:
             if not self.kernels.stores_scores:
                 return 2 if backward else 1
-            return (4 if backward else 2) + self.kernels.score_passes(backward=backward).kernels + 1
+            return (4 if backward else 2) + self.kernels.score_passes(backward=backward, wide=self._casts).kernels + 1
         if op.type is OpType.LOSS:
             return self.kernels.loss_bytes().kernels[backward]
+        if op.moved_bytes is not None:
+            return op.kernels[backward]
         return self.kernels.passes(op, backward=backward).kernels
 
     def moved_us(self, count_bytes: float) -> float:
@@ -137,6 +142,16 @@ class OpCosts:
         """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
         return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
 
+    @property
+    def _casts(self) -> bool:
+        """Whether products are in 16 bits and their parameters in fp32."""
+        return self.kernels.autocast and self.bytes_per_element == HALF_BYTES
+
+    def _cast_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of a product's parameters, or of their gradients."""
+        count = elements(op.weight, sizes)
+        return self._moved(CAST_BYTES * count) if self._casts and count else 0.0
+
     def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         """An implicit matrix product for each group, which moves the input, the output and the weight once."""
         groups = sizes.get(f"{op.name}.groups", 1.0)
@@ -154,12 +169,9 @@ class OpCosts:
         `moved`: elements, where it is not all three matrices once.
         """
         achieved, precision = achieved_by(self.device), precision or self.precision
-        peak, rate, cores = self.device.peak_flops_per_s(precision), self.device.memory_bytes_per_s, self.device.cores
-        assert peak is not None
+        peak, rate, cores = self._matmul_peak(precision), self.device.memory_bytes_per_s, self.device.cores
         assert rate is not None
         assert cores is not None
-        if self.continuous and precision not in ("fp32", "fp64"):  # matrix units draw the power
-            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
         matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
@@ -182,10 +194,33 @@ class OpCosts:
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
 
+    def _matmul_peak(self, precision: str) -> float:
+        """Of the units that multiply matrices, at the clock that the power limit leaves them."""
+        achieved, peak = achieved_by(self.device), self.device.peak_flops_per_s(precision)
+        assert peak is not None
+        if precision == "fp32":
+            peak *= achieved.fp32_units
+        elif self.continuous and precision != "fp64":  # matrix units draw the power
+            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
+        joules = {"fp32": achieved.fp32_joules, "fp16": achieved.half_joules, "bf16": achieved.half_joules}.get(precision, 0.0)
+        if joules and self.device.power_w:
+            peak = min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
+        return peak
+
     def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        if op.moved_bytes is not None:
+            kernels = op.kernels[backward]
+            if not kernels:
+                return 0.0
+            return self._moved(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
         passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
         moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
-        return self._moved(moved * self.bytes_per_element) + (passes.kernels - 1) * achieved.floor_us
+        count_bytes, kernels = moved * self.bytes_per_element, passes.kernels
+        if self._casts and self.kernels.stays_wide(op):
+            count_bytes *= WIDE_BYTES / HALF_BYTES
+            if op.role is Role.NORM and not self.kernels.fused:  # what it gives is cast, and backward its gradient
+                count_bytes, kernels = count_bytes + CAST_BYTES * elements(op.output, sizes), kernels + 1
+        return self._moved(count_bytes) + (kernels - 1) * achieved.floor_us
 
     def _loss(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
         found = self.kernels.loss_bytes()
@@ -213,7 +248,7 @@ class OpCosts:
     def _scores(self, sizes: Mapping[str, float], *, backward: bool) -> float:
         """Attention that stores its scores: batched matmuls over all keys, masked ones too, and the ops between them."""
         batch, queries, keys = sizes["batch"] * sizes["heads"], sizes["sequence"], sizes["keys"]
-        passes, achieved = self.kernels.score_passes(backward=backward), achieved_by(self.device)
+        passes, achieved = self.kernels.score_passes(backward=backward, wide=self._casts), achieved_by(self.device)
         total_us = passes.kernels * achieved.floor_us
         total_us += self._moved(passes.passes * batch * queries * keys * self.bytes_per_element)
         for width in (sizes["head_dim"], sizes["value_dim"]):

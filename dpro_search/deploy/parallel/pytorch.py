@@ -50,7 +50,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         "schedule": SCHEDULES[strategy.schedule],
     }
     each = strategy.micro_batch * strategy.micro_batches
-    script = (
+    script: tuple[str, ...] = (
         "`from parallel_plan import apply`, `planned = apply(model, loss_function)` before the optimizer, which takes "
         f"`planned.parameters()`, and `loss = planned.step(inputs, targets)` with the {each} sequences of "
         "`planned.data_rank` of `planned.data_ranks` (the file's first lines have an example, and what it needs of a model).",

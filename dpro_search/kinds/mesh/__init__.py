@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpro_search.deploy.parallel.targets import parallel_targets
 from dpro_search.deploy.parts.part import JobFacts, Target
@@ -10,6 +11,9 @@ from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import MeshSettings
+
+if TYPE_CHECKING:
+    from dpro_search.collect.capture import CapturedGraph
 
 
 class MeshKind(DescribedKind[MeshDescription]):
@@ -30,6 +34,11 @@ class MeshKind(DescribedKind[MeshDescription]):
 
     def usual_target(self, framework: str) -> Target | None:
         return next((target for target in self.targets if target.name == FRAMEWORKS[framework].target), None)
+
+    def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str:
+        from dpro_search.kinds.mesh.captured import captured_job_toml
+
+        return captured_job_toml(graph, name, cluster)
 
     def facts(self, source: MeshDescription) -> JobFacts:
         hosts = source.cluster.ranks_per_host

@@ -26,25 +26,25 @@ class Accuracy:
     ratio
         Measured over predicted step time by domain: quantiles of 5 and 95 %.
     gaps, ordered
-        Pairs of runs that differ in the strategy only: from which predicted gap (slower over faster, less 1), and the share of the
-        pairs from there to the next gap whose measured order is the predicted one.
+        Pairs of runs that differ in the strategy only: from which predicted gap (slower over faster, less 1), and by the harder
+        domain of the two the share of the pairs from there to the next gap whose measured order is the predicted one.
     """
 
     on: str
     coverage: float
     ratio: Mapping[Domain, tuple[float, float]]
     gaps: tuple[float, ...]
-    ordered: tuple[float, ...]
+    ordered: Mapping[Domain, tuple[float, ...]]
 
     def interval_us(self, step_us: float, domain: Domain) -> tuple[float, float]:
         """That holds a measured step in 9 of 10 cases."""
         low, high = self.ratio[domain]
         return min(low, 1.0) * step_us, max(high, 1.0) * step_us
 
-    def order_is_right(self, faster_us: float, slower_us: float) -> float:
-        """The share of pairs with such a gap that are in the predicted order."""
+    def order_is_right(self, faster_us: float, slower_us: float, domain: Domain) -> float:
+        """The share of pairs with such a gap that are in the predicted order; `domain` is the harder one of the two."""
         gap = slower_us / faster_us - 1
-        return self.ordered[max(bisect_right(self.gaps, gap) - 1, 0)]
+        return self.ordered[domain][max(bisect_right(self.gaps, gap) - 1, 0)]
 
     def calibration(self, domain: Domain) -> Calibration:
         """For the output of verbs."""
@@ -63,5 +63,5 @@ def accuracy() -> Accuracy:
         coverage=float(values["coverage"]),
         ratio={domain: (float(values["ratio"][domain][0]), float(values["ratio"][domain][1])) for domain in Domain},
         gaps=tuple(map(float, values["gaps"])),
-        ordered=tuple(map(float, values["ordered"])),
+        ordered={domain: tuple(map(float, values["ordered"][domain])) for domain in Domain},
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dpro_search.errors import InputError
+from dpro_search.graph.model import CapturedModel
 from dpro_search.kinds.mesh.settings import Fixed
 from dpro_search.space.mesh import Recompute, Runtime, Schedule, StepCosts, Strategy
 
@@ -41,7 +42,7 @@ def candidates(fixed: Fixed, choices: Choices) -> Iterator[Strategy]:
     for tp, pp, cp in _shapes(fixed, choices):
         dp = fixed.devices // (tp * pp * cp)
         own = fixed.global_batch // dp
-        for micro_batch in _powers_of_two(min(MOST_MICRO_BATCH, own)) if fixed.layers else _divisors(own):
+        for micro_batch in _micro_batches(fixed, own):
             if fixed.global_batch % (dp * micro_batch):
                 continue
             for ep, etp in _experts(fixed, dp * cp * tp, tp):
@@ -63,7 +64,7 @@ def candidates(fixed: Fixed, choices: Choices) -> Iterator[Strategy]:
                         shape.check(fixed.model, fixed.sequence)
                     except InputError:
                         continue
-                    yield from _with_memory_settings(shape, choices, has_layers=bool(fixed.layers))
+                    yield from _with_memory_settings(shape, choices, has_layers=fixed.layer_count > 0)
 
 
 def _with_memory_settings(shape: Strategy, choices: Choices, *, has_layers: bool) -> Iterator[Strategy]:
@@ -78,11 +79,11 @@ def _with_memory_settings(shape: Strategy, choices: Choices, *, has_layers: bool
 
 def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
     """Degrees (tp, pp, cp) whose product divides the devices."""
-    if not fixed.layers:  # a network, which is split over replicas only
+    if not fixed.layer_count and fixed.heads == 1 and not fixed.has_context:  # a network, which is split over replicas only
         yield 1, 1, 1
         return
-    most_tp, heads = MOST_HOSTS_OF_TP * choices.ranks_per_host, fixed.layers[0].attention.heads
-    count = sum(layer.count for layer in fixed.layers)
+    most_tp, heads = MOST_HOSTS_OF_TP * choices.ranks_per_host, fixed.heads
+    count = max(fixed.layer_count, 1)
     for tp in _divisors(fixed.devices):
         if tp > most_tp or heads % tp:
             continue
@@ -90,7 +91,7 @@ def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
             if pp > count:
                 break
             for cp in _divisors(fixed.devices // (tp * pp)):
-                if cp > 1 and fixed.sequence // cp < LEAST_CONTEXT:
+                if cp > 1 and (not fixed.has_context or fixed.sequence // cp < LEAST_CONTEXT):
                     break
                 if fixed.devices // (tp * pp * cp) <= fixed.global_batch:
                     yield tp, pp, cp
@@ -99,7 +100,7 @@ def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
 def _virtual(fixed: Fixed, pp: int, micro_batches: int) -> Iterator[int]:
     """Numbers of virtual stages that cut the layers evenly."""
     yield 1
-    layers = sum(layer.count for layer in fixed.layers)
+    layers = fixed.layer_count
     if pp > 1 and micro_batches % pp == 0 and layers % pp == 0:
         yield from (count for count in _divisors(layers // pp) if 1 < count <= MOST_VIRTUAL)
 
@@ -113,6 +114,16 @@ def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
         for etp in sorted({1, tp}):
             if ranks % (ep * etp) == 0:
                 yield ep, etp
+
+
+def _micro_batches(fixed: Fixed, own: int) -> Iterator[int]:
+    """Sizes of a micro-batch for a replica's part of the batch."""
+    if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
+        yield from (size for size in (fixed.model.batch,) if size <= own)
+    elif fixed.has_tokens:
+        yield from _powers_of_two(min(MOST_MICRO_BATCH, own))
+    else:
+        yield from _divisors(own)
 
 
 def _divisors(number: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpro_search.kinds.mesh.accuracy import accuracy
+from dpro_search.space.mesh import Domain
 
 WORDS: Mapping[str, str] = {
     "compute": "computation",
@@ -41,13 +42,12 @@ def comparison(name: str, than: str, own_us: Mapping[str, float], other_us: Mapp
     return sentence + (f", and gains {won}." if lost and won else ".")
 
 
-def doubt(faster_us: float, slower_us: float) -> str:
-    """A sentence on how sure the order of two plans is; empty: sure."""
-    found = accuracy()
-    share = found.order_is_right(faster_us, slower_us)
+def doubt(faster_us: float, slower_us: float, domain: Domain) -> str:
+    """A sentence on how sure the order of two plans is, of which `domain` is the harder one; empty: sure."""
+    share = accuracy().order_is_right(faster_us, slower_us, domain)
     if share >= _SURE:
         return ""
-    pairs = "of pairs of published runs that were predicted so close"
+    pairs = f"of pairs of published runs that were predicted so close ({domain})"
     return f"The order of plans 1 and 2 is not certain: {pairs}, {share * 100:.0f} % were in the predicted order."
 
 

@@ -75,17 +75,32 @@ _NANOTRON = Runtime(
 _PYTORCH = Runtime(
     name="PyTorch, eager",
     regather_inputs=False,
-    kernels=Kernels(fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(
+        fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True
+    ),
     # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
     memory=MemoryRules(
         norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
     ),
 )
+# A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
+# with a reduction each, which XLA does not join; Horovod.
+_PYTORCH_2 = Runtime(
+    name="PyTorch 2",
+    regather_inputs=False,
+    # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
+    host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    clip_gradients=False,
+    overlap_tensor=False,
+    bucket_bytes=25 * 2.0**20,
+    memory=MemoryRules(logits_bytes=14.0, transformer_engine=False),
+)
 # A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
 _TENSORFLOW = Runtime(
     name="TensorFlow",
     host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
-    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True),
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
@@ -99,5 +114,6 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
     "pytorch": Framework(_PYTORCH, 0, target="pytorch"),
+    "pytorch-2": Framework(_PYTORCH_2, 0, (0, 3), target="pytorch"),
     "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
 }

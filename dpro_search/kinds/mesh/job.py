@@ -36,7 +36,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.describe import describe
-from dpro_search.space.mesh import Scales, Strategy, Workload
+from dpro_search.space.mesh import Scales, Strategy, Workload, harder
 from dpro_search.space.mesh.groups import UNSCALED
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
@@ -56,7 +56,7 @@ class MeshJob(Job):
         framework = FRAMEWORKS[description.framework]
         self.tensors = _gradients(description)
         per_host = min(cluster.ranks_per_host or fixed.devices, fixed.devices)
-        choices = choices_of(fixed, framework.runtime, framework.zero_stages, per_host)
+        choices = choices_of(fixed, description.runtime, framework.zero_stages, per_host)
         self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
         self.askable = self.space.fields
         self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
@@ -170,7 +170,7 @@ class MeshJob(Job):
         return Work(
             devices=fixed.devices,
             device=device.name,
-            tokens=fixed.global_batch * fixed.sequence if fixed.layers else None,
+            tokens=fixed.global_batch * fixed.sequence if fixed.has_tokens else None,
             flops=3 * fixed.global_batch * forward_flops(fixed.model, fixed.sequence) / fixed.devices,
             peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
             precision=self._description.precision,
@@ -205,7 +205,8 @@ class MeshJob(Job):
         for number, plan in enumerate(others[:_MOST_COMPARED], 2):
             found.append(comparison(f"Plan {number} ({describe(plan)})", "plan 1", self.replayed(plan).breakdown_us, parts))
         if others:
-            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us)])
+            domain = harder(*(self._steps.domain(self._mesh.strategy(plan)) for plan in (best, others[0])))
+            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
         if Plan() not in plans:
             found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
         return tuple(found)
@@ -269,7 +270,7 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     fixed = replace(description.fixed, devices=devices)
     runs = msgspec.structs.replace(description.runs, dp=None)
     if description.chosen:
-        runs = usual_strategy(fixed, cluster, description.precision, FRAMEWORKS[description.framework].runtime)
+        runs = usual_strategy(fixed, cluster, description.precision, description.runtime)
     strategy = resolved(runs, fixed)
     return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, Layer, Model
+from dpro_search.graph.model import Architecture, CapturedModel, Experts, Layer, Model
 from dpro_search.space.mesh import Recompute, Schedule, Strategy
 from dpro_search.space.schemes import SchemeSettings
 
@@ -78,8 +78,39 @@ class Fixed:
         return self.model.layers if isinstance(self.model, Architecture) else ()
 
     @property
+    def layer_count(self) -> int:
+        """Layers that pipeline stages can be made of; 0: none."""
+        if isinstance(self.model, CapturedModel):
+            return self.model.layer_count if self.model.splits("pp") else 0
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are sequences of tokens."""
+        return self.model.sequence is not None if isinstance(self.model, CapturedModel) else bool(self.layers)
+
+    @property
+    def heads(self) -> int:
+        """What degrees of tensor parallelism divide."""
+        if isinstance(self.model, CapturedModel):
+            return self.model.widths
+        return self.layers[0].attention.heads if self.layers else 1
+
+    @property
+    def has_context(self) -> bool:
+        """Whether sequences can be split over cp."""
+        return self.model.splits("cp") if isinstance(self.model, CapturedModel) else bool(self.layers)
+
+    @property
+    def micro_batches(self) -> bool:
+        """Whether the cost of another micro-batch is known."""
+        return "batch" in self.model.grows if isinstance(self.model, CapturedModel) else True
+
+    @property
     def experts(self) -> int:
         """Experts of a layer, or embedding tables, which ranks may share; 0: none."""
+        if isinstance(self.model, CapturedModel):
+            return 0
         if not isinstance(self.model, Architecture):
             return self.model.tables
         return min((layer.feed_forward.count for layer in self.layers if isinstance(layer.feed_forward, Experts)), default=0)

@@ -15,6 +15,7 @@ from dpro_search.space.mesh.costs import Workload as Workload
 from dpro_search.space.mesh.costs import step_costs as step_costs
 from dpro_search.space.mesh.domain import Domain as Domain
 from dpro_search.space.mesh.domain import domain_of as domain_of
+from dpro_search.space.mesh.domain import harder as harder
 from dpro_search.space.mesh.layout import Layout as Layout
 from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
 from dpro_search.space.mesh.memory import peak_memory as peak_memory

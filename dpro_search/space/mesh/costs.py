@@ -265,9 +265,18 @@ class Pricer:
             total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
         return total_us
 
+    def _element_bytes(self, step: Collective) -> float:
+        """Of what is exchanged; sums stay in 16 bits.
+
+        Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
+        (Transformer Engine's linear layers).
+        """
+        in_8_bits = self._workload.precision in ("fp8", "fp4") and step.axis == "tp" and step.type is CollectiveKind.ALL_GATHER
+        return 1.0 if in_8_bits else self._workload.element_bytes
+
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
-            return step.repeats * self._exchanged_us(step.type, step.elements * self._workload.element_bytes, step.axis)
+            return step.repeats * self._exchanged_us(step.type, step.elements * self._element_bytes(step), step.axis)
         calibration = self._workload.calibration
         factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
         if backward:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, FeedForward, Model, Network
+from dpro_search.graph.model import TENSOR_DIM, Architecture, CapturedModel, Experts, FeedForward, Model, Network
 from dpro_search.space.mesh.layout import Layout
 from dpro_search.space.mesh.schedule import Schedule, check_schedule
 
@@ -95,6 +95,9 @@ class Strategy:
         if isinstance(model, Network):
             self._check_network(model)
             return
+        if isinstance(model, CapturedModel):
+            self._check_captured(model, sequence)
+            return
         for layer in model.layers:
             attention, feed_forward = layer.attention, layer.feed_forward
             _divides("tp", self.tp, attention.heads, "heads")
@@ -118,7 +121,16 @@ class Strategy:
             )
         self._check_stages(model)
 
-    def _check_stages(self, model: Architecture) -> None:
+    def _check_captured(self, model: CapturedModel, sequence: int) -> None:
+        axes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages")}
+        model.check(axes, sequence, self.micro_batch)
+        ways = self.cp * (self.tp if self.sequence_parallel else 1)
+        if model.sequence is None and ways > 1:
+            raise InputError(f"{'cp' if self.cp > 1 else 'sequence_parallel'}: {model.name} has no sequences")
+        _divides("cp x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
+        self._check_stages(model)
+
+    def _check_stages(self, model: Architecture | CapturedModel) -> None:
         stages = self.pp * self.virtual_stages
         if self.stage_layers:
             if len(self.stage_layers) != stages:
@@ -164,6 +176,7 @@ def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
             "ffn": tensor,
             "shared_ffn": tensor,
             "vocab": tensor,
+            TENSOR_DIM: tensor,
             "sequence": ("cp",),
             "experts": ("ep",),
             "expert_ffn": ("etp",),

@@ -165,3 +165,12 @@ def test_a_plan_for_another_cluster_has_its_ranks(job, tmp_path):
     verb("run", job, "--cluster", "4xhgx-h100", "--out", tmp_path / "run")
     verb("export", tmp_path / "run", "--out", tmp_path / "out", "--target", "pytorch")
     assert '"ranks": 32' in (tmp_path / "out" / "parallel_plan.json").read_text()
+
+
+def test_machines_without_gpus_are_refused(job):
+    assert "a parallel job runs on machines with GPUs, like 16xhgx-h100" in refusal("replay", job, "--cluster", "8xtestbed")
+
+
+def test_what_only_other_kinds_can_is_refused_with_their_names(job):
+    said = refusal("replay", job, "--own-durations")
+    assert "a parallel job cannot be replayed step by step (--own-durations); a Horovod job, a " in said

@@ -1,0 +1,39 @@
+"""`products_of`: the matrix products, convolutions and attention of a described job, as ops that can be timed on a device."""
+
+from __future__ import annotations
+
+import math
+
+from dpro_search.costmodel.devices import OpSpec
+from dpro_search.errors import InputError
+from dpro_search.graph.model import OpType, elements
+from dpro_search.space.mesh.compile import LocalOp
+from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+
+_SIZES = {"batch": "batch", "heads": "heads", "queries": "sequence", "keys": "keys", "head_dim": "head_dim"}
+
+
+def products_of(workload: Workload) -> list[OpSpec]:
+    """Of one rank's blocks, with the sizes that the strategy leaves to a rank; distinct ones, forward and backward."""
+    pricer = Pricer(workload)
+    precision = "bf16" if workload.precision in ("fp8", "fp4") else "fp32" if workload.precision == "tf32" else workload.precision
+    found: set[OpSpec] = set()
+    for block in {block.name: block for stage in stages_of(workload) for block in stage}.values():
+        for step in pricer.program(block).forward:
+            if isinstance(step, LocalOp):
+                found |= {spec for backward in (False, True) if (spec := _spec(step, precision, backward)) is not None}
+    return sorted(found)
+
+
+def _spec(step: LocalOp, precision: str, backward: bool) -> OpSpec | None:
+    op, sizes = step.op, step.sizes
+    try:
+        if op.type is OpType.MATMUL:
+            m, k, n = (max(math.ceil(elements(shape, sizes)), 1) for shape in (op.rows, op.reduction, op.columns))
+            return OpSpec.of("gemm", precision, backward=backward, m=m, n=n, k=k, transposes=0 if backward else 1)
+        if op.type is OpType.ATTENTION:
+            own = {name: max(math.ceil(sizes[key]), 1) for name, key in _SIZES.items()}
+            return OpSpec.of("attention", precision, backward=backward, **own)
+    except (InputError, KeyError):  # sizes of a model that has no such attention
+        return None
+    return None

@@ -1,0 +1,127 @@
+"""`pooled`: parameters of each kind of rows, drawn towards 0 by how few independent groups of rows say something else.
+
+A mixed model. The error of a row is a sum: what the parameters of its kind make of it, what its group shares, and the rest. Each is
+drawn from a distribution whose width is learned from all rows (empirical Bayes: the widths that make the errors most likely). So a
+kind of which few groups are known stays near 0, and a group with many rows is one vote on what its rows share. A kind is a GPU and
+a framework: a part of its parameters is that of all kinds with its framework, a part that of all kinds with its GPU, and as much is
+its own. Groups and rows far out count for less (t distributions): a handful of impossible rows moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+Floats = npt.NDArray[np.float64]
+Kind = tuple[str, str]  # GPU, framework
+
+FREEDOM = 4.0
+"""Degrees of freedom of the t distribution: heavy tails (Lange, Little and Taylor 1989, "Robust statistical modeling")."""
+ROUNDS = 4  # of weights and widths in turn
+USUAL_WIDTH = 0.15
+"""Of parameters, groups and rows before anything is seen; what is learned may be another by about `WIDTH_DOUBT` in logarithms."""
+WIDTH_DOUBT = 0.5
+FAR = 2.0
+LEAST_WIDTH, MOST_WIDTH = 0.01, 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Errors of rows, as straight lines of the parameters of their kinds.
+
+    Attributes
+    ----------
+    errors
+        Logarithm of measured over predicted where all parameters are 0, [rows].
+    slopes
+        By how much the logarithm of the prediction grows with each parameter, [rows, parameters].
+    kinds, groups
+        Of each row.
+    """
+
+    errors: Floats
+    slopes: Floats
+    kinds: Sequence[Kind]
+    groups: Sequence[str]
+
+
+class Widths(NamedTuple):
+    """Standard deviations."""
+
+    parameters: Floats
+    groups: float
+    rows: float
+
+
+def pooled(rows: Errors) -> tuple[Callable[[Kind], Floats], Widths]:
+    """Parameters of any kind, also of one that no row is of, and the widths that were learned; without rows all are 0."""
+    count = rows.slopes.shape[1]
+    if not len(rows.errors):
+        return lambda kind: np.zeros(count), Widths(np.full(count, USUAL_WIDTH), USUAL_WIDTH, USUAL_WIDTH)
+    names = sorted(set(rows.groups))
+    members = np.array([[float(group == name) for name in names] for group in rows.groups])
+    alike = np.array([_alike(kind, rows.kinds) for kind in rows.kinds])
+    products = [np.outer(slope, slope) * alike for slope in rows.slopes.T]
+    medians, middles = _medians(rows, names)
+    of_groups = _robust((medians - middles) / USUAL_WIDTH)
+    of_rows = _robust((rows.errors - members @ medians) / USUAL_WIDTH)
+    logs = np.full(count + 2, np.log(USUAL_WIDTH))
+    for _ in range(ROUNDS):
+        parts = [*products, (members / of_groups) @ members.T, np.diag(1 / of_rows)]
+        logs = _learned(rows.errors, parts, logs)
+        squares = np.exp(2 * logs)
+        inverse = np.linalg.inv(np.tensordot(squares, parts, axes=1))
+        solved = inverse @ rows.errors
+        of_groups = _seen_again(squares[-2] / of_groups, members.T @ solved, members.T @ inverse @ members, squares[-2])
+        of_rows = _seen_again(squares[-1] / of_rows, solved, inverse, squares[-1])
+
+    def parameters(kind: Kind) -> Floats:
+        return np.asarray(squares[:-2] * (rows.slopes.T @ (_alike(kind, rows.kinds) * solved)))
+
+    widths = np.exp(logs)
+    return parameters, Widths(widths[:-2], float(widths[-2]), float(widths[-1]))
+
+
+def _alike(kind: Kind, kinds: Sequence[Kind]) -> Floats:
+    """How much of their parameters a kind has in common with others: a third by GPU, by framework, and by both."""
+    return np.array([((kind[0] == gpu) + (kind[1] == framework) + (kind == (gpu, framework))) / 3 for gpu, framework in kinds])
+
+
+def _medians(rows: Errors, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """Of each group, the median error, and that of its kind's groups, as far as parameters are likely to explain it."""
+    groups, kinds = np.array(rows.groups), np.array([" ".join(kind) for kind in rows.kinds])
+    medians = np.array([np.median(rows.errors[groups == name]) for name in names])
+    of = np.array([kinds[groups == name][0] for name in names])
+    middles = np.array([np.median(medians[of == kind]) for kind in of])
+    return medians, np.clip(middles, -FAR * USUAL_WIDTH, FAR * USUAL_WIDTH)
+
+
+def _robust(standardised: Floats) -> Floats:
+    return (FREEDOM + 1) / (FREEDOM + standardised**2)
+
+
+def _seen_again(variances: Floats, solved: Floats, inverse: Floats, square: float) -> Floats:
+    """What effects count whose variances are given: by the expected squares of what they were, beside what is usual."""
+    expected = (variances * solved) ** 2 + variances - variances**2 * np.diag(inverse)
+    return _robust(np.sqrt(np.maximum(expected, 0.0) / square))
+
+
+def _learned(errors: Floats, parts: Sequence[Floats], start: Floats) -> Floats:
+    """Logarithms of the widths that make the errors most likely, where their covariance is a sum of parts by the squared widths."""
+
+    def unlikely(logs: Floats) -> tuple[float, Floats]:
+        squares, away = np.exp(2 * logs), (logs - np.log(USUAL_WIDTH)) / WIDTH_DOUBT
+        covariance = np.tensordot(squares, parts, axes=1)
+        inverse = np.linalg.inv(covariance)
+        solved = inverse @ errors
+        value = np.linalg.slogdet(covariance)[1] / 2 + errors @ solved / 2 + away @ away / 2
+        slopes = [np.sum(inverse * part) - solved @ part @ solved for part in parts]
+        return float(value), squares * slopes + away / WIDTH_DOUBT
+
+    bounds = [(np.log(LEAST_WIDTH), np.log(MOST_WIDTH))] * len(start)
+    return np.asarray(minimize(unlikely, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}).x)

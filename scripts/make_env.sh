@@ -74,7 +74,7 @@ install_parallel() {
     local torch; torch=$("$root/torch/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') ||
         fail "needs the torch environment: scripts/make_env.sh torch"
     echo "$torch" >"$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-environment.pth"
-    "$1/bin/pip" install -q torchtitan==0.3.0 accelerate==1.15.0 triton==3.9.0 hjson py-cpuinfo msgpack ninja
+    "$1/bin/pip" install -q torchtitan==0.3.0 accelerate==1.15.0 triton==3.9.0 transformers==5.24.0 hjson py-cpuinfo msgpack ninja
     # Megatron-Bridge's config needs Transformer Engine, which is built for GPUs: its source is read, not imported.
     "$1/bin/pip" install -q --no-deps megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8
     "$1/bin/python" -c 'import torchtitan.trainer, accelerate, deepspeed.runtime.config, megatron.core.transformer'
@@ -90,7 +90,7 @@ case $framework in
     torch) pins="torch==2.13.0 numpy" ;;
     synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
-    parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8" ;;
+    parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
     *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, peers)" ;;
 esac

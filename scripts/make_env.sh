@@ -4,6 +4,7 @@
 #   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo and MPI)
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
 #   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
+#   scripts/make_env.sh parallel        torchtitan, megatron-core, DeepSpeed, Accelerate on the torch environment: exports are read by them
 #   scripts/make_env.sh synchronisation  PyTorch 2.13.0 for CPU, Ray 2.60.0 (parameter servers) and scikit-learn (data; experiments/adsp)
 #   scripts/make_env.sh peers           other predictors of training steps, for experiments/truth: llm-analysis, mlsysim
 #
@@ -12,7 +13,7 @@
 # Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|peers}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|parallel|peers}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -68,6 +69,17 @@ install_mxnet() {
     "$1/bin/python" -c 'import horovod.mxnet as hvd; assert hvd.mpi_built()'
 }
 
+# On the packages of the torch environment, which must be there. Of torchtitan's imports Triton is 0.6 GB, and unused on a CPU.
+install_parallel() {
+    local torch; torch=$("$root/torch/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') ||
+        fail "needs the torch environment: scripts/make_env.sh torch"
+    echo "$torch" >"$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-environment.pth"
+    "$1/bin/pip" install -q torchtitan==0.3.0 accelerate==1.15.0 triton==3.9.0 transformers==5.24.0 hjson py-cpuinfo msgpack ninja
+    # Megatron-Bridge's config needs Transformer Engine, which is built for GPUs: its source is read, not imported.
+    "$1/bin/pip" install -q --no-deps megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8
+    "$1/bin/python" -c 'import torchtitan.trainer, accelerate, deepspeed.runtime.config, megatron.core.transformer'
+}
+
 install_peers() {
     "$1/bin/pip" install -q llm-analysis==0.2.2 mlsysim==0.3.0
     "$1/bin/python" -c 'import llm_analysis.analysis, mlsysim'
@@ -78,8 +90,9 @@ case $framework in
     torch) pins="torch==2.13.0 numpy" ;;
     synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
+    parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, peers)" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, peers)" ;;
 esac
 
 env=$root/$framework

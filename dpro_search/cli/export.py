@@ -13,7 +13,7 @@ from dpro_search.cli._shared_options import JsonOption
 def _targets() -> list[str]:
     from dpro_search.kinds import all_targets
 
-    return [target.name for target in all_targets()]
+    return [*dict.fromkeys(target.name for target in all_targets())]
 
 
 def export(
@@ -26,6 +26,7 @@ def export(
             autocompletion=_targets,
             metavar="NAME",
             help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, synchronisation, mxnet, byteps; "
+            "of parallel jobs torchtitan, megatron, megatron-bridge, deepspeed, accelerate, pytorch; "
             "left out: what the plan needs.",
         ),
     ] = None,

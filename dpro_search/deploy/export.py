@@ -74,7 +74,7 @@ def export_plan(
     if not str(out.resolve()).isprintable():
         raise InputError(f"--out {out}: a name with a line break or another control character; choose another")
     parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts, known).items()}
-    if os.pathsep in str(out.resolve()) and any(part.changes_script for part in parts.values()):
+    if os.pathsep in str(out.resolve()) and any(part.changes_script or part.on_path for part in parts.values()):
         raise InputError(f"--out {out}: PYTHONPATH cannot name a folder with '{os.pathsep}'; choose another")
     contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target.always_env}
     step: dict[str, object] = {}
@@ -103,13 +103,14 @@ def _lines(env: Mapping[str, str]) -> bytes:
 
 def _usage(parts: Mapping[Target, Part], folder: str) -> list[str]:
     """How to start the job, and what changes in its script."""
-    started = next((target.start for target in parts if target.communicates), next((t.start for t in parts), "python train.py"))
+    first = next((target for target in parts if target.communicates), next(iter(parts), None))
+    started = "python train.py" if first is None else parts[first].start or first.start
     files = [f"{folder}/{target}.env" for target, part in parts.items() if part.env or target.always_env]
     read = " && ".join(f". {shlex.quote(name)}" for name in files)
     command = f"(set -a && {read} && {started})" if files else started
     script = list(dict.fromkeys(line for part in parts.values() for line in part.script))
     setup = dict.fromkeys(line for part in parts.values() for line in part.setup)
-    uses_files = any(part.changes_script for part in parts.values())
+    uses_files = any(part.changes_script or part.on_path for part in parts.values())
     everywhere = " (scheduler and servers too)" if files and any(target.servers for target in parts) else ""
     path = f", with `{folder}` on PYTHONPATH" if uses_files else ""
     return [

@@ -24,7 +24,7 @@ from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import calibration_of
-from dpro_search.search.run_folder import SearchedCluster, read_run
+from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
 
@@ -37,13 +37,14 @@ class Deployed:
     targets: tuple[Target, ...]
     facts: JobFacts
     doubt: str | None = None  # Why predictions from its recording are not to be trusted.
+    usual: Target | None = None  # That of its framework, where several can follow a plan.
 
 
 def export_from(
     source: Path,
     out: Path,
     known: Sequence[Target],
-    deployed: Callable[[Path], Deployed],
+    deployed: Callable[[RunInfo], Deployed],
     *,
     targets: Sequence[str] = (),
     number: int | None = None,
@@ -56,7 +57,7 @@ def export_from(
     known
         All targets; the first is the default for a plan without a recording.
     deployed
-        What is known of the job at a path; raises `DproSearchError` if it is not there.
+        What is known of a search's job; raises `DproSearchError` if it is not there.
     targets
         Names of targets; empty: those of the job that the plan needs.
     number
@@ -108,47 +109,51 @@ def _chosen(run: PlansOfRun, to: _Destination, number: int | None, environment_o
 
 @dataclass(frozen=True, kw_only=True)
 class _Destination:
-    """The job that plans are exported for: its targets (empty: not known), those that were named, doubt about its recording."""
+    """The job that plans are exported for: its targets (empty: not known), names of wanted ones, doubt about its recording."""
 
     known: Sequence[Target]
     available: Sequence[Target] = ()
-    named: Sequence[Target] = ()
+    names: Sequence[str] = ()  # Of targets that were asked for.
+    usual: Target | None = None
     facts: JobFacts | None = None
     doubt: str | None = None
     notes: tuple[str, ...] = ()  # What the predictions assume, or could not be checked.
 
     @staticmethod
     def of(
-        run: PlansOfRun | None, known: Sequence[Target], deployed: Callable[[Path], Deployed], names: Sequence[str]
+        run: PlansOfRun | None, known: Sequence[Target], deployed: Callable[[RunInfo], Deployed], names: Sequence[str]
     ) -> _Destination:
-        named = targets_named(names, known)
+        targets_named(names, known)  # all are known
         if run is None or run.info is None:
-            return _Destination(known=known, named=named)
+            return _Destination(known=known, names=names)
         cluster = run.info.cluster
         notes = assumptions(cluster)
         try:
-            job = deployed(Path(run.info.trace))
+            job = deployed(run.info)
         except DproSearchError as error:  # it has moved, or is damaged
             notes = (*notes, f"The plan was not checked against its recording ({error}).")
-            return _Destination(known=known, named=named, notes=notes)
+            return _Destination(known=known, names=names, notes=notes)
         if not job.targets:
             raise InputError(
                 f"{run.folder}: plans of {job.name} cannot be exported yet; set in its framework what plans/plan-N.json says"
             )
-        foreign = [target for target in named if target not in job.targets]
+        foreign = [target for target in targets_named(names, (*job.targets, *known)) if target not in job.targets]
         if foreign:
             able = ", ".join(map(str, job.targets))
             raise InputError(f"--target {foreign[0]}: the recorded job is {job.name}, whose plans are followed by {able}")
         facts = job.facts
         if cluster is not None:
             facts = replace(facts, ranks=cluster.ranks, ranks_per_host=cluster.ranks_per_host)
-        return _Destination(known=known, available=job.targets, named=named, facts=facts, doubt=job.doubt, notes=notes)
+        return _Destination(
+            known=known, available=job.targets, names=names, usual=job.usual, facts=facts, doubt=job.doubt, notes=notes
+        )
 
     def targets(self, plan: Plan) -> tuple[Target, ...]:
         """Those that follow a plan; raises `InputError` if they cannot."""
-        if self.named:
-            return tuple(self.named)
-        return targets_for(plan, self.available) if self.available else targets_for(plan, self.known, self.known[0])
+        if self.names:  # of targets with one name that of the job, or one that has a setting of the plan
+            others = sorted(self.known, key=lambda target: {*plan.settings}.isdisjoint(target.fields))
+            return targets_named(self.names, (*self.available, *others))
+        return targets_for(plan, self.available, self.usual) if self.available else targets_for(plan, self.known, self.known[0])
 
     def changes_script(self, plan: Plan) -> bool:
         """Whether the job's script must change for a plan; also where nothing follows it."""

@@ -44,11 +44,11 @@ def targets_for(plan: Plan, available: Sequence[Target], preferred: Target | Non
 
 
 def targets_named(names: Sequence[str], known: Sequence[Target]) -> tuple[Target, ...]:
-    """Targets by their names; raises `InputError` for an unknown one."""
-    by_name = {target.name: target for target in known}
+    """Targets by their names, of several with one name the first; raises `InputError` for an unknown one."""
+    by_name = {target.name: target for target in reversed(known)}
     unknown = sorted({*names} - {*by_name})
     if unknown:
-        raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(by_name)})")
+        raise InputError(f"target '{unknown[0]}' is unknown (known: {', '.join(dict.fromkeys(target.name for target in known))})")
     return tuple(by_name[name] for name in names)
 
 

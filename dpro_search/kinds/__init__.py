@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,19 +16,19 @@ from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._difference import difference
+from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
 from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.deploy.of_run import Deployed
     from dpro_search.deploy.parts.part import Target
+    from dpro_search.search.run_folder import RunInfo
 
 __all__ = [
     "COMPUTE",
@@ -106,18 +107,22 @@ def kind_of(source: Source) -> AnyKind[Any]:
     return next(kind for kind in one_by_one if isinstance(source, kind.source_type) and kind.recognises(source))
 
 
-def deployed(path: Path) -> Deployed:
-    """What an export needs of the job that a trace or a description at a path is of; raises `InputError` if there is none."""
+def deployed(info: RunInfo) -> Deployed:
+    """What an export needs of the job of a search; raises `InputError` if its trace or description is not there."""
     from dpro_search.deploy.of_run import Deployed
 
-    source = load_source(path)
-    kind = kind_of(source)
-    recorded = isinstance(source, Trace)
+    source = load_source(Path(info.trace))
+    kind, job = kind_of(source), job_of(source)
+    if isinstance(source, Trace):
+        name, framework = f"{source.meta.framework} with {source.meta.comm}", source.meta.framework
+    else:
+        name, framework, job = kind.title, source.framework, searched_job(job, info)
     return Deployed(
-        name=f"{source.meta.framework} with {source.meta.comm}" if isinstance(source, Trace) else kind.title,
-        targets=targets_of(source),
-        facts=kind.facts(source),
-        doubt=kind.job(source, PlanOptions()).recording_doubt if recorded else None,
+        name=name,
+        targets=kind.targets_of(framework),
+        facts=replace(kind.facts(source), workload=job.workload),
+        doubt=job.recording_doubt,
+        usual=kind.usual_target(framework),
     )
 
 

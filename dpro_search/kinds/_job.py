@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dpro_search.replay.timeline import Timeline
     from dpro_search.report.groups import TensorGroups
     from dpro_search.report.quality import Term
+    from dpro_search.space.mesh import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +262,11 @@ class Job(ABC):
     def terms(self) -> tuple[Term, ...]:
         """Fitted numbers of its cost model, for the report."""
         return ()
+
+    @property
+    def workload(self) -> Callable[[Plan], Workload] | None:
+        """What a plan makes of a described parallel job, for its export; None: it is no such job."""
+        return None
 
     # What people want to know about it.
 

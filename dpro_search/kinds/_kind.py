@@ -93,6 +93,10 @@ class AnyKind(ABC, Generic[_Source]):
         """Those of `targets` that jobs of a framework have."""
         return self.targets
 
+    def usual_target(self, framework: str) -> Target | None:
+        """That of a framework's own jobs, where several of `targets_of` can follow a plan."""
+        return None
+
     @abstractmethod
     def facts(self, source: _Source, /) -> DeployedFacts:
         """What an export can check a plan against."""

@@ -26,6 +26,12 @@ def mxnet_python() -> str:
 
 
 @pytest.fixture(scope="session")
+def parallel_python() -> str:
+    """Python of the environment with frameworks for parallel jobs."""
+    return _python_of("parallel")
+
+
+@pytest.fixture(scope="session")
 def synchronisation_python() -> str:
     """Python of the environment with PyTorch and Ray."""
     return _python_of("synchronisation")

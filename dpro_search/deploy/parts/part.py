@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,8 +13,11 @@ from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.space.plan import Plan
 
+if TYPE_CHECKING:
+    from dpro_search.space.mesh import Workload
+
 FOLDER = "{folder}"
-HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "tape.py", "trainer.py", "xla.py")
+HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "parallel_plan.py", "tape.py", "trainer.py", "xla.py")
 TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 
 
@@ -43,6 +47,8 @@ class JobFacts:
     # ranks, ranks_per_host: How many there are, and side by side on each host; None: not known, or hosts differ.
     ranks: int | None = None
     ranks_per_host: int | None = None
+    # What a plan makes of a described parallel job: its model, degrees and batch; None: it is no such job, or not known.
+    workload: Callable[[Plan], Workload] | None = None
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:
@@ -78,6 +84,8 @@ class Part:
     step: Mapping[str, object] = field(default_factory=dict)  # What `xla.py` does to the graph of a TensorFlow step.
     script: tuple[str, ...] = ()  # What changes in the training script, in words, a sentence each; empty: nothing.
     setup: tuple[str, ...] = ()  # What else must hold of the job, likewise.
+    start: str | None = None  # How a job that follows this plan is started; None: as the target says.
+    on_path: bool = False  # Whether PYTHONPATH must name the folder though the training script stays as it is.
 
     @property
     def helpers(self) -> tuple[str, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parallel.targets import parallel_targets
+from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.settings import MeshSettings
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
@@ -17,6 +20,7 @@ class MeshKind(DescribedKind[MeshDescription]):
     """Files with a model, a batch and a cluster."""
 
     title = "a parallel job"
+    targets = parallel_targets(MeshSettings.__struct_fields__)
     job_name = "dpro_search.kinds.mesh.job:MeshJob"
     source_type = MeshDescription
 
@@ -27,6 +31,9 @@ class MeshKind(DescribedKind[MeshDescription]):
         from dpro_search.kinds.mesh.template import job_toml
 
         return job_toml(wanted)
+
+    def usual_target(self, framework: str) -> Target | None:
+        return next((target for target in self.targets if target.name == FRAMEWORKS[framework].target), None)
 
     def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str:
         from dpro_search.kinds.mesh.captured import captured_job_toml

@@ -20,6 +20,7 @@ class Framework(NamedTuple):
     replicates: bool = False  # ZeRO splits over a part of the replicas (HSDP).
     rings: bool = False  # Keys and values of context parallel ranks can go round them.
     recomputes_some: bool = False  # The first layers of each stage, and not all.
+    target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
 
 
 # CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
@@ -120,6 +121,7 @@ _MEGATRON = Framework(
     replicates=True,
     rings=True,
     recomputes_some=True,
+    target="megatron",
 )
 
 _TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
@@ -128,7 +130,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core": _MEGATRON,
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
     # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
-    "fsdp": Framework(_FSDP, 3, (3,), replicates=True, rings=True, recomputes_some=True),
+    "fsdp": Framework(_FSDP, 3, (3,), replicates=True, rings=True, recomputes_some=True, target="pytorch"),
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
     # torch.distributed.pipelining: a stage is any module.
@@ -139,6 +141,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         uneven_stages=True,
         rings=True,
         recomputes_some=True,
+        target="pytorch",
     ),
     "pytorch-2": Framework(
         _PYTORCH_2,
@@ -149,6 +152,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         replicates=True,
         rings=True,
         recomputes_some=True,
+        target="pytorch",
     ),
     "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
 }

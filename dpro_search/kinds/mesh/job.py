@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.describe import describe
-from dpro_search.space.mesh import Scales, Strategy, harder
+from dpro_search.space.mesh import Scales, Strategy, Workload, harder
 from dpro_search.space.mesh.groups import UNSCALED
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
@@ -113,6 +113,10 @@ class MeshJob(Job):
 
     def _with(self, description: MeshDescription | None = None, scales: Scales | None = None) -> MeshJob:
         return MeshJob(description or self._description, self._scales if scales is None else scales)
+
+    @property
+    def workload(self) -> Callable[[Plan], Workload]:
+        return lambda plan: self._description.workload(self._mesh.strategy(plan))
 
     # What a plan costs.
 

@@ -156,9 +156,18 @@ def test_clusters_are_compared_by_time_price_and_size(tmp_path):
     assert "give several" in refusal("run", path, "--tokens-per-second", 1)
 
 
-def test_plans_cannot_be_exported_yet(run, tmp_path):
-    assert "plans of a parallel job cannot be exported yet" in refusal("export", run, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_plan_is_exported_to_its_framework_or_to_another(run, tmp_path):
+    assert "MEGATRON_ARGUMENTS" in verb("export", run, "--out", tmp_path / "out")["usage"]
+    files = verb("export", run, "--out", tmp_path / "other", "--target", "pytorch")["files"]
+    assert {Path(file).name for file in files} == {"README.md", "parallel_plan.json", "parallel_plan.py", "plan.json"}
+    said = refusal("export", run, "--out", tmp_path / "no", "--target", "horovod")
+    assert "a parallel job, whose plans are followed by torchtitan, megatron" in said
+
+
+def test_a_plan_for_another_cluster_has_its_ranks(job, tmp_path):
+    verb("run", job, "--cluster", "4xhgx-h100", "--out", tmp_path / "run")
+    verb("export", tmp_path / "run", "--out", tmp_path / "out", "--target", "pytorch")
+    assert '"ranks": 32' in (tmp_path / "out" / "parallel_plan.json").read_text()
 
 
 def test_machines_without_gpus_are_refused(job):

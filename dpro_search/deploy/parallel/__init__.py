@@ -1,0 +1,1 @@
+"""Targets of parallel jobs, one module for each framework."""

@@ -1,0 +1,26 @@
+"""`parallel_targets`: what plans of parallel jobs are exported to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpro_search.deploy.parallel.accelerate import accelerate_part
+from dpro_search.deploy.parallel.deepspeed import deepspeed_part
+from dpro_search.deploy.parallel.megatron import bridge_part, megatron_part
+from dpro_search.deploy.parallel.pytorch import pytorch_part
+from dpro_search.deploy.parallel.torchtitan import torchtitan_part
+from dpro_search.deploy.parts.part import Target
+
+_PARTS = {
+    "torchtitan": torchtitan_part,
+    "megatron": megatron_part,
+    "megatron-bridge": bridge_part,
+    "deepspeed": deepspeed_part,
+    "accelerate": accelerate_part,
+    "pytorch": pytorch_part,
+}
+
+
+def parallel_targets(fields: Sequence[str]) -> tuple[Target, ...]:
+    """The targets; `fields` are the settings that a plan has. What one cannot express of a plan, it refuses by its value."""
+    return tuple(Target(name=name, fields=tuple(fields), part=part, communicates=True) for name, part in _PARTS.items())

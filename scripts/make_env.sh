@@ -54,7 +54,7 @@ install_torch() {
 
 install_synchronisation() {
     "$1/bin/pip" install -q -U pip
-    "$1/bin/pip" install -q torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec
+    "$1/bin/pip" install -q torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx
     "$1/bin/python" -c 'import ray, sklearn, torch.distributed as dist; assert dist.is_gloo_available()'
 }
 
@@ -76,7 +76,7 @@ install_peers() {
 case $framework in
     tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo mpi" ;;
     torch) pins="torch==2.13.0 numpy" ;;
-    synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec" ;;
+    synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
     *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, peers)" ;;

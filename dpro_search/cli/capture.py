@@ -11,10 +11,8 @@ from dpro_search.cli._shared_options import JsonOption
 
 
 def capture(
-    model: Annotated[
-        str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A Python file and its function that returns the torch.nn.Module.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: graph.json and job.toml; must not exist.")],
+    model: Annotated[str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A script and its function that returns the model.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: graph.json, job.toml.")],
     mesh: Annotated[
         str | None,
         typer.Option("--mesh", metavar="A=N,B=N", help="Ranks along dp (DDP), dp_shard (fully_shard), tp; both dp: HSDP."),
@@ -26,7 +24,7 @@ def capture(
     ] = "bf16",
     inputs: Annotated[
         str | None,
-        typer.Option("--inputs", metavar="F", help="Function of batch (and sequence) that returns what the model reads."),
+        typer.Option("--inputs", metavar="F", help="Function of batch (and sequence): what the model reads."),
     ] = None,
     loss: Annotated[
         str | None,
@@ -38,7 +36,7 @@ def capture(
     ] = None,
     parallelize: Annotated[
         str | None,
-        typer.Option("--parallelize", metavar="F", help="Function of model and DeviceMesh that applies the mesh itself."),
+        typer.Option("--parallelize", metavar="F", help="Function of model and DeviceMesh that applies the mesh."),
     ] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", metavar="O", help="adam, adamw, sgd or none.")] = "adamw",
     cluster: Annotated[
@@ -49,7 +47,7 @@ def capture(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Capture the training step of a model on tensors without data: no device, no other ranks. Every verb takes job.toml as TRACE.
+    """Capture a model's training step on tensors without data. Every verb takes job.toml as TRACE.
 
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """

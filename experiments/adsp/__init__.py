@@ -1,1 +1,1 @@
-"""Synchronisation of workers of unequal speed: the experiments of ADSP (Hu et al., AAAI 2020) with real training. See README.md."""
+"""Synchronisation of workers of unequal speed: the experiments of ADSP (arXiv 1911.06949) with real training. See README.md."""

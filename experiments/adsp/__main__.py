@@ -1,5 +1,6 @@
 """The paper's experiments, and a search for the best scheme:
 
+    python -m experiments.adsp all FOLDER [--seeds 3]                          # all that follows but the search, and its tables
     python -m experiments.adsp measure --out RUNS.jsonl [--only convergence] [--seeds 3]   # real, paced processes; resumable
     python -m experiments.adsp emulate --out RUNS.jsonl [--only delay]         # real training in simulated time
     python -m experiments.adsp table RUNS.jsonl
@@ -74,6 +75,17 @@ def _kills(arguments: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
+def _all(arguments: argparse.Namespace) -> None:
+    """Real runs on an idle machine first; then real training in simulated time, which may run beside other work."""
+    measured, emulated = arguments.folder / "measured.jsonl", arguments.folder / "simulated.jsonl"
+    common: dict[str, object] = {"seeds": arguments.seeds, "workload": []}
+    _measure(argparse.Namespace(out=measured, only=["calibration", "convergence"], **common))
+    _kills(argparse.Namespace(out=arguments.folder / "kills.jsonl", kills=30))
+    _measure(argparse.Namespace(out=measured, only=["heterogeneity"], **{**common, "seeds": 1}))
+    if not arguments.measured_only:
+        _emulate(argparse.Namespace(out=emulated, only=[], **common))
+
+
 def _search(arguments: argparse.Namespace) -> None:
     from dpro_search.space.plan import Plan
     from dpro_search.space.synchronisation import parse_paces
@@ -134,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     kill.set_defaults(call=_kills)
     kill.add_argument("--out", type=Path, required=True)
     kill.add_argument("--kills", type=int, default=30)
+    whole = verbs.add_parser("all")
+    whole.set_defaults(call=_all)
+    whole.add_argument("folder", type=Path)
+    whole.add_argument("--seeds", type=int, default=5)
+    whole.add_argument("--measured-only", action="store_true")
     search = verbs.add_parser("search")
     search.set_defaults(call=_search)
     search.add_argument("journal", type=Path)

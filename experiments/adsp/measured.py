@@ -43,6 +43,7 @@ class TrainingProcess:
             loss = task.batch_loss(draws)
             loss.backward()
             sync.step(loss)
+        sync.close()
         return sync.facts()
 
     def process(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from dpro_search.space.synchronisation import parse_scheme
 from experiments.adsp.journal import Journal
 from experiments.adsp.predicted import comparison
 
@@ -62,24 +63,38 @@ def _time_cell(records: list[dict[str, Any]]) -> str:
     if not times:
         return "not reached"
     missed = f", {len(records) - len(times)} not reached" if len(times) < len(records) else ""
-    if len(times) == 1:
-        return f"{times[0]:.1f}{missed}"
-    half = float(student.ppf(0.95, len(times) - 1)) * np.std(times, ddof=1) / len(times) ** 0.5
-    return f"{np.mean(times):.1f} ± {half:.1f}{missed}"
+    return f"{_mean(times, 1)}{missed}"
+
+
+def _mean(values: list[float], digits: int) -> str:
+    """The mean and its 90 % interval (Student's t)."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    half = float(student.ppf(0.95, len(values) - 1)) * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.{digits}f} ± {half:.{digits}f}"
 
 
 def _fastest(records: list[dict[str, Any]]) -> Iterator[str]:
+    """ADSP beside the fastest other scheme with a parameter server, seed by seed."""
     yield ""
     for workload, by_scheme in _groups(records, "workload").items():
-        means = {s: float(np.mean([r["time_s"] for r in cell])) for s, cell in by_scheme.items() if all(r["time_s"] for r in cell)}
-        ordered = sorted(means, key=lambda scheme: means[scheme])
-        if len(ordered) > 1 and "adsp" in means:
-            other = next(scheme for scheme in ordered if scheme != "adsp")
-            yield f"{workload}: fastest {ordered[0]}; ADSP takes {means['adsp'] / means[other]:.2f} of {other}'s time."
+        times = {
+            scheme: {record["case"]["seed"]: record["time_s"] for record in cell}
+            for scheme, cell in by_scheme.items()
+            if not parse_scheme(scheme).collective and all(record["time_s"] for record in cell)
+        }
+        others = {scheme: float(np.mean(list(by_seed.values()))) for scheme, by_seed in times.items() if scheme != "adsp"}
+        if "adsp" not in times or not others:
+            continue
+        other = min(others, key=lambda scheme: others[scheme])
+        ratios = [time / times[other][seed] for seed, time in times["adsp"].items() if seed in times[other]]
+        yield f"{workload}: ADSP takes {_mean(ratios, 2)} of the time of {other}, the fastest other scheme with a server."
 
 
 def _predicted(journal: Journal) -> Iterator[str]:
     for experiment in ("convergence", *_SWEEPS):
+        if experiment == "batch":
+            continue  # calibration runs have one batch size
         found = comparison(journal, experiment)
         if not found["rows"]:
             continue

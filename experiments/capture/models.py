@@ -3,10 +3,13 @@
 dpro-search capture experiments/capture/models.py:gpt2 --python ENV/bin/python --batch 1 --sequence 1024 --out captured
 """
 
+import os
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+LAYERS = int(os.environ.get("LAYERS", "0"))  # of all transformers; 0: as published
 VOCAB_GPT2, VOCAB_LLAMA, VOCAB_BERT = 50257, 32000, 30522
 
 
@@ -233,16 +236,16 @@ class ResNet(nn.Module):
 
 
 def gpt2():
-    return Gpt()
+    return Gpt(LAYERS or 12)
 
 
 def llama():
-    """Of TinyLlama's dims (1.1 B parameters)."""
-    return Llama(22, 2048, 32, 4, 5632)
+    """TinyLlama (1.1 B parameters)."""
+    return Llama(LAYERS or 22, 2048, 32, 4, 5632)
 
 
 def bert():
-    return Bert()
+    return Bert(LAYERS or 12)
 
 
 def resnet50():
@@ -251,7 +254,7 @@ def resnet50():
 
 def moe():
     """Mixtral of 8 experts at the width of a small Llama."""
-    return Llama(4, 1024, 16, 4, 3584, experts=8)
+    return Llama(LAYERS or 4, 1024, 16, 4, 3584, experts=8)
 
 
 def images(batch):

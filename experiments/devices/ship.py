@@ -76,8 +76,8 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
 def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
     """Write ``probes.toml`` into the package: what the sources' probes show of each device; says how many there are.
 
-    Of several sources the later one in `PROBED_BY` counts. Copies of the first two are of ops that do more beside; a floor is that
-    of kernels alone, in CUDA graphs.
+    Of several sources the later one in `PROBED_BY` counts. Copies of the first two are of ops that do more beside. The least time
+    of an op is left out: it is that of a way to run ops, not of the device.
     """
     skipped: list[str] = []
     found: dict[str, dict[str, tuple[float, str]]] = {}
@@ -89,12 +89,10 @@ def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
         rates = {f"matrix.{name}": rate for name, rate in profile.probes.matrix_flops_per_s.items()}
         if profile.probes.stream_bytes_per_s is not None and source in ("neusight", "aiconfigurator"):
             rates["stream"] = profile.probes.stream_bytes_per_s
-        if profile.probes.floor_us is not None and source == "aiconfigurator":
-            rates["floor_us"] = profile.probes.floor_us
         values |= {key: (rate, source) for key, rate in rates.items()}
     lines = [
-        "# Rates that probes show of devices in public measurements (README.md): FLOP/s by precision, B/s of a copy, us of the",
-        "# smallest op. Written by `python -m experiments.devices probes FOLDER`; [sources] has where they come from.",
+        "# Rates that probes show of devices in public measurements (README.md): FLOP/s by precision, B/s of a copy.",
+        "# Written by `python -m experiments.devices probes FOLDER`; [sources] has where they come from.",
         "",
         "[sources]",
         *(f'{name.split(" ")[0].split("-")[0].lower()} = "{name}"' for name in SOURCES),

@@ -1,14 +1,17 @@
 """Export of a synchronisation scheme, and what its library reads."""
 
 import json
+import sys
 
 import pytest
 
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.synchronisation import synchronisation_part
+from dpro_search.deploy.synchronisation.server_worker import server_of
 from dpro_search.deploy.synchronisation.synchronise import _given_scheme, synchronise
-from dpro_search.errors import InputError
+from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan
+from dpro_search.space.synchronisation import Asp
 
 
 @pytest.mark.parametrize("scheme", ["ssp(staleness=2)", "diloco(steps=4)"])
@@ -40,6 +43,12 @@ def test_a_script_that_names_no_scheme_or_no_rank_is_told(monkeypatch):
         synchronise(None, None, "adsp")
     with pytest.raises(InputError, match="worker 4 of 4"):
         synchronise(None, None, "adsp", worker=4, workers=4)
+
+
+def test_a_machine_without_ray_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingCapabilityError, match="pip install"):
+        server_of("job", Asp(), 1, None, silent_s=1.0)
 
 
 def test_a_plan_file_without_the_field_keeps_loading():

@@ -18,6 +18,7 @@ import pytest
 
 from dpro_search.collect.launch.ports import free_port
 from dpro_search.deploy.synchronisation.server import NAMESPACE
+from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
@@ -53,6 +54,7 @@ class Job:
     steps: int
     processes: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
+    all_processes: list[int] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -64,6 +66,7 @@ class Job:
         arguments = [self.scheme, self.name, str(self.steps), str(step_s), *options]
         output = str(self._output(worker))
         self.processes[worker] = self.starter.start(arguments=arguments, environment=environment, output=output)
+        self.all_processes.append(self.processes[worker])
 
     def wait_for(self, worker: int, event: str) -> dict[str, Any]:
         """The facts of an event of the worker's newest process."""
@@ -96,7 +99,7 @@ def _starter(python: str, environment: dict[str, str]) -> Iterator[Starter]:
 
 
 def _end(jobs: list[Job]) -> None:
-    for process in (process for job in jobs for process in job.processes.values()):
+    for process in (process for job in jobs for process in job.all_processes):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
@@ -215,6 +218,20 @@ def test_a_scheme_that_decides_by_the_loss_asks_for_it(on_ray: Any) -> None:
     assert job.wait_for(0, "ended")["code"] == 2
 
 
+def test_a_job_begins_anew_when_it_is_over_and_refuses_another_scheme_while_it_is_not(on_ray: Any) -> None:
+    job = on_ray("asp", 1, steps=3)
+    for _ in range(2):
+        job.start(0)
+        assert job.wait_for(0, "done")["commits"] == 3
+        job.wait_for(0, "ended")
+    job.steps = 10_000
+    job.start(0)
+    job.wait_for(0, "training")
+    job.scheme = "ssp"
+    job.start(0)
+    assert "the job runs asp with 1 workers" in job.wait_for(0, "failed")["error"]
+
+
 @pytest.mark.parametrize("scheme", ["diloco(steps=4)", "accumulation"])
 def test_collective_schemes_go_on_without_a_killed_worker_and_with_one_that_comes_back(on_gloo: Any, scheme: str) -> None:
     job = on_gloo(scheme, 3, steps=160)
@@ -226,3 +243,22 @@ def test_collective_schemes_go_on_without_a_killed_worker_and_with_one_that_come
     job.wait_for(1, "training")
     done = [job.wait_for(worker, "done") for worker in range(3)]
     assert max(each["loss"] for each in done) < 1.0  # 55 before training
+
+
+def test_the_search_finds_a_scheme_from_short_runs_that_a_second_command_does_not_repeat(
+    synchronisation_python: str, tmp_path: Path
+) -> None:
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [synchronisation_python, "-m", "experiments.adsp", *words]
+        return subprocess.run(line, env=_ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    runs, plan = str(tmp_path / "runs.jsonl"), tmp_path / "plan.json"
+    train = ("emulate", "--out", runs, "--only", "calibration", "--workload", "cancer-logistic")
+    assert "[6/6]" in command(*train).stderr
+    assert command(*train).stderr == ""
+    found = command("search", runs, "--workload", "cancer-logistic", "--speeds", "1:1:2:3", "--out", str(plan), "--json")
+    best = json.loads(found.stdout)["schemes"][0]
+    assert best["synchronisation"].startswith("adsp")
+    assert Plan.load(plan).synchronisation == best["synchronisation"]
+    failed = command("search", runs, "--workload", "digits-cnn")
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)

@@ -67,7 +67,7 @@ class SavedTensor(msgspec.Struct, array_like=True, frozen=True):
 
     storage: int
     op: int  # Of the forward pass, which needs it first.
-    size_bytes: int  # Of the storage.
+    size_bytes: int  # Of the storage at the end of the forward pass; 0: freed by then.
     shape: tuple[int, ...]
     dtype: str
     grows: tuple[int, int] = (0, 0)  # Powers of batch and sequence.

@@ -7,9 +7,11 @@ tensor depends on them; and once under the mesh. Each is a process of its own. N
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +22,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main():
+    _end_with_parent()
     with open(sys.argv[1]) as file:
         request = json.load(file)
     _say("importing PyTorch")
@@ -61,6 +64,7 @@ def main():
 
 def _one(request, part):
     """Capture one step in this process, and end it."""
+    _end_with_parent()
     code = 0
     try:
         try:
@@ -152,6 +156,7 @@ def _captured(request):
                         forward.enter_context(torch.autocast("cpu", dtype=meshes.dtype_of(precision)))
                     output = model(*inputs) if isinstance(inputs, (tuple, list)) else model(**inputs)
                     loss = _loss(torch, output, inputs, loss_of)
+                recorder.forward_ended()
                 held = recorder.live_bytes
                 recorder.phase = BACKWARD
                 del output
@@ -371,6 +376,12 @@ def _reason(error):
         "" if isinstance(error, (ValueError, LookupError)) and not frames else type(error).__name__ + ": ",
         text[:400],
     )
+
+
+def _end_with_parent():
+    """On Linux this process ends when the one that started it does, however that ends."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _say(what):

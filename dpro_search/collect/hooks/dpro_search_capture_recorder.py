@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         if namespace in _COMMUNICATION:
             self._communicated(name.strip("_"), args, inputs, outputs)
         mutable = func._schema.is_mutable
-        is_view = not mutable and outputs and set(made) <= set(read)
+        is_view = not mutable and namespace == "aten" and outputs and set(made) <= set(read)
         number = len(self.ops) - 1 if is_view else len(self.ops)
         forward = self._forward_op(number)
         written = outputs
@@ -232,6 +232,11 @@ class Recorder(TorchDispatchMode):
                 [self.number(local), len(self.ops), local.untyped_storage().nbytes(), list(local.shape), str(local.dtype)[6:]]
             )
         return tensor
+
+    def forward_ended(self):
+        """What is kept of the forward pass is known: FSDP has freed the parameters that it gathered."""
+        for each in self.saved:
+            each[2] = self._sizes.get(each[0], each[2])
 
     def start(self):
         """Forget what was recorded so far; what is alive stays."""

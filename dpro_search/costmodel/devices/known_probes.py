@@ -22,7 +22,6 @@ def known_probes(device: Device) -> Probes:
     return Probes(
         matrix_flops_per_s={precision: value[0] for precision, value in found.get("matrix", {}).items()},
         stream_bytes_per_s=found["stream"][0] if "stream" in found else None,
-        floor_us=found["floor_us"][0] if "floor_us" in found else None,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.cluster import Device
+from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.model import DeviceLatency
 from dpro_search.costmodel.devices.ops import OpKind, Ops, Stack
 from dpro_search.costmodel.devices.sampled import latency_on
@@ -77,6 +78,8 @@ def _as_run(spec: OpSpec, device: Device) -> tuple[OpSpec, Stack]:
     """The op at the precision that PyTorch computes it at there, and the way in which such ops were measured."""
     if spec.name == "convolution" and spec.precision == "fp32" and device.peak.tf32 is not None:
         spec = replace(spec, precision="tf32")  # torch.backends.cudnn.allow_tf32 is on by default
+    if device.samples:
+        return spec, stack_of(device)
     return spec, Stack.SERVING if spec.precision in ("bf16", "fp16") else Stack.PYTORCH
 
 

@@ -48,6 +48,7 @@ class CollectiveWorker:
         self._round = self._steps = self._all_steps = 0
         self._own_step_s = self._waited_s = 0.0
         self._losses: list[float] = []
+        self._joined = False
         self._pacer, self._paced = Pacer(pace), pace is not None
         self._group = Group(worker, workers, job=job, silent_s=silent_s)
         self._form()
@@ -145,9 +146,10 @@ class CollectiveWorker:
         before = self._round
         self._round, state = self._group.form(self._round, state)
         elements = self._anchor.numel()
-        if self._round > before:
+        if self._round > before or not self._joined:
             self._anchor, self._velocity = state[:elements].clone(), state[elements:].clone()
             self._put(self._anchor)
+        self._joined = True
         self._step_s = dict.fromkeys(self._group.members)
 
     def _flat(self) -> torch.Tensor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dpro_search.errors import InputError
 from dpro_search.space.synchronisation import Coordinator, Order, parse_scheme
 
+_KEPT_COMMITS = 100_000
 NAMESPACE = "dpro-search-synchronisation"
 
 
@@ -58,11 +61,13 @@ class ParameterServer:
         self._parameters = np.array(parameters, dtype=np.float32)
         self._silent_s, self._start_s = silent_s, start_s
         self._heard: dict[int, float] = {}
-        self._commits: list[tuple[float, int, int, float, float]] = []
+        # Seconds, worker, steps, weight, and steps of others since the worker's last pull; of the newest commits.
+        self._commits: deque[tuple[float, int, int, float, float]] = deque(maxlen=_KEPT_COMMITS)
         self._at_pull: dict[int, float] = {}
         self._applied = 0.0
         self._waited: dict[int, float] = {}
         self._departures = 0
+        self._left = False
         self._repeated = 0
         self._stop = False
         self._created = time.monotonic()
@@ -70,8 +75,16 @@ class ParameterServer:
         self._changed: asyncio.Condition | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def join(self, worker: int) -> Reply:
-        """Count a worker in, for the first time or again, and wait until it may begin."""
+    async def join(self, worker: int, scheme: str, workers: int) -> Reply | None:
+        """Count a worker in, for the first time or again, and wait until it may begin; None: the job is over.
+
+        Raises `InputError` if the job has another scheme or number of workers.
+        """
+        own = (str(self._coordinator.scheme), self._coordinator.workers)
+        if own != (scheme, workers):
+            raise InputError(f"synchronise: the job runs {own[0]} with {own[1]} workers; give this one another name (job=)")
+        if self._left and not self._coordinator.members.active:
+            return None
         self._heard[worker] = time.monotonic()
         incarnation = self._coordinator.join(worker, self._now())
         return await self._reply(worker, incarnation)
@@ -109,7 +122,8 @@ class ParameterServer:
         self._heard[worker] = time.monotonic()
 
     async def leave(self, worker: int) -> None:
-        """A worker has ended."""
+        """A worker has ended; the job is over when all have."""
+        self._left = True
         self._coordinator.leave(worker, self._now())
         await self._notify()
 
@@ -123,7 +137,7 @@ class ParameterServer:
         return self._now(), self._parameters.copy()
 
     async def facts(self) -> dict[str, Any]:
-        """What has happened so far."""
+        """What has happened so far; the newest commits only of long jobs."""
         members = self._coordinator.members
         return {
             "scheme": str(self._coordinator.scheme),

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dpro_search.deploy.synchronisation.losses import number_of
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _CALL_S = 60.0  # an answer that takes longer is asked for again: commits have numbers, so that this applies none twice
 _START_S = 120.0  # workers that have not come after so long are not waited for
+_TRIES = 5  # to reach the server of a new job
 _SMOOTHING = 0.3  # weight of the newest of several durations
 
 
@@ -40,7 +43,6 @@ class ServerWorker:
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer, self._scheme, self._worker = optimizer, scheme, worker
-        self._server = server_of(job, scheme, workers, self._flat().numpy(), silent_s=silent_s)
         self._pacer, self._paced = Pacer(pace), pace is not None
         self._sequence = self._steps = self._commits = self._all_steps = 0
         self._losses: list[float] = []
@@ -48,8 +50,7 @@ class ServerWorker:
         self._waited_s = 0.0
         self.running = True
         self._ended = threading.Event()
-        threading.Thread(target=self._beat, args=(silent_s / 4,), daemon=True).start()
-        reply = self._asked(lambda: self._server.join.remote(worker))
+        reply = self._join(job, workers, silent_s)
         self._incarnation = reply.incarnation
         self._take(reply)
         self._pacer.start(reply.job_s)
@@ -81,7 +82,7 @@ class ServerWorker:
             "step_s": self._step_s,
             "commit_s": self._commit_s,
         }
-        reply = self._asked(lambda: self._server.commit.remote(self._worker, self._incarnation, self._sequence, update, **told))
+        reply: Reply = _asked(lambda: self._server.commit.remote(self._worker, self._incarnation, self._sequence, update, **told))
         if reply.replaced:
             raise JobError(f"synchronise: worker {self._worker} was started again elsewhere; this process is not part of the job")
         self._take(reply)
@@ -111,6 +112,22 @@ class ServerWorker:
         with suppress(ray.exceptions.RayError):
             ray.get(self._server.leave.remote(self._worker), timeout=_CALL_S)
 
+    def _join(self, job: str, workers: int, silent_s: float) -> Reply:
+        """The first reply of the job's parameter server; a server of the same name whose job is over makes room."""
+        beats = threading.Thread(target=self._beat, args=(silent_s / 4,), daemon=True)
+        for _ in range(_TRIES):
+            self._server = server_of(job, self._scheme, workers, self._flat().numpy(), silent_s=silent_s)
+            if not beats.ident:
+                beats.start()  # the server waits for the others before it replies
+            try:
+                reply: Reply | None = _asked(partial(self._server.join.remote, self._worker, str(self._scheme), workers))
+            except JobError:  # another worker has just ended it, to begin anew
+                continue
+            if reply is not None:
+                return reply
+            _end(self._server)
+        raise JobError(f"synchronise: the parameter server of '{job}' ended {_TRIES} times before it answered")
+
     def _flat(self) -> torch.Tensor:
         import torch
 
@@ -131,22 +148,6 @@ class ServerWorker:
         self._steps, self._losses = 0, []
         self.running = not reply.stop
 
-    def _asked(self, call: Any) -> Reply:
-        import ray
-
-        while True:
-            try:
-                reply: Reply = ray.get(call(), timeout=_CALL_S)
-            except ray.exceptions.GetTimeoutError:
-                continue
-            except ray.exceptions.RayActorError as error:
-                raise JobError(f"synchronise: the parameter server has ended; start the job again ({error})") from error
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, InputError):
-                    raise InputError(str(error.cause)) from None
-                raise
-            return reply
-
     def _beat(self, period_s: float) -> None:
         import ray
 
@@ -155,14 +156,31 @@ class ServerWorker:
                 self._server.beat.remote(self._worker)
 
 
-def server_of(job: str, scheme: Scheme, workers: int, parameters: Any, *, silent_s: float, start_s: float = _START_S) -> Any:
-    """The actor of a job, which the first caller creates with these parameters; it connects to Ray where nothing has.
+def _end(server: Any) -> None:
+    import ray
 
-    Raises
-    ------
-    InputError
-        The job runs with another scheme or number of workers.
-    """
+    ray.kill(server)
+
+
+def _asked(call: Callable[[], Any]) -> Any:
+    """The answer of the parameter server, however long it takes."""
+    import ray
+
+    while True:
+        try:
+            return ray.get(call(), timeout=_CALL_S)
+        except ray.exceptions.GetTimeoutError:
+            continue
+        except ray.exceptions.RayActorError as error:
+            raise JobError(f"synchronise: the parameter server has ended; start the job again ({error})") from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise InputError(str(error.cause)) from None
+            raise
+
+
+def server_of(job: str, scheme: Scheme, workers: int, parameters: Any, *, silent_s: float, start_s: float = _START_S) -> Any:
+    """The actor of a job, which the first caller creates with these parameters; it connects to Ray where nothing has."""
     try:
         import ray
     except ImportError:

@@ -197,7 +197,7 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     path = folder / name
     try:
         values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: not a config.json of a model: {reason}") from error
     return from_config(values, str(path)), path

@@ -1,4 +1,4 @@
-"""ADSP: equal numbers of commits in every check period, and the online search of that number (Hu et al., AAAI 2020)."""
+"""ADSP: equal numbers of commits in every check period, and the online search of that number (AAAI 2020, arXiv 1911.06949)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dpro_search.space.synchronisation.rules import Order, Rule
 
 _CYCLES = 10  # steps and commits of the slowest worker in a check period, where none is given
 _MOST_MEDIANS = 100  # a check period is at most so many times that of the median worker: one stuck worker must not stop the search
+_MOST_LOSSES = 20_000  # every second one is dropped beyond that
 _FLOORS = (0.0, 0.25, 0.5, 0.75, 0.9)  # tried as the limit of the loss, as shares of the smallest loss seen
 
 
@@ -37,13 +38,15 @@ class EqualCommits(Rule):
 
     def loss(self, loss: float, now: float) -> None:
         self._losses.append((now, loss))
+        if len(self._losses) > _MOST_LOSSES:
+            self._losses = self._losses[::2]
 
     def _advance(self, members: Members, now: float) -> None:
         if self._end is not None and now < self._end:
             return
         cycles = [m.step_s + m.commit_s for m in members.active.values() if m.step_s is not None]
-        if len(cycles) < len(members.active):
-            return  # steps were not measured yet
+        if not cycles or (self._end is None and len(cycles) < len(members.active)):
+            return  # the first period begins when the steps of all are known; who comes later is not waited for
         if not self._given_period:
             self.period_s = _CYCLES * min(max(cycles), _MOST_MEDIANS / _CYCLES * sorted(cycles)[len(cycles) // 2])
         assert self.period_s is not None
@@ -118,7 +121,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def implicit_momentum(commits_per_period: Sequence[float], steps_per_s: Sequence[float], period_s: float) -> float:
-    """The momentum that asynchrony adds under ADSP: 1 - 1 / (1 + (1 - 1/M) sum_i Gamma / (Delta_i v_i)) (Hu et al., 2020)."""
+    """The momentum that asynchrony adds under ADSP: 1 - 1 / (1 + (1 - 1/M) sum_i Gamma / (Delta_i v_i)) (arXiv 1911.06949)."""
     workers = len(steps_per_s)
     total = sum(period_s / (commits * speed) for commits, speed in zip(commits_per_period, steps_per_s, strict=True))
     return 1.0 - 1.0 / (1.0 + (1.0 - 1.0 / workers) * total)

@@ -85,7 +85,7 @@ class Asp(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class Adsp(Scheme):
-    """ADSP: nobody waits, all workers commit equally often, and the rate is searched online (Hu et al., AAAI 2020).
+    """ADSP: nobody waits, all workers commit equally often, and the rate is searched online (AAAI 2020, arXiv 1911.06949).
 
     Attributes
     ----------

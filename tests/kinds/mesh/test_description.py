@@ -67,6 +67,13 @@ def test_a_config_of_hugging_face_beside_the_file_is_a_model(tmp_path):
     assert found.files["model_config"] == tmp_path / "config.json"
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b'{"model_type": "\xff"}', b"[]", b"\x80\x04K\x01."])
+def test_a_file_that_is_no_config_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    (tmp_path / "job.toml").write_text(text(model="config.json"))
+    assert "config.json: not a config.json of a model" in refusal("replay", tmp_path / "job.toml")
+
+
 def test_a_cluster_file_is_found_beside_the_description(tmp_path):
     (tmp_path / "mine.toml").write_text('base = "hgx-h100"\nhosts = 4\n')
     assert described(tmp_path, text("tp = 2", cluster="mine.toml")).strategy.devices == 32

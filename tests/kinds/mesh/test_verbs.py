@@ -96,7 +96,10 @@ def test_report_of_the_run_and_of_the_description(job, run, tmp_path):
     verb("report", run, "--out", tmp_path / "run.html")
     assert "llama3-8b" in (tmp_path / "run.html").read_text()
     verb("report", job, "--out", tmp_path / "job.html")
-    assert "The job was described, not recorded" in (tmp_path / "job.html").read_text()
+    page = (tmp_path / "job.html").read_text()
+    assert "The job was described, not recorded" in page
+    assert "Nothing was measured of a described job" in page
+    assert "recorded durations" not in page
 
 
 def test_what_was_never_run_is_not_validated(run):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpro_search.costmodel.convergence import Convergence, ShortRun, fit_convergence
 from dpro_search.errors import InputError
+from dpro_search.replay import replay
 from dpro_search.replay.synchronisation import Progress, ranked, simulate, time_to_loss
+from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.synchronisation import Pace, parse_paces, parse_scheme
 
 EASY = Convergence(drift=0.0, staleness=0.0, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.1, runs=5)
@@ -23,6 +27,23 @@ def test_a_round_of_bsp_lasts_as_long_as_the_slowest_step_and_a_commit():
     assert np.diff(rounds) == pytest.approx(1.5)
     assert found.waiting_s[0] == pytest.approx(0.0)
     assert found.waiting_s[1] / found.end_s == pytest.approx(1 / 3, abs=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 20))
+def test_rounds_are_those_of_the_op_engine(steps_ms, local_steps, server_ms):
+    """A round as a graph: steps on each worker's device, updates on the server's, and all of them before the next steps."""
+    graph = GraphBuilder()
+    server = graph.add_device(name="server")
+    workers = [graph.add_device() for _ in steps_ms]
+    sent = [graph.add_op(w, 1000.0 * local_steps * ms + 2500.0) for w, ms in zip(workers, steps_ms, strict=True)]
+    applied = [graph.add_op(server, 1000.0 * server_ms, after=[op]) for op in sent]
+    for worker, first in zip(workers, sent, strict=True):
+        graph.carry(graph.add_op(worker, 2500.0, after=applied), first)
+    paces = [Pace(step_s=ms / 1000, commit_s=0.005) for ms in steps_ms]
+    found = simulated(f"fixed-adacomm(steps={local_steps})", paces, limit_s=6.0, server_s=server_ms / 1000)
+    last = [commit.time_s for commit in found.commits][len(paces) - 1 :: len(paces)]
+    assert np.diff(last) == pytest.approx(replay(graph.build()).iteration_us / 1e6)
 
 
 def test_asynchronous_workers_keep_their_own_speed():

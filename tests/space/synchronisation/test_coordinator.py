@@ -115,6 +115,15 @@ def test_adsp_gives_each_worker_the_commits_that_it_lacks():
     assert coordinator.ready(0)
 
 
+def test_adsp_goes_on_while_a_worker_that_came_late_has_not_made_a_step():
+    coordinator = started("adsp(commits=2, period_s=8)", 2)
+    coordinator.leave(1, 0.0)
+    commit(coordinator, 0, 1, step_s=0.1)
+    coordinator.order(0, 0.0)
+    coordinator.join(1, 1.0)
+    assert coordinator.order(0, 8.0) == Order(seconds=4.0)
+
+
 def test_the_search_raises_the_rate_while_the_loss_falls_faster_and_keeps_the_best():
     search, losses, tried = CommitRateSearch(epoch_periods=8), [], []
     commits, time = 1, 0.0

@@ -24,7 +24,7 @@ _NOTES = {
     "interrupted": " (interrupted)",
     "exhausted": " (the sampler found no new plan)",
     "settled": " (expected further gain below the prediction error)",
-    "complete": " (no other legal plan can be faster by more than 0.5 %)",
+    "complete": " (no other way to cut the job can be faster by more than 0.5 %)",
 }
 
 

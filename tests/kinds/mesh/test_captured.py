@@ -50,8 +50,7 @@ def test_splitting_saves_memory(path):
 
 
 def test_all_proposed_strategies_are_legal(path):
-    space = job_of(load_source(path)).space
-    strategies = list(space.strategies())
+    strategies = list(job_of(load_source(path)).space.candidates)
     assert {strategy.tp for strategy in strategies} == {1, 2, 4}
     assert {strategy.ep for strategy in strategies} == {1}
 

@@ -67,7 +67,7 @@ def test_run_is_complete_explained_and_continued(job, run):
     assert found["stopped"] == "complete"
     assert found["best_us"] <= found["baseline_us"]
     assert any("longer than plan 1" in sentence for sentence in found["reasons"])
-    assert "no other legal plan can be faster" in printed("run", job, "--out", run)
+    assert "no other way to cut the job can be faster" in printed("run", job, "--out", run)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

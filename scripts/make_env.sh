@@ -4,6 +4,7 @@
 #   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo and MPI)
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
 #   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
+#   scripts/make_env.sh tvm             TVM 0.27.0 for experiments/tensor_programs
 #   scripts/make_env.sh peers           other predictors of training steps, for experiments/truth: llm-analysis, mlsysim
 #
 # Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
@@ -11,7 +12,7 @@
 # Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|peers}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|tvm|peers}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -61,6 +62,13 @@ install_mxnet() {
     "$1/bin/python" -c 'import horovod.mxnet as hvd; assert hvd.mpi_built()'
 }
 
+# The tvm-ffi that pip resolves by default crashes.
+install_tvm() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1 numpy
+    "$1/bin/python" -c 'import tvm; tvm.target.Target("llvm")'
+}
+
 install_peers() {
     "$1/bin/pip" install -q llm-analysis==0.2.2 mlsysim==0.3.0
     "$1/bin/python" -c 'import llm_analysis.analysis, mlsysim'
@@ -70,8 +78,9 @@ case $framework in
     tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo mpi" ;;
     torch) pins="torch==2.13.0 numpy" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
+    tvm) pins="apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, peers)" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, tvm, peers)" ;;
 esac
 
 env=$root/$framework

@@ -35,7 +35,7 @@ def test_times_in_other_units_are_refused(programs: Programs, factor: float, say
 def test_an_out_of_memory_sentinel_is_refused(programs: Programs) -> None:
     us = programs.us.copy()
     us[3, 0] = 1e7
-    with pytest.raises(DproSearchError, match="program 3 .* out of memory"):
+    with pytest.raises(DproSearchError, match=r"program 3 .* out of memory"):
         check(dataclasses.replace(programs, us=us), "table")
 
 

@@ -23,7 +23,7 @@ VECTORIZED = 2
 
 
 def aggregated(programs: Programs) -> Floats:
-    """What trees can use of leaves alone, [programs, columns]: sums of counts, the largest of each feature, the heaviest leaf, leaves."""
+    """What trees can use of leaves alone, [programs, columns]: sums, maxima, the heaviest leaf, and how many."""
     rows = []
     for leaves in programs.leaves:
         wide = leaves.astype(float)
